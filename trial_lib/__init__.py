@@ -1,0 +1,1 @@
+"""Everything ZeroTune knows, apart from the order of work: it imports neither flows, tasks nor Prefect."""

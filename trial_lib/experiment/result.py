@@ -1,0 +1,102 @@
+"""How a trial ended, and what it measured."""
+
+from enum import Enum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trial_lib.experiment.candidate import Purpose
+
+
+class Outcome(str, Enum):
+    """How a trial ended. A failed trial is a result like any other: it never ends a search."""
+
+    COMPLETED = "completed"
+    OUT_OF_MEMORY = "out_of_memory"
+    INVALID = "invalid"
+    DIVERGED = "diverged"
+    TOO_SLOW = "too_slow"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    CANCELLED = "cancelled"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelProfile(_Record):
+    """What the profile trial found out about the model and the device.
+
+    Attributes:
+        num_params: parameters of the whole model.
+        trainable_num_params: those that the optimizer may change.
+        activation_mem_per_gpu: bytes that one sample's forward pass keeps for the backward pass, on one device.
+        gpu_mem: bytes of memory a slot may use: the device's, or the budget of a CPU slot.
+        data_parallel_size: model replicas that the engine runs.
+        flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica.
+    """
+
+    num_params: int
+    trainable_num_params: int
+    activation_mem_per_gpu: int
+    gpu_mem: int
+    data_parallel_size: int
+    flops_per_sample: float
+
+
+class Memory(_Record):
+    """Bytes, one value a rank, in rank order.
+
+    Attributes:
+        peak: the most that was in use at any moment: allocated on CUDA, VmHWM on a CPU.
+        after_initialize: in use when `deepspeed.initialize` had returned.
+        peak_reserved: the most that CUDA's caching allocator held; empty on a CPU.
+        allocator_retries: how often CUDA's allocator had to free its cache and try again; empty on a CPU.
+    """
+
+    peak: list[int] = Field(default_factory=list)
+    after_initialize: list[int] = Field(default_factory=list)
+    peak_reserved: list[int] = Field(default_factory=list)
+    allocator_retries: list[int] = Field(default_factory=list)
+
+
+class TrialResult(_Record):
+    """One trial's record, complete: what ran, how it ended, what it measured.
+
+    Attributes:
+        trial_id: unique over all studies: the study's id and the trial's number.
+        number: the trial's number in its study.
+        purpose: why it ran.
+        config_hash: names the complete DeepSpeed configuration that ran.
+        outcome: how it ended.
+        reason: one sentence that a person can act on; empty for a completed trial.
+        metrics: by name; `measure` documents each. Empty unless steps were measured.
+        step_times: seconds of each counted optimizer step, on the slowest rank.
+        micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
+        memory: peak and the like, by rank.
+        profile: what a profile trial found out.
+        phases: seconds that each part of the trial took, in order (`start`, `import`, `initialize`, `steps`, `end`).
+        logs: paths of the ranks' logs, in rank order.
+        imported: modules that rank 0 had imported from outside the model directory (a profile trial's only).
+        host: name of the machine.
+        versions: of python, torch, deepspeed and the device's driver.
+        started_at: seconds since the epoch.
+    """
+
+    trial_id: str
+    number: int
+    purpose: Purpose
+    config_hash: str
+    outcome: Outcome
+    reason: str = ""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    step_times: list[float] = Field(default_factory=list)
+    micro_batch_arrived: int | None = None
+    memory: Memory = Memory()
+    profile: ModelProfile | None = None
+    phases: dict[str, float] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+    imported: list[str] = Field(default_factory=list)
+    host: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    started_at: float = 0.0

@@ -1,0 +1,144 @@
+"""A study's folder and its record: the one place that names a study's files."""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+@dataclass(frozen=True)
+class TrialPaths:
+    """The files of one trial."""
+
+    root: Path
+
+    @property
+    def candidate(self) -> Path:
+        """The candidate that ran (`Candidate` as JSON)."""
+        return self.root / "candidate.json"
+
+    @property
+    def ds_config(self) -> Path:
+        """The complete DeepSpeed configuration that the trial ran with."""
+        return self.root / "ds_config.json"
+
+    @property
+    def result(self) -> Path:
+        """How the trial ended (`TrialResult` as JSON)."""
+        return self.root / "result.json"
+
+    def log(self, rank: int) -> Path:
+        """What a rank printed, standard output and error together."""
+        return self.root / f"rank{rank}.log"
+
+    def measurement(self, rank: int) -> Path:
+        """What a rank measured; it exists only when the rank had what it needed."""
+        return self.root / f"rank{rank}.measurement.json"
+
+    def failure(self, rank: int) -> Path:
+        """The exception that ended a rank, if one did."""
+        return self.root / f"rank{rank}.failure.json"
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """The files of one study."""
+
+    root: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The experiment's YAML as submitted."""
+        return self.root / "experiment.yaml"
+
+    @property
+    def record(self) -> Path:
+        """The study's own record (`StudyRecord` as JSON)."""
+        return self.root / "study.json"
+
+    @property
+    def history(self) -> Path:
+        """One JSON line for each ask, tell and stop, in order."""
+        return self.root / "history.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that drives the study."""
+        return self.root / "driver.lock"
+
+    @property
+    def tracked(self) -> Path:
+        """What the tracking server has already been sent."""
+        return self.root / "tracked.json"
+
+    @property
+    def best_ds_config(self) -> Path:
+        """The winning DeepSpeed configuration, as DeepSpeed reads it."""
+        return self.root / "best_ds_config.json"
+
+    @property
+    def best_ds_metrics(self) -> Path:
+        """What the winner measured, and its gain over the submitted configuration."""
+        return self.root / "best_ds_metrics.json"
+
+    @property
+    def best_command(self) -> Path:
+        """What to type to train with the winner."""
+        return self.root / "best_command.txt"
+
+    @property
+    def trials(self) -> Path:
+        """One folder for each trial."""
+        return self.root / "trials"
+
+    def trial(self, number: int) -> TrialPaths:
+        """The files of one trial."""
+        return TrialPaths(self.trials / f"{number:04d}")
+
+
+class StudyStatus(str, Enum):
+    """Where a study stands."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class StudyRecord(BaseModel):
+    """A study's own record, written anew whenever it changes.
+
+    Attributes:
+        study_id: unique on this and other machines.
+        name: the experiment's name; studies of one experiment share it.
+        method: the search (`asha`, `binary`, `random`).
+        metric: what is optimised.
+        arguments: of the search and the flow, as JSON: a resumed study takes them from here.
+        model_dir: the model directory, absolute.
+        ds_config: the user's own DeepSpeed configuration.
+        status: where the study stands.
+        reason: why it failed or stopped; empty otherwise.
+        best_number: the winning trial.
+        gain: the winner's metric over the submitted configuration's, so that 1.5 is half as fast again; None where
+            the submitted configuration did not complete.
+        started_at: seconds since the epoch.
+        ended_at: seconds since the epoch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    study_id: str
+    name: str
+    method: str
+    metric: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    model_dir: str = ""
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    status: StudyStatus = StudyStatus.RUNNING
+    reason: str = ""
+    best_number: int | None = None
+    gain: float | None = None
+    started_at: float = 0.0
+    ended_at: float | None = None
