@@ -1,0 +1,81 @@
+"""The cold launcher: fresh interpreters for every trial."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from trial_lib.launch import bootstrap, channel
+from trial_lib.launch.launcher import Launched, LaunchRequest
+
+
+class ColdLauncher:
+    """Starts each rank as a fresh interpreter; seconds each, and nothing shared between trials.
+
+    Args:
+        interpreter: the Python of the ranks.
+        builders: DeepSpeed ops to build ahead of the first trial.
+        environment: of the builds.
+        note: told what takes its time.
+    """
+
+    def __init__(
+        self, interpreter: str, builders: list[str], environment: dict[str, str], note: Callable[[str], None]
+    ) -> None:
+        self._interpreter = interpreter
+        self._builders = builders
+        self._environment = environment
+        self._note = note
+        self._lock = threading.Lock()
+        self._built = False
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """Starts a guard, which starts the ranks."""
+        with self._lock:
+            if not self._built:
+                self._build()
+                self._built = True
+        ours, theirs = socket.socketpair()
+        with theirs:
+            guard = subprocess.Popen(
+                bootstrap.command(sys.executable, "trial_lib.launch.guard", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        threading.Thread(target=guard.wait, daemon=True, name="reap-guard").start()
+        channel.send(ours, request.to_json())
+        return Launched(ours, len(request.ranks))
+
+    def _build(self) -> None:
+        building = subprocess.Popen(
+            bootstrap.command(self._interpreter, "trial_lib.launch.jit_builds", *self._builders),
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert building.stderr is not None
+        for line in building.stderr:
+            if line.startswith(("building ", "DeepSpeed's ")):
+                self._note(line.strip())
+        building.wait()
+
+    def prime(self, modules: list[str]) -> None:
+        """Does nothing: a fresh interpreter imports for itself."""
+
+    def close(self) -> None:
+        """Does nothing: nothing runs between trials."""
+
+
+def rank_environment() -> dict[str, str]:
+    """Returns the environment that ranks start from: the driver's, and one thread each unless the user says otherwise."""
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    # Answers `is_available()` from the driver library, without a context that a fork could not use.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return environment

@@ -1,0 +1,136 @@
+"""The guard of one trial: starts its ranks, waits, keeps the deadline, and leaves nothing alive.
+
+Runs in the user's environment, warm as a fork of the primed server, cold as a small process of its own.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from trial_lib.launch import bootstrap, channel
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.01
+
+# What ended a trial's processes.
+RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
+
+
+def become_subreaper() -> None:
+    """Makes orphans among this process's descendants its children, also those in sessions of their own."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants() -> None:
+    """Kills every descendant of this process and waits until none is left."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_POLL_S)
+
+
+class Guard:
+    """Supervises the ranks of one trial.
+
+    Args:
+        driver: the socket to the driver. When its other end closes, everything here ends.
+        request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
+        start_rank: starts a rank and returns its process id.
+    """
+
+    def __init__(self, driver: socket.socket, request: dict[str, Any], start_rank: Callable[[int], int]) -> None:
+        self._driver = driver
+        self._request = request
+        self._start_rank = start_rank
+        self._statuses: dict[int, int] = {}
+
+    def supervise(self) -> None:
+        """Runs the ranks to their end and tells the driver how they ended; does not return."""
+        os.setsid()
+        become_subreaper()
+        deadline = time.monotonic() + self._request["deadline_s"]
+        ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
+        ended_by = self._wait(ranks, deadline)
+        kill_descendants()
+        # A driver that has died cannot be told.
+        with contextlib.suppress(OSError):
+            channel.send(
+                self._driver,
+                {"ended_by": ended_by, "statuses": [self._statuses.get(rank) for rank in range(len(ranks))]},
+            )
+        os._exit(0)
+
+    def _wait(self, ranks: dict[int, int], deadline: float) -> str:
+        """Waits for all ranks, the deadline or the driver."""
+        grace_ends = float("inf")
+        while len(self._statuses) < len(ranks):
+            readable, _, _ = select.select([self._driver], [], [], _POLL_S)
+            if readable:
+                return CANCEL
+            now = time.monotonic()
+            if now >= deadline:
+                return DEADLINE
+            if now >= grace_ends:
+                return RANKS
+            if self._reap(ranks):
+                # The peers of an ended rank get a moment to leave records of their own.
+                grace_ends = min(grace_ends, now + self._request["grace_s"])
+        return RANKS
+
+    def _reap(self, ranks: dict[int, int]) -> bool:
+        """Notes the ranks that have ended, and lets adopted orphans go; returns whether a rank has ended."""
+        before = len(self._statuses)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid in ranks:
+                    self._statuses[ranks[pid]] = os.waitstatus_to_exitcode(status)
+        return len(self._statuses) > before
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of a cold trial's guard: reads the launch from the driver's socket."""
+    driver = socket.socket(fileno=int(arguments[0]))
+    received = channel.receive(driver)
+    if received is None:
+        return
+    request = received[0]
+
+    def start_rank(rank: int) -> int:
+        process = subprocess.Popen(
+            bootstrap.command(request["interpreter"], "trial_lib.launch.rank_process", str(rank)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=request["ranks"][rank]["environment"],
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request).encode())
+            process.stdin.close()
+        _unwaited.append(process)
+        return process.pid
+
+    Guard(driver, request, start_rank).supervise()
+
+
+# The guard reaps by itself; a Popen object that is collected would warn about its child.
+_unwaited: list[subprocess.Popen[bytes]] = []

@@ -1,0 +1,59 @@
+"""What this host has: its accelerators or cores, and their memory. Asked without importing torch."""
+
+import os
+import socket
+from dataclasses import dataclass
+
+import psutil
+import pynvml
+
+_HOST_RESERVE = 0.1
+
+
+@dataclass(frozen=True)
+class Host:
+    """The devices of this host that trials may use.
+
+    Attributes:
+        device: `cuda` or `cpu`.
+        slots: what a trial is given to address each: the index or UUID of a GPU as CUDA_VISIBLE_DEVICES spells it, the
+            number of a core.
+        memory_per_slot: bytes of one device; on a CPU the host's memory over the slots, less a reserve of a tenth.
+        name: the host's name.
+    """
+
+    device: str
+    slots: list[str]
+    memory_per_slot: int
+    name: str
+
+
+def this_host() -> Host:
+    """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured."""
+    gpus = _gpus()
+    if gpus is not None:
+        names, memory = gpus
+        return Host("cuda", names, memory, socket.gethostname())
+    cores = sorted(os.sched_getaffinity(0))
+    memory = int(psutil.virtual_memory().total * (1 - _HOST_RESERVE)) // len(cores)
+    return Host("cpu", [str(core) for core in cores], memory, socket.gethostname())
+
+
+def _gpus() -> tuple[list[str], int] | None:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = [str(index) for index in range(count)] if visible is None else [n for n in visible.split(",") if n]
+        if not names:
+            return None
+        memory = min(
+            int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total)
+            for index in range(count)
+        )
+        return names, memory
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,105 @@
+"""The one interface of all launchers: a request becomes processes, and their end becomes an `Ending`."""
+
+import socket
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from trial_lib.launch import channel
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """One rank to start.
+
+    Attributes:
+        environment: all of its environment variables.
+        log: path that its output goes to.
+        cores: processor cores it is pinned to; empty for no pinning.
+    """
+
+    environment: dict[str, str]
+    log: str
+    cores: list[int]
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A trial's processes.
+
+    Attributes:
+        interpreter: the Python that runs them.
+        entry: what each rank calls, `module:function`, with the payload and its rank.
+        payload: plain data for the entry.
+        cwd: the working directory.
+        ranks: one for each process.
+        deadline_s: seconds after which all are killed.
+        grace_s: seconds that the other ranks have to end once the first has.
+    """
+
+    interpreter: str
+    entry: str
+    payload: dict[str, Any]
+    cwd: str
+    ranks: list[RankRequest]
+    deadline_s: float
+    grace_s: float = 5.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the request as it travels to a guard."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a trial's processes ended.
+
+    Attributes:
+        ended_by: `ranks` (by themselves), `deadline`, `cancel`, or `guard` (the guard itself was killed).
+        statuses: exit status by rank; negative for a signal, None for a rank that was killed here.
+    """
+
+    ended_by: str
+    statuses: list[int | None]
+
+
+class Launched:
+    """Processes that run. Closing the socket ends them, whoever does it and for whatever reason."""
+
+    def __init__(self, guard: socket.socket, ranks: int) -> None:
+        self._guard = guard
+        self._ranks = ranks
+        self._lock = threading.Lock()
+        self._open = True
+
+    def wait(self) -> Ending:
+        """Waits until no process of the trial is left."""
+        try:
+            received = channel.receive(self._guard)
+        except OSError:
+            received = None
+        with self._lock:
+            self._open = False
+            self._guard.close()
+        if received is None:
+            return Ending("guard", [None] * self._ranks)
+        return Ending(received[0]["ended_by"], received[0]["statuses"])
+
+    def cancel(self) -> None:
+        """Has all processes killed; `wait` returns once they are gone. Callable from any thread."""
+        with self._lock:
+            if self._open:
+                self._guard.shutdown(socket.SHUT_WR)
+
+
+class Launcher(Protocol):
+    """Starts trials; `close` ends what it keeps running between them."""
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """Starts a trial's processes."""
+
+    def prime(self, modules: list[str]) -> None:
+        """Is told what the profile trial had imported, so that later trials need not import it again."""
+
+    def close(self) -> None:
+        """Ends everything."""

@@ -1,0 +1,127 @@
+"""How a trial ended, read from what its ranks left behind. Pure, but for the kernel's counter."""
+
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.result import Outcome
+from trial_lib.launch.guard import CANCEL, DEADLINE
+from trial_lib.launch.launcher import Ending
+
+# Each was seen, or stands in the source of torch, NCCL or the C library.
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator: can't allocate memory"
+    r"|\bMemoryError\b"
+    r"|std::bad_alloc"
+    r"|can't start new thread"
+    r"|Unable to allocate .* for an array"
+    r"|Cannot allocate memory"
+    r"|is killed by signal: Killed"
+    r"|OutOfMemoryError"
+    r"|CUDA (error: )?out of memory"
+    r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
+    r"|Cuda failure 2 'out of memory'"
+)
+
+# What the other ranks show when one has died: never the cause.
+_PEER_DIED = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|failed to recv, got 0 bytes"
+    r"|NCCL communicator was aborted|remote process exited|recvValue failed|Connection was likely closed"
+)
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What one rank left behind.
+
+    Attributes:
+        measurement: its measurement; None if it did not get that far.
+        failure: the exception that ended it, as `measure.rank` records it; None if there is no record.
+        log_tail: the last lines of its log.
+        log: path of its log.
+    """
+
+    measurement: dict[str, Any] | None
+    failure: dict[str, Any] | None
+    log_tail: str
+    log: str
+
+    @property
+    def text(self) -> str:
+        """What is searched for a cause: the recorded exception, and the log for what Python never saw."""
+        recorded = f"{self.failure['type']}: {self.failure['message']}" if self.failure else ""
+        return f"{recorded}\n{self.log_tail}"
+
+
+def classify(
+    ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool
+) -> tuple[Outcome, str]:
+    """Returns how a trial ended, and one sentence that a person can act on.
+
+    Read in this order: the ranks' measurements; the root cause in any rank's record or log; the kernel's out-of-memory
+    counter; else it crashed. An exit status alone is never success.
+
+    Args:
+        ending: how the processes ended.
+        ranks: what each left behind, in rank order.
+        deadline_s: the deadline the trial had.
+        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
+    """
+    measured = [rank.measurement for rank in ranks if rank.measurement is not None]
+    refused = [measurement for measurement in measured if measurement["outcome"] != Outcome.COMPLETED]
+    if refused:
+        return Outcome(refused[0]["outcome"]), refused[0]["reason"]
+    if len(measured) == len(ranks):
+        return Outcome.COMPLETED, ""
+    if ending.ended_by == CANCEL:
+        return Outcome.CANCELLED, "Cancelled while it ran."
+    for rank in ranks:
+        found = _OUT_OF_MEMORY.search(rank.text)
+        if found:
+            return Outcome.OUT_OF_MEMORY, f"{_line_with(rank.text, found.start())} Log: {rank.log}"
+    if kernel_killed and any(status == -9 for status in ending.statuses):
+        return Outcome.OUT_OF_MEMORY, f"The kernel killed a rank for lack of host memory. Log: {ranks[0].log}"
+    return _failed(ending, ranks, deadline_s)
+
+
+def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple[Outcome, str]:
+    roots = [rank for rank in ranks if rank.failure and not _PEER_DIED.search(rank.failure["message"])]
+    if roots:
+        root = min(roots, key=lambda rank: rank.failure["time"] if rank.failure else 0.0)
+        assert root.failure is not None
+        message = (str(root.failure["message"]).strip().splitlines() or [""])[0]
+        if root.failure["ended_early"]:
+            return Outcome.CRASHED, f"{message} Log: {root.log}"
+        sentence = f"{root.failure['type']}: {message}" if message else str(root.failure["type"])
+        if root.failure["in_initialize"] and root.failure["type"] not in ("ImportError", "ModuleNotFoundError"):
+            return Outcome.INVALID, f"DeepSpeed refuses the configuration: {sentence} Log: {root.log}"
+        return Outcome.CRASHED, f"The program raised {sentence} Log: {root.log}"
+    if ending.ended_by == DEADLINE:
+        return Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s. Log: {ranks[0].log}"
+    if ending.ended_by == "guard":
+        return Outcome.CRASHED, f"The trial's guard process was killed. Log: {ranks[0].log}"
+    killed = next((number for number, status in enumerate(ending.statuses) if status is not None and status < 0), None)
+    if killed is not None:
+        signal = -(ending.statuses[killed] or 0)
+        return Outcome.CRASHED, f"Rank {killed} was ended by signal {signal}. Log: {ranks[killed].log}"
+    culprit = next((number for number, status in enumerate(ending.statuses) if status), 0)
+    last = (ranks[culprit].log_tail.strip().splitlines() or ["it printed nothing."])[-1]
+    return Outcome.CRASHED, f"Rank {culprit} left no result; its last words: {last} Log: {ranks[culprit].log}"
+
+
+def _line_with(text: str, position: int) -> str:
+    """Returns the line around a position, cut to what a table can hold."""
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    return text[start : end if end >= 0 else None].strip()[:300]
+
+
+def kernel_kills() -> int:
+    """Returns how often the kernel's out-of-memory killer has struck on this host since it started."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

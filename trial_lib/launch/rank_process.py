@@ -1,0 +1,65 @@
+"""A process becomes a rank: its output, its cores, its environment, and its death with its guard.
+
+Runs in the user's environment.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, also when the parent already has."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def become(request: dict[str, Any], rank: int, guard: int) -> None:
+    """Turns this process into a rank and runs the entry in it; does not return.
+
+    Args:
+        request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
+        rank: this rank.
+        guard: the process id of its guard.
+    """
+    die_with_parent(guard)
+    own = request["ranks"][rank]
+    _redirect(own["log"])
+    os.environ.clear()
+    os.environ.update(own["environment"])
+    os.chdir(request["cwd"])
+    if own["cores"]:
+        os.sched_setaffinity(0, own["cores"])
+    if "numpy" in sys.modules:
+        # A fork inherits numpy's global generator; cold ranks each seed their own.
+        sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
+    module, function = request["entry"].split(":")
+    getattr(importlib.import_module(module), function)(request["payload"], rank)
+    os._exit(0)
+
+
+def _redirect(log: str) -> None:
+    """Sends standard output and error to the rank's log; nothing of the driver's terminal is left to hold on to."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(nothing)
+    os.close(output)
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - lives as long as the process
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of a cold rank: reads the launch from standard input."""
+    request = json.load(sys.stdin)
+    become(request, rank=int(arguments[0]), guard=os.getppid())

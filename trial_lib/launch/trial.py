@@ -1,0 +1,236 @@
+"""One trial: slots, a port, processes, a deadline, and a result that is complete whatever happens."""
+
+import contextlib
+import json
+import platform
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
+from trial_lib.experiment.study import TrialPaths
+from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest, RankRequest
+from trial_lib.launch.outcome import RankRecord, classify, kernel_kills
+from trial_lib.launch.ports import reserved_port
+from trial_lib.launch.slots import held_slots
+
+_ENTRY = "trial_lib.measure.rank:run"
+_TAIL_BYTES = 20_000
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a trial runs: the user's program, the same for all trials of a study but for its arguments.
+
+    Attributes:
+        interpreter: the Python that runs it.
+        target: `{"script": path}` or `{"module": name}`.
+        arguments: of its command line.
+        model_dir: its working directory.
+        environment: all of its environment variables, but for those of the rank.
+    """
+
+    interpreter: str
+    target: dict[str, str]
+    arguments: list[str]
+    model_dir: Path
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """Everything that decides a trial.
+
+    Attributes:
+        trial_id: unique over all studies.
+        number: in its study.
+        purpose: why it runs.
+        candidate: what it runs with.
+        ds_config: the complete DeepSpeed configuration.
+        config_hash: of that configuration.
+        program: what it runs.
+        window: the steps it measures.
+        memory_limit: bytes that a CPU slot may use; None on an accelerator.
+        deadline_s: seconds it may take.
+        paths: its files.
+    """
+
+    trial_id: str
+    number: int
+    purpose: Purpose
+    candidate: Candidate
+    ds_config: dict[str, Any]
+    config_hash: str
+    program: Program
+    window: StepWindow
+    memory_limit: int | None
+    deadline_s: float
+    paths: TrialPaths
+
+
+def run_trial(
+    plan: TrialPlan, launcher: Launcher, host: Host, lock_dir: Path, cancelled: threading.Event
+) -> TrialResult:
+    """Runs one trial and returns its result, which is also written to the trial's folder.
+
+    Args:
+        plan: the trial.
+        launcher: starts its processes.
+        host: where.
+        lock_dir: the locks of slots and ports on this host.
+        cancelled: set from another thread to end the trial.
+    """
+    plan.paths.root.mkdir(parents=True, exist_ok=True)
+    _clear(plan)
+    write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
+    write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
+    started_at = time.time()
+    kills_before = kernel_kills()
+    with (
+        held_slots(lock_dir, host.slots, plan.candidate.slots, cancelled.is_set) as slots,
+        reserved_port(lock_dir) as port,
+    ):
+        launched_at = time.time()
+        if slots is None:
+            ending = Ending("cancel", [])
+        else:
+            ending = _run(plan, launcher, host, slots, port, cancelled, launched_at)
+    result = _result(plan, host, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
+    write_whole(plan.paths.result, result.model_dump_json(indent=2))
+    return result
+
+
+def _clear(plan: TrialPlan) -> None:
+    """Removes what an interrupted run of the same trial left."""
+    for rank in range(plan.candidate.slots):
+        for path in (plan.paths.log(rank), plan.paths.measurement(rank), plan.paths.failure(rank)):
+            path.unlink(missing_ok=True)
+
+
+def _run(
+    plan: TrialPlan,
+    launcher: Launcher,
+    host: Host,
+    slots: list[str],
+    port: int,
+    cancelled: threading.Event,
+    launched_at: float,
+) -> Ending:
+    launched = launcher.launch(_request(plan, host, slots, port, launched_at))
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            if cancelled.wait(timeout=0.1):
+                launched.cancel()
+                return
+
+    threading.Thread(target=watch, daemon=True, name=f"cancel-{plan.trial_id}").start()
+    try:
+        return launched.wait()
+    finally:
+        ended.set()
+
+
+def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_at: float) -> LaunchRequest:
+    world_size = plan.candidate.slots
+    shared = {
+        **plan.program.environment,
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    if host.device == "cuda":
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(slots)
+    ranks = [
+        RankRequest(
+            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            log=str(plan.paths.log(rank)),
+            cores=[int(slots[rank])] if host.device == "cpu" else [],
+        )
+        for rank in range(world_size)
+    ]
+    payload = {
+        "program": plan.program.target,
+        "arguments": plan.program.arguments,
+        "model_dir": str(plan.program.model_dir),
+        "overrides": plan.candidate.overrides,
+        "window": asdict(plan.window),
+        "memory_limit": plan.memory_limit,
+        "with_profile": plan.purpose is Purpose.PROFILE,
+        "launched_at": launched_at,
+        "measurements": [str(plan.paths.measurement(rank)) for rank in range(world_size)],
+        "failures": [str(plan.paths.failure(rank)) for rank in range(world_size)],
+    }
+    return LaunchRequest(
+        plan.program.interpreter, _ENTRY, payload, str(plan.program.model_dir), ranks, plan.deadline_s
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+    return None
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def _result(
+    plan: TrialPlan, host: Host, ending: Ending, kernel_killed: bool, started_at: float, seconds: float
+) -> TrialResult:
+    """Puts the ranks' records together."""
+    ranks = [
+        RankRecord(
+            _read(plan.paths.measurement(rank)),
+            _read(plan.paths.failure(rank)),
+            _tail(plan.paths.log(rank)),
+            str(plan.paths.log(rank)),
+        )
+        for rank in range(plan.candidate.slots)
+    ]
+    outcome, reason = classify(ending, ranks, plan.deadline_s, kernel_killed)
+    first = ranks[0].measurement or {}
+    failure = next((rank.failure for rank in ranks if rank.failure), {}) or {}
+    phases = dict(first.get("phases") or failure.get("phases") or {})
+    phases["end"] = max(0.0, seconds - sum(phases.values()))
+    memory = [rank.measurement["memory"] for rank in ranks if rank.measurement and "memory" in rank.measurement]
+    profile = first.get("profile")
+    if profile is not None and profile["gpu_mem"] is None:
+        profile["gpu_mem"] = plan.memory_limit or host.memory_per_slot
+    return TrialResult(
+        trial_id=plan.trial_id,
+        number=plan.number,
+        purpose=plan.purpose,
+        config_hash=plan.config_hash,
+        outcome=outcome,
+        reason=reason,
+        metrics=first.get("metrics", {}) if outcome is Outcome.COMPLETED else {},
+        step_times=first.get("step_times", []),
+        micro_batch_arrived=first.get("micro_batch_arrived"),
+        memory=Memory(
+            **{
+                name: [record[name] for record in memory if name in record]
+                for name in ("peak", "after_initialize", "peak_reserved", "allocator_retries")
+            }
+        ),
+        profile=None if profile is None or outcome is not Outcome.COMPLETED else ModelProfile(**profile),
+        phases=phases,
+        logs=[rank.log for rank in ranks],
+        imported=first.get("imported", []),
+        host=platform.node(),
+        versions=first.get("versions", {}),
+        started_at=started_at,
+    )

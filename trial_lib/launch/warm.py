@@ -1,0 +1,149 @@
+"""The warm launcher: ranks are forks of a primed interpreter, and start in a fraction of a second."""
+
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+
+from trial_lib.launch import bootstrap, channel
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.launcher import Launched, LaunchRequest
+
+
+class WarmLauncher:
+    """Keeps one fork server for the user's interpreter and environment, and forks trials from it.
+
+    A server that has died is started anew; one that must not fork (a thread, a CUDA context) hands its trials to the
+    cold launcher, and says so.
+
+    Args:
+        interpreter: the Python of the ranks.
+        builders: DeepSpeed ops to build and load while priming.
+        environment: what the server, and so every import in it, sees.
+        log: path of the server's own output.
+        note: told what takes its time, and of a fallback.
+    """
+
+    def __init__(
+        self,
+        interpreter: str,
+        builders: list[str],
+        environment: dict[str, str],
+        log: str,
+        note: Callable[[str], None],
+    ) -> None:
+        self._interpreter = interpreter
+        self._builders = builders
+        self._environment = environment
+        self._log = log
+        self._note = note
+        self._cold = ColdLauncher(interpreter, builders, environment, note)
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._ready = False
+        self._doubt: str | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Starts priming, and returns at once: other servers can start meanwhile."""
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, open(self._log, "ab") as log:  # noqa: PTH123 - a path as text, from the study's folder
+            self._server = subprocess.Popen(
+                bootstrap.command(
+                    self._interpreter, "trial_lib.launch.fork_server", str(theirs.fileno()), *self._builders
+                ),
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._channel = ours
+        self._ready = False
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """Forks a trial; waits for the server to be primed first."""
+        with self._lock:
+            for _ in range(2):
+                launched = None if self._doubt else self._fork(request)
+                if launched is not None:
+                    return launched
+        if not self._closed:
+            self._note(f"starting cold: {self._doubt or 'the fork server does not come up, see ' + self._log}")
+        return self._cold.launch(request)
+
+    def _fork(self, request: LaunchRequest) -> Launched | None:
+        """Returns the running trial, or None if the server has died (it is then dropped) or must not fork."""
+        try:
+            if self._channel is None:
+                self._start()
+            self._wait_until_ready()
+            if self._doubt:
+                return None
+            assert self._channel is not None
+            ours, theirs = socket.socketpair()
+            with theirs:
+                channel.send(self._channel, {"launch": request.to_json()}, (theirs.fileno(),))
+                self._doubt = self._answer("doubt")
+            if self._doubt:
+                ours.close()
+                return None
+            return Launched(ours, len(request.ranks))
+        except (OSError, EOFError):
+            self._drop()
+            return None
+
+    def _wait_until_ready(self) -> None:
+        if not self._ready:
+            self._doubt = self._answer("ready", "doubt")
+            self._ready = True
+
+    def _answer(self, *keys: str) -> str | None:
+        """Returns the last of `keys` in the server's next answer, passing its notes on."""
+        assert self._channel is not None
+        while True:
+            received = channel.receive(self._channel)
+            if received is None:
+                raise EOFError("the fork server is gone")
+            message = received[0]
+            if keys[0] in message:
+                value: str | None = message[keys[-1]]
+                return value
+            self._note(message["note"])
+
+    def prime(self, modules: list[str]) -> None:
+        """Imports in the server what the profile trial had imported; a server that this spoils is started anew."""
+        with self._lock:
+            if self._channel is None or self._doubt:
+                return
+            try:
+                self._wait_until_ready()
+                channel.send(self._channel, {"prime": modules})
+                doubt = self._answer("primed", "doubt")
+            except (OSError, EOFError):
+                doubt = "it died"
+            if doubt:
+                self._note(f"the code's own imports cannot be primed ({doubt}): they are paid in each trial")
+                self._drop()
+                self._start()
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._server is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(timeout=10)
+            self._server = None
+
+    def close(self) -> None:
+        """Ends the server; trials that run end with their own drivers."""
+        with self._lock:
+            self._closed = True
+            self._drop()

@@ -1,0 +1,43 @@
+"""Bytes that a forward pass keeps for the backward pass."""
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+
+class SavedActivations:
+    """Counts the bytes of the tensors that autograd saves while it is entered, parameters left out.
+
+    Exact on every device and free of the allocator's noise (on a CPU the resident memory of one sample drowns in
+    it). A storage that several operations keep counts once.
+
+    Attributes:
+        bytes: counted so far.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._storages: set[int] = set()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        owner = tensor if tensor._base is None else tensor._base
+        if not isinstance(owner, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._storages:
+                self._storages.add(storage.data_ptr())
+                self.bytes += storage.nbytes()
+        return tensor
+
+    def __enter__(self) -> "SavedActivations":
+        """Starts counting."""
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        """Stops counting."""
+        self._hooks.__exit__(kind, error, trace)
+        self._storages.clear()

@@ -1,0 +1,56 @@
+"""How large the batch is that a script really feeds to its engine."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> Iterable[torch.Tensor]:
+    """Yields the tensors in nested mappings, sequences and (Hugging Face) model inputs, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def arrived_micro_batch(inputs: Any, asked: int) -> int | None:
+    """Returns the samples in one micro-batch, or None if its inputs hold no tensor with a batch dimension.
+
+    The batch is the first dimension of the first tensor. Sequence-first inputs (`(sequence, batch, ...)`) are known
+    by a second dimension that is the size asked for; at size 1 only where that cannot be a column vector.
+
+    Args:
+        inputs: what `forward` was called with, arguments and keyword arguments.
+        asked: the micro-batch size of the candidate.
+    """
+    first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
+    if first is None:
+        return None
+    size = int(first.shape[0])
+    if size == asked or first.dim() < 2 or first.shape[1] != asked:
+        return size
+    is_column = asked == 1 and first.dim() == 2 and first.is_floating_point()
+    return size if is_column else asked
+
+
+def tokens_per_sample(inputs: Any) -> int | None:
+    """Returns the tokens in one sample where the inputs show it: the length of the first two-dimensional integer tensor."""
+    for tensor in tensors_in(inputs):
+        if tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32):
+            return int(tensor.shape[1])
+    return None
+
+
+def ignored_batch_reason(asked: int, arrived: int) -> str:
+    """Returns the sentence for a script whose batches do not follow the candidate."""
+    return (
+        f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}. Let it read the size: "
+        "from the engine (engine.train_micro_batch_size_per_gpu()), from the JSON file that its command line names, or "
+        "through `arg_mappings` in the experiment's YAML if it is an argument of its command line "
+        "(arg_mappings: {train_micro_batch_size_per_gpu: --batch-size}). If the data set itself is that small, use more data."
+    )

@@ -1,0 +1,231 @@
+"""Watching a DeepSpeed engine: what it is fed, how long its parts take, when an optimizer step has ended."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from trial_lib.measure.activations import SavedActivations
+from trial_lib.measure.batch_shape import arrived_micro_batch, tensors_in, tokens_per_sample
+from trial_lib.measure.flops import FlopCounter
+
+PARTS = ("forward", "backward", "step")
+
+
+class StepObserver(Protocol):
+    """What a watch reports to."""
+
+    def optimizer_step_ended(self, applied: bool) -> None:
+        """Called once per optimizer step; `applied` is False where loss scaling skipped it."""
+
+
+class PartTimer:
+    """Seconds that each part of an optimizer step takes.
+
+    On CUDA by device events, so that nothing waits inside the window; read with `take` after a synchronisation.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
+        self._on_device = torch.cuda.is_initialized()
+
+    def _now(self) -> Any:
+        if not self._on_device:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function`, with each call's time added to `part`."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = self._now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._spans[part].append((start, self._now()))
+
+        return call
+
+    def take(self) -> dict[str, float]:
+        """Returns the seconds of each part since the last call, and starts anew."""
+        seconds = {
+            part: sum(start.elapsed_time(end) / 1e3 if self._on_device else end - start for start, end in spans)
+            for part, spans in self._spans.items()
+        }
+        self._spans = {part: [] for part in PARTS}
+        return seconds
+
+
+class ModelCounter:
+    """Counts FLOPs and saved activations of the first training micro-batch, then stays out of the way.
+
+    Attributes:
+        flops: of this rank's part of the model, forward and backward of that micro-batch.
+        activation_bytes: that its forward pass kept; counted only where asked for.
+    """
+
+    def __init__(self, with_activations: bool) -> None:
+        self.flops = 0
+        self.activation_bytes = 0
+        self._with_activations = with_activations
+        self._counter: FlopCounter | None = None
+        self._done = False
+
+    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a forward pass, counting if it is the first."""
+        if self._done:
+            return function(*args, **kwargs)
+        if self._counter is None:
+            # Entered until the backward pass has ended, so that a loss computed outside the engine counts too.
+            self._counter = FlopCounter()
+            self._counter.__enter__()
+        if not self._with_activations:
+            return function(*args, **kwargs)
+        with SavedActivations() as saved:
+            output = function(*args, **kwargs)
+        self.activation_bytes += saved.bytes
+        return output
+
+    def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a backward pass, and ends counting with it."""
+        if self._counter is not None:
+            self._counter.in_backward = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends counting; harmless when it has ended."""
+        self._done = True
+        if self._counter is not None:
+            self._counter.__exit__(None, None, None)
+            self.flops = self._counter.flops
+            self._counter = None
+
+
+class EngineWatch:
+    """Watches a `DeepSpeedEngine` by standing in for `forward`, `backward` and `step` of this one engine.
+
+    Attributes:
+        parts: seconds of forward, backward and step.
+        model: FLOPs and activations of the first micro-batch.
+        samples: that have arrived at this rank since `take_samples`.
+        first_micro_batch: samples in the first training micro-batch; None until one came.
+        tokens_per_sample: tokens in one sample, where the inputs show them.
+        loss: the last loss given to `backward`, unscaled, still on its device.
+    """
+
+    def __init__(self, engine: Any, asked_micro_batch: int, observer: StepObserver, with_activations: bool) -> None:
+        self.engine = engine
+        self.parts = PartTimer()
+        self.model = ModelCounter(with_activations)
+        self.samples = 0
+        self.first_micro_batch: int | None = None
+        self.tokens_per_sample: int | None = None
+        self.loss: torch.Tensor | None = None
+        self._asked = asked_micro_batch
+        self._observer = observer
+        self._install()
+
+    def _install(self) -> None:
+        engine = self.engine
+        forward = self.parts.timed("forward", engine.forward)
+        backward = self.parts.timed("backward", engine.backward)
+        step = self.parts.timed("step", engine.step)
+
+        def watched_forward(*args: Any, **kwargs: Any) -> Any:
+            if not (engine.training and torch.is_grad_enabled()):
+                return engine_forward(*args, **kwargs)
+            self.batch_arrived([args, kwargs])
+            return self.model.forward(forward, *args, **kwargs)
+
+        def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.loss = loss.detach()
+            return self.model.backward(backward, loss, *args, **kwargs)
+
+        def watched_step(*args: Any, **kwargs: Any) -> Any:
+            at_boundary = engine.is_gradient_accumulation_boundary()
+            result = step(*args, **kwargs)
+            if at_boundary:
+                self.model.stop()
+                self._observer.optimizer_step_ended(bool(engine.was_step_applied()))
+            return result
+
+        engine_forward = engine.forward
+        engine.forward = watched_forward
+        engine.backward = watched_backward
+        engine.step = watched_step
+
+    def batch_arrived(self, inputs: Any) -> None:
+        """Notes the size of one training micro-batch."""
+        arrived = arrived_micro_batch(inputs, self._asked)
+        if arrived is None:
+            return
+        self.samples += arrived
+        if self.first_micro_batch is None:
+            self.first_micro_batch = arrived
+            self.tokens_per_sample = tokens_per_sample(inputs)
+
+    def take_samples(self) -> int:
+        """Returns the samples that arrived at this rank since the last call."""
+        samples, self.samples = self.samples, 0
+        return samples
+
+
+class PipelineWatch(EngineWatch):
+    """Watches a `PipelineEngine`: timed at `train_batch`, its parts at the instructions of its schedule."""
+
+    def _install(self) -> None:
+        engine = self.engine
+        forward = self.parts.timed("forward", lambda *args, **kwargs: self._instruction("_exec_forward_pass", *args, **kwargs))
+        backward = self.parts.timed(
+            "backward", lambda *args, **kwargs: self._instruction("_exec_backward_pass", *args, **kwargs)
+        )
+        step = self.parts.timed("step", lambda *args, **kwargs: self._instruction("_exec_optimizer_step", *args, **kwargs))
+
+        def watched_forward(_engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            return self.model.forward(forward, *args, **kwargs)
+
+        def watched_backward(_engine: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.model.backward(backward, *args, **kwargs)
+
+        def watched_step(_engine: Any, *args: Any, **kwargs: Any) -> Any:
+            return step(*args, **kwargs)
+
+        replaced = {
+            "_exec_forward_pass": watched_forward,
+            "_exec_backward_pass": watched_backward,
+            "_exec_optimizer_step": watched_step,
+        }
+        # The schedule looks its instructions up in this map and binds them to the engine.
+        engine._INSTRUCTION_MAP = {
+            instruction: replaced.get(function.__name__, function)
+            for instruction, function in type(engine)._INSTRUCTION_MAP.items()
+        }
+        engine_train_batch = engine.train_batch
+        engine_next_batch = engine._next_batch
+
+        def watched_train_batch(*args: Any, **kwargs: Any) -> Any:
+            loss = engine_train_batch(*args, **kwargs)
+            self.model.stop()
+            self.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
+            self._observer.optimizer_step_ended(bool(engine.was_step_applied()))
+            return loss
+
+        def watched_next_batch() -> Any:
+            batch = engine_next_batch()
+            if engine.module.training and torch.is_grad_enabled() and any(True for _ in tensors_in(batch)):
+                self.batch_arrived(batch)
+            return batch
+
+        engine.train_batch = watched_train_batch
+        engine._next_batch = watched_next_batch
+
+    def _instruction(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(type(self.engine), name)(self.engine, *args, **kwargs)

@@ -1,0 +1,57 @@
+"""Memory of a rank: how much it used, and the budget of a CPU slot."""
+
+import resource
+from pathlib import Path
+
+import torch
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def limit_data_segment(limit: int) -> None:
+    """Makes every allocation beyond `limit` bytes of private memory fail, as one on a full device does.
+
+    RLIMIT_DATA bounds what the process itself allocates; files it maps do not count (RLIMIT_AS would count libraries and
+    the stacks of threads). To be set after the imports, which it would break.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def used_bytes() -> int:
+    """Returns the bytes in use now: allocated on CUDA, resident on a CPU."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.memory_allocated()
+    return _status_bytes("VmRSS")
+
+
+def peak_bytes() -> int:
+    """Returns the most bytes that were in use at any moment: allocated on CUDA, VmHWM on a CPU.
+
+    DeepSpeed's own figure for a CPU is the largest at the moments it looked.
+    """
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return _status_bytes("VmHWM")
+
+
+def allocator_figures() -> dict[str, int]:
+    """Returns what CUDA's caching allocator knows beyond the peak: bytes reserved, and retries. Empty on a CPU."""
+    if not torch.cuda.is_initialized():
+        return {}
+    return {
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "allocator_retries": int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
+    }
+
+
+def device_bytes() -> int | None:
+    """Returns the memory of this rank's device; None on a CPU, where a slot has a budget instead."""
+    if not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)

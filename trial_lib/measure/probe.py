@@ -1,0 +1,278 @@
+"""The probe: it stands in for `deepspeed.initialize`, measures the engine, and ends the rank when it has enough.
+
+The user's code stays as it is. The candidate's overrides are merged into whatever configuration the code passes; the
+first engine it builds is the one that is measured.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trial_lib.experiment.overrides import MICRO_BATCH, overwrite_deepspeed_config
+from trial_lib.experiment.window import StepWindow
+from trial_lib.measure import memory
+from trial_lib.measure.batch_shape import ignored_batch_reason
+from trial_lib.measure.devices import peak_flops
+from trial_lib.measure.engine_watch import PARTS, EngineWatch, PipelineWatch
+from trial_lib.measure.window import decides_after, is_enough
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """What a driver asks of the probe.
+
+    Attributes:
+        overrides: the candidate's part of the DeepSpeed configuration.
+        window: the steps to measure.
+        memory_limit: bytes that a CPU slot may use; None for no limit.
+        with_profile: whether to profile the model too.
+    """
+
+    overrides: dict[str, Any]
+    window: StepWindow
+    memory_limit: int | None
+    with_profile: bool
+
+
+class Probe:
+    """Measures the first engine of a rank.
+
+    Args:
+        settings: what to do.
+        phases: seconds of the rank's phases so far, to be continued.
+        finish: called with the measurement when there is enough; it ends the rank and does not return.
+    """
+
+    def __init__(
+        self, settings: ProbeSettings, phases: dict[str, float], finish: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._settings = settings
+        self._phases = phases
+        self._finish = finish
+        self._watch: EngineWatch | None = None
+        self._steps_seen = 0
+        self._counted: list[dict[str, float]] = []
+        self._slowest: list[float] = []
+        self._losses: list[torch.Tensor] = []
+        self._after_initialize = 0
+        self._phase_started = time.time()
+
+    @property
+    def steps_seen(self) -> int:
+        """Optimizer steps that the watched engine has taken."""
+        return self._steps_seen
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the code has called `deepspeed.initialize`."""
+        return self._watch is not None
+
+    def install(self) -> None:
+        """Puts the probe in the place of `deepspeed.initialize`; to be called before the user's code is imported."""
+        import deepspeed
+
+        original = deepspeed.initialize
+
+        def initialize(
+            args: Any = None, *positional: Any, config: Any = None, config_params: Any = None, **kwargs: Any
+        ) -> Any:
+            """Stands in for `deepspeed.initialize`."""
+            if self._watch is None:
+                self._end_phase("import")
+                if self._settings.memory_limit is not None:
+                    memory.limit_data_segment(self._settings.memory_limit)
+            with _single_configuration(args, config if config is not None else config_params) as passed:
+                merged = None if passed is None else overwrite_deepspeed_config(passed, self._settings.overrides)
+                built = original(args, *positional, config=merged, **kwargs)
+            if self._watch is None:
+                self._engine_built(built[0])
+            return built
+
+        initialize.__wrapped__ = original  # type: ignore[attr-defined]
+        deepspeed.initialize = initialize
+
+    def _end_phase(self, name: str) -> None:
+        now = time.time()
+        self._phases[name] = now - self._phase_started
+        self._phase_started = now
+
+    def _engine_built(self, engine: Any) -> None:
+        self._end_phase("initialize")
+        self._after_initialize = memory.used_bytes()
+        asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
+        watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
+        self._watch = watch(engine, asked, self, with_activations=self._settings.with_profile)
+        # A trial must not write into the user's checkpoints.
+        engine.save_checkpoint = lambda *args, **kwargs: True
+        self._mark()
+
+    def _mark(self) -> None:
+        """Starts the time of the next optimizer step."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._step_started = time.perf_counter()
+        self._cpu_started = time.process_time()
+
+    def optimizer_step_ended(self, applied: bool) -> None:
+        """Notes an optimizer step; at the moments of the window, agrees with the other ranks on going on."""
+        watch = self._watch
+        assert watch is not None
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self._step_started
+        cpu_seconds = time.process_time() - self._cpu_started
+        self._steps_seen += 1
+        if self._steps_seen == 1:
+            self._end_phase("first_step")
+            self._refuse_ignored_batch()
+        parts, samples = watch.parts.take(), watch.take_samples()
+        if applied and self._steps_seen >= self._settings.window.start_step:
+            self._counted.append({"latency": seconds, "cpu": cpu_seconds, "samples": float(samples), **parts})
+            if watch.loss is not None:
+                self._losses.append(watch.loss)
+            if decides_after(self._settings.window, len(self._counted)):
+                self._slowest = self._on_slowest_rank([step["latency"] for step in self._counted])
+                if is_enough(self._settings.window, self._slowest):
+                    self._end_phase("steps")
+                    self._finish(self._measurement())
+        self._mark()
+
+    def _refuse_ignored_batch(self) -> None:
+        watch = self._watch
+        assert watch is not None
+        asked = self._settings.overrides.get(MICRO_BATCH)
+        arrived = watch.first_micro_batch
+        if asked is not None and arrived is not None and arrived != asked:
+            self._finish(
+                {
+                    "outcome": "invalid",
+                    "reason": ignored_batch_reason(asked, arrived),
+                    "micro_batch_arrived": arrived,
+                    "phases": self._phases,
+                }
+            )
+
+    def finish_early(self) -> bool:
+        """Measures what there is when the user's code has ended by itself; False if that is too little."""
+        if len(self._counted) < self._settings.window.min_steps:
+            return False
+        self._slowest = self._on_slowest_rank([step["latency"] for step in self._counted])
+        self._end_phase("steps")
+        self._finish(self._measurement())
+        return True
+
+    def _reduce(self, values: list[float], operation: Any) -> list[float]:
+        """Returns `values` reduced over all ranks."""
+        if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+            return values
+        assert self._watch is not None
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._watch.engine.device)
+        torch.distributed.all_reduce(tensor, op=operation)
+        return [float(value) for value in tensor.tolist()]
+
+    def _on_slowest_rank(self, values: list[float]) -> list[float]:
+        return self._reduce(values, torch.distributed.ReduceOp.MAX)
+
+    def _measurement(self) -> dict[str, Any]:
+        """Returns the metrics; every rank takes part, for some are sums and maxima over all of them."""
+        watch = self._watch
+        assert watch is not None
+        engine = watch.engine
+        world_size = torch.distributed.get_world_size()
+        replicas = int(engine.dp_world_size)
+        asked = int(engine.train_micro_batch_size_per_gpu())
+        medians = {part: statistics.median(step[part] for step in self._counted) for part in (*PARTS, "cpu")}
+        names = [*medians, "activation"]
+        slowest = dict(
+            zip(names, self._on_slowest_rank([*medians.values(), float(watch.model.activation_bytes)]), strict=True)
+        )
+        parameters = list(engine.module.parameters())
+        totals = self._reduce(
+            [
+                float(watch.model.flops),
+                float(sum(_numel(parameter) for parameter in parameters)),
+                float(sum(_numel(parameter) for parameter in parameters if parameter.requires_grad)),
+                medians["cpu"],
+            ],
+            torch.distributed.ReduceOp.SUM,
+        )
+        arrived = watch.first_micro_batch or asked
+        flops_per_sample = totals[0] / (replicas * arrived)
+        latency = statistics.median(self._slowest)
+        samples_per_step = statistics.fmean(step["samples"] for step in self._counted) or float(
+            asked * engine.gradient_accumulation_steps()
+        )
+        throughput = samples_per_step * replicas / latency
+        metrics = {
+            "latency": latency,
+            "latency_spread": statistics.stdev(self._slowest) if len(self._slowest) > 1 else 0.0,
+            "measured_steps": float(len(self._slowest)),
+            "forward": slowest["forward"],
+            "backward": slowest["backward"],
+            "step": slowest["step"],
+            "throughput": throughput,
+            "FLOPS_per_gpu": flops_per_sample * throughput / world_size,
+            "cpu_time_per_sample": totals[3] / (samples_per_step * replicas),
+        }
+        if watch.tokens_per_sample is not None:
+            metrics["tokens_per_second"] = throughput * watch.tokens_per_sample
+        peak = peak_flops()
+        if peak is not None:
+            metrics["mfu"] = metrics["FLOPS_per_gpu"] / peak
+        finite = True
+        if self._losses:
+            first, last = float(self._losses[0]), float(self._losses[-1])
+            finite = all(bool(torch.isfinite(loss).all()) for loss in self._losses)
+            if finite:
+                metrics["loss_first"], metrics["loss_last"] = first, last
+        measurement: dict[str, Any] = {
+            "outcome": "completed" if finite else "diverged",
+            "reason": "" if finite else "The loss was not finite; a smaller learning rate or fp32 may help.",
+            "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+            "step_times": self._slowest,
+            "micro_batch_arrived": watch.first_micro_batch,
+            "memory": {
+                "peak": memory.peak_bytes(),
+                "after_initialize": self._after_initialize,
+                **memory.allocator_figures(),
+            },
+            "phases": self._phases,
+        }
+        if self._settings.with_profile:
+            measurement["profile"] = {
+                "num_params": round(totals[1] / replicas),
+                "trainable_num_params": round(totals[2] / replicas),
+                "activation_mem_per_gpu": round(slowest["activation"] / arrived),
+                "gpu_mem": memory.device_bytes(),
+                "data_parallel_size": replicas,
+                "flops_per_sample": flops_per_sample,
+            }
+        return measurement
+
+
+def _numel(parameter: torch.nn.Parameter) -> int:
+    """Returns the elements of a parameter, also of one that ZeRO 3 has partitioned away."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+@contextmanager
+def _single_configuration(args: Any, config: Any) -> Iterator[Any]:
+    """Yields the configuration the code passed, wherever it put it.
+
+    One in `args` is hidden for the time of the call: DeepSpeed refuses to be given two.
+    """
+    in_args = getattr(args, "deepspeed_config", None)
+    if config is not None or in_args is None:
+        yield config
+        return
+    args.deepspeed_config = None
+    try:
+        yield in_args
+    finally:
+        args.deepspeed_config = in_args
