@@ -1,0 +1,1 @@
+"""What a candidate needs of a device. Pure."""

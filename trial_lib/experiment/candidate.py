@@ -9,7 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, config_hash, overwrite_deepspeed_config
+from trial_lib.experiment.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    config_hash,
+    overwrite_deepspeed_config,
+)
 
 
 class Candidate(BaseModel):

@@ -25,7 +25,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
             where=str(path),
             remedy="Name an existing JSON file, relative to the model directory.",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
         raise InputError(
             f"the DeepSpeed configuration cannot be read ({error}).",
             where=str(path),
@@ -50,6 +50,8 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
             where=f"{path}:{error.lineno}:{error.colno}",
             remedy="Mend the JSON there (no comments, no trailing commas).",
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise InputError(f"not usable JSON: {error}.", where=str(path), remedy="Mend the JSON.") from None
     if not isinstance(config, dict):
         raise InputError(
             f"a DeepSpeed configuration is a JSON object, this is {type(config).__name__}.",

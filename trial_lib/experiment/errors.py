@@ -13,10 +13,12 @@ class InputError(Exception):
     """
 
     def __init__(self, what: str, *, where: str, remedy: str) -> None:
+        """Takes the three parts of the message; the class says what each is."""
         super().__init__(what, where, remedy)
         self.what = what
         self.where = where
         self.remedy = remedy
 
     def __str__(self) -> str:
+        """Returns the whole message, `where: what remedy`."""
         return f"{self.where}: {self.what} {self.remedy}"

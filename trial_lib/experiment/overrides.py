@@ -19,9 +19,7 @@ ACCUMULATION = "gradient_accumulation_steps"
 TRAIN_BATCH = "train_batch_size"
 
 
-def overwrite_deepspeed_config(
-    base: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
-) -> DeepSpeedConfig:
+def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> DeepSpeedConfig:
     """Returns a new DeepSpeed configuration: `base` with `overrides` merged in, section by section.
 
     The predecessor's `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything

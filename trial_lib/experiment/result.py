@@ -31,8 +31,10 @@ class ModelProfile(_Record):
         num_params: parameters of the whole model.
         trainable_num_params: those that the optimizer may change.
         activation_mem_per_gpu: bytes that one sample's forward pass keeps for the backward pass, on one device.
-        gpu_mem: bytes of memory a slot may use: the device's, or the budget of a CPU slot.
+        gpu_mem: bytes of memory that the model may use on a slot: the device's; on a CPU the slot's budget, less what
+            the process takes for itself before there is an engine.
         data_parallel_size: model replicas that the engine runs.
+        pipeline_parallel: whether the model is a pipeline.
         flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica.
     """
 
@@ -41,6 +43,7 @@ class ModelProfile(_Record):
     activation_mem_per_gpu: int
     gpu_mem: int
     data_parallel_size: int
+    pipeline_parallel: bool = False
     flops_per_sample: float
 
 

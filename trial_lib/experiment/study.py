@@ -64,6 +64,21 @@ class StudyPaths:
         return self.root / "history.jsonl"
 
     @property
+    def log(self) -> Path:
+        """What happened, line by line, for people."""
+        return self.root / "study.log"
+
+    @property
+    def fork_server_log(self) -> Path:
+        """What the fork server printed."""
+        return self.root / "fork_server.log"
+
+    @property
+    def profile(self) -> Path:
+        """What the profile trial found out, and what each ZeRO stage would need (`StageEstimate`s)."""
+        return self.root / "profile.json"
+
+    @property
     def lock(self) -> Path:
         """Held by the one process that drives the study."""
         return self.root / "driver.lock"

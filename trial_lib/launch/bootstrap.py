@@ -10,7 +10,8 @@ _SOURCE = """
 import importlib, importlib.util, sys
 sys.path.pop(0)
 package, module = sys.argv[1:3]
-spec = importlib.util.spec_from_file_location("trial_lib", package + "/__init__.py", submodule_search_locations=[package])
+init = package + "/__init__.py"
+spec = importlib.util.spec_from_file_location("trial_lib", init, submodule_search_locations=[package])
 sys.modules["trial_lib"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["trial_lib"])
 importlib.import_module(module).main(sys.argv[3:])

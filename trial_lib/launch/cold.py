@@ -73,7 +73,7 @@ class ColdLauncher:
 
 
 def rank_environment() -> dict[str, str]:
-    """Returns the environment that ranks start from: the driver's, and one thread each unless the user says otherwise."""
+    """Returns the environment that ranks start from: the driver's, with one thread each if the user does not care."""
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")
     # Answers `is_available()` from the driver library, without a context that a fork could not use.

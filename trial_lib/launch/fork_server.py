@@ -27,9 +27,8 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     """Imports what every DeepSpeed training imports, and what a first step would otherwise load later."""
     # DeepSpeed imports mlflow where it is installed, and with it pyarrow, which starts a thread.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
-    import torch
-
     import deepspeed
+    import torch
 
     del sys.modules["mlflow"]
     importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use

@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import time

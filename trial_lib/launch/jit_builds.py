@@ -5,7 +5,6 @@ Runs in the user's environment.
 
 import contextlib
 import fcntl
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,7 @@ def holds_open(path: Path) -> bool:
         with contextlib.suppress(OSError):
             for link in descriptors.iterdir():
                 with contextlib.suppress(OSError):
-                    if Path(os.readlink(link)) == wanted:
+                    if link.readlink() == wanted:
                         return True
     return False
 

@@ -55,9 +55,7 @@ class RankRecord:
         return f"{recorded}\n{self.log_tail}"
 
 
-def classify(
-    ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool
-) -> tuple[Outcome, str]:
+def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool) -> tuple[Outcome, str]:
     """Returns how a trial ended, and one sentence that a person can act on.
 
     Read in this order: the ranks' measurements; the root cause in any rank's record or log; the kernel's out-of-memory

@@ -56,7 +56,6 @@ def _redirect(log: str) -> None:
     os.close(output)
     sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
 
 
 def main(arguments: list[str]) -> None:

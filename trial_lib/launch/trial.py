@@ -32,6 +32,7 @@ class Program:
         interpreter: the Python that runs it.
         target: `{"script": path}` or `{"module": name}`.
         arguments: of its command line.
+        passes_local_rank: whether each rank is given `--local_rank=N` before them, as the `deepspeed` launcher does.
         model_dir: its working directory.
         environment: all of its environment variables, but for those of the rank.
     """
@@ -39,6 +40,7 @@ class Program:
     interpreter: str
     target: dict[str, str]
     arguments: list[str]
+    passes_local_rank: bool
     model_dir: Path
     environment: dict[str, str]
 
@@ -86,10 +88,8 @@ def run_trial(
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end the trial.
     """
-    plan.paths.root.mkdir(parents=True, exist_ok=True)
+    _write_candidate(plan)
     _clear(plan)
-    write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
-    write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
     started_at = time.time()
     kills_before = kernel_kills()
     with (
@@ -104,6 +104,34 @@ def run_trial(
     result = _result(plan, host, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
     return result
+
+
+def unstarted(plan: TrialPlan, outcome: Outcome, reason: str) -> TrialResult:
+    """Returns the result of a trial that had no process."""
+    return TrialResult(
+        trial_id=plan.trial_id,
+        number=plan.number,
+        purpose=plan.purpose,
+        config_hash=plan.config_hash,
+        outcome=outcome,
+        reason=reason,
+        host=platform.node(),
+        started_at=time.time(),
+    )
+
+
+def refused_trial(plan: TrialPlan, reason: str) -> TrialResult:
+    """Writes and returns the result of a trial whose configuration cannot work: no process was started for it."""
+    _write_candidate(plan)
+    result = unstarted(plan, Outcome.INVALID, reason)
+    write_whole(plan.paths.result, result.model_dump_json(indent=2))
+    return result
+
+
+def _write_candidate(plan: TrialPlan) -> None:
+    plan.paths.root.mkdir(parents=True, exist_ok=True)
+    write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
+    write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
 
 
 def _clear(plan: TrialPlan) -> None:
@@ -160,6 +188,7 @@ def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_
     payload = {
         "program": plan.program.target,
         "arguments": plan.program.arguments,
+        "passes_local_rank": plan.program.passes_local_rank,
         "model_dir": str(plan.program.model_dir),
         "overrides": plan.candidate.overrides,
         "window": asdict(plan.window),
@@ -169,9 +198,7 @@ def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_
         "measurements": [str(plan.paths.measurement(rank)) for rank in range(world_size)],
         "failures": [str(plan.paths.failure(rank)) for rank in range(world_size)],
     }
-    return LaunchRequest(
-        plan.program.interpreter, _ENTRY, payload, str(plan.program.model_dir), ranks, plan.deadline_s
-    )
+    return LaunchRequest(plan.program.interpreter, _ENTRY, payload, str(plan.program.model_dir), ranks, plan.deadline_s)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -208,8 +235,6 @@ def _result(
     phases["end"] = max(0.0, seconds - sum(phases.values()))
     memory = [rank.measurement["memory"] for rank in ranks if rank.measurement and "memory" in rank.measurement]
     profile = first.get("profile")
-    if profile is not None and profile["gpu_mem"] is None:
-        profile["gpu_mem"] = plan.memory_limit or host.memory_per_slot
     return TrialResult(
         trial_id=plan.trial_id,
         number=plan.number,

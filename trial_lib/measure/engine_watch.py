@@ -81,7 +81,7 @@ class ModelCounter:
         if self._counter is None:
             # Entered until the backward pass has ended, so that a loss computed outside the engine counts too.
             self._counter = FlopCounter()
-            self._counter.__enter__()
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
         if not self._with_activations:
             return function(*args, **kwargs)
         with SavedActivations() as saved:
@@ -102,7 +102,7 @@ class ModelCounter:
         """Ends counting; harmless when it has ended."""
         self._done = True
         if self._counter is not None:
-            self._counter.__exit__(None, None, None)
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.flops = self._counter.flops
             self._counter = None
 
@@ -181,11 +181,15 @@ class PipelineWatch(EngineWatch):
 
     def _install(self) -> None:
         engine = self.engine
-        forward = self.parts.timed("forward", lambda *args, **kwargs: self._instruction("_exec_forward_pass", *args, **kwargs))
+        forward = self.parts.timed(
+            "forward", lambda *args, **kwargs: self._instruction("_exec_forward_pass", *args, **kwargs)
+        )
         backward = self.parts.timed(
             "backward", lambda *args, **kwargs: self._instruction("_exec_backward_pass", *args, **kwargs)
         )
-        step = self.parts.timed("step", lambda *args, **kwargs: self._instruction("_exec_optimizer_step", *args, **kwargs))
+        step = self.parts.timed(
+            "step", lambda *args, **kwargs: self._instruction("_exec_optimizer_step", *args, **kwargs)
+        )
 
         def watched_forward(_engine: Any, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():

@@ -19,7 +19,7 @@ _ATTENTION = (
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """Returns the FLOPs of the two matrix products of attention; causal masks are not subtracted (PaLM's convention)."""
+    """Returns the FLOPs of attention's two matrix products; a causal mask is not subtracted (PaLM, appendix B)."""
     batch, heads, queries, depth = query.shape
     keys = key.shape[2]
     return 2 * batch * heads * queries * keys * (depth + value.shape[3])
@@ -57,7 +57,7 @@ class FlopCounter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self.in_backward = False
         self._formulas = _formulas()

@@ -13,14 +13,26 @@ def _status_bytes(field: str) -> int:
     return 0
 
 
-def limit_data_segment(limit: int) -> None:
-    """Makes every allocation beyond `limit` bytes of private memory fail, as one on a full device does.
+def limit(budget: int) -> int:
+    """Makes every allocation beyond a budget fail, as one on a full device does.
 
-    RLIMIT_DATA bounds what the process itself allocates; files it maps do not count (RLIMIT_AS would count libraries and
-    the stacks of threads). To be set after the imports, which it would break.
+    On a CPU by RLIMIT_DATA, which bounds what the process itself allocates; files it maps do not count (RLIMIT_AS would
+    count libraries and the stacks of threads). To be set after the imports, which it would break. On CUDA by the
+    caching allocator's own bound.
+
+    Args:
+        budget: bytes that this rank may use.
+
+    Returns:
+        The bytes of it that are still free for the model: what a CPU process takes for itself is not.
     """
+    if torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total))
+        return budget
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (budget, hard))
+    return budget - _status_bytes("VmData")
 
 
 def used_bytes() -> int:
@@ -50,8 +62,8 @@ def allocator_figures() -> dict[str, int]:
     }
 
 
-def device_bytes() -> int | None:
-    """Returns the memory of this rank's device; None on a CPU, where a slot has a budget instead."""
+def device_bytes() -> int:
+    """Returns the memory of this rank's CUDA device; 0 on a CPU, where a slot has a budget instead."""
     if not torch.cuda.is_initialized():
-        return None
+        return 0
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)

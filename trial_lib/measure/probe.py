@@ -61,6 +61,7 @@ class Probe:
         self._slowest: list[float] = []
         self._losses: list[torch.Tensor] = []
         self._after_initialize = 0
+        self._memory_budget: int | None = None
         self._phase_started = time.time()
 
     @property
@@ -86,7 +87,7 @@ class Probe:
             if self._watch is None:
                 self._end_phase("import")
                 if self._settings.memory_limit is not None:
-                    memory.limit_data_segment(self._settings.memory_limit)
+                    self._memory_budget = memory.limit(self._settings.memory_limit)
             with _single_configuration(args, config if config is not None else config_params) as passed:
                 merged = None if passed is None else overwrite_deepspeed_config(passed, self._settings.overrides)
                 built = original(args, *positional, config=merged, **kwargs)
@@ -249,8 +250,9 @@ class Probe:
                 "num_params": round(totals[1] / replicas),
                 "trainable_num_params": round(totals[2] / replicas),
                 "activation_mem_per_gpu": round(slowest["activation"] / arrived),
-                "gpu_mem": memory.device_bytes(),
+                "gpu_mem": memory.device_bytes() if self._memory_budget is None else self._memory_budget,
                 "data_parallel_size": replicas,
+                "pipeline_parallel": isinstance(watch, PipelineWatch),
                 "flops_per_sample": flops_per_sample,
             }
         return measurement

@@ -21,9 +21,9 @@ def run(payload: dict[str, Any], rank: int) -> None:
     """Runs one rank; it ends the process and does not return.
 
     Args:
-        payload: the trial as the driver describes it: `program` (`{"script": path}` or `{"module": name}`), `arguments`,
-            `model_dir`, `overrides`, `window`, `memory_limit`, `with_profile`, `launched_at` (seconds since the epoch),
-            and `measurements` and `failures`, the paths of the records by rank.
+        payload: the trial as the driver describes it: `program` (`{"script": path}` or `{"module": name}`),
+            `arguments`, `passes_local_rank`, `model_dir`, `overrides`, `window`, `memory_limit`, `with_profile`,
+            `launched_at` (seconds since the epoch), and `measurements` and `failures`, the records' paths by rank.
         rank: this rank.
     """
     phases = {"start": max(0.0, time.time() - payload["launched_at"])}
@@ -51,12 +51,13 @@ def run(payload: dict[str, Any], rank: int) -> None:
             finish,
         )
         probe.install()
-        _run_program(payload["program"], payload["arguments"])
+        local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if payload["passes_local_rank"] else []
+        _run_program(payload["program"], [*local_rank, *payload["arguments"]])
         if not probe.finish_early():
-            raise _EndedEarly(_ended_early_reason(probe.has_engine, probe.steps_seen))
+            raise _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
     except SystemExit as stop:
         if stop.code in (None, 0):
-            stop_reason: BaseException = _EndedEarly(_ended_early_reason(probe.has_engine, probe.steps_seen))
+            stop_reason: BaseException = _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
         else:
             stop_reason = stop
         _fail(payload, rank, phases, stop_reason)
@@ -64,7 +65,7 @@ def run(payload: dict[str, Any], rank: int) -> None:
         _fail(payload, rank, phases, error)
 
 
-class _EndedEarly(Exception):
+class _EndedEarlyError(Exception):
     """The program ended before enough steps were measured."""
 
 
@@ -102,7 +103,7 @@ def _fail(payload: dict[str, Any], rank: int, phases: dict[str, float], error: B
         "in_initialize": any(
             file.endswith(_INITIALIZE_FRAME[0]) and name == _INITIALIZE_FRAME[1] for file, name in frames
         ),
-        "ended_early": isinstance(error, _EndedEarly),
+        "ended_early": isinstance(error, _EndedEarlyError),
         "time": time.time(),
         "phases": phases,
     }

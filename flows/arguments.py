@@ -1,0 +1,188 @@
+"""The flags of the command line: the predecessor's names, meanings and defaults."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trial_lib.experiment.metrics import SEARCH_METRICS
+
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+_COMMON: list[_Decorator] = [
+    click.argument("config_path", type=click.Path(path_type=Path)),
+    click.argument("model_dir", type=click.Path(path_type=Path)),
+    click.option(
+        "-i",
+        "--include",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
+    ),
+    click.option(
+        "-mt",
+        "--max-trials",
+        type=int,
+        default=50,
+        show_default=True,
+        help="Trials in all, the profile trial among them; your own configuration is measured besides.",
+    ),
+    click.option(
+        "-ms", "--max-slots", type=int, help="Slots that all trials together may use.  [default: all of this host]"
+    ),
+    click.option(
+        "-mct",
+        "--max-concurrent-trials",
+        type=int,
+        default=16,
+        show_default=True,
+        help="Trials that may run at once, on slots of their own.",
+    ),
+    click.option(
+        "-m",
+        "--metric",
+        type=click.Choice(list(SEARCH_METRICS)),
+        default="FLOPS_per_gpu",
+        show_default=True,
+        help="What is optimised: "
+        + ", ".join(f"{metric.name} in {metric.unit}" for metric in SEARCH_METRICS.values())
+        + ". Times are of one optimizer step.",
+    ),
+    click.option(
+        "--run-full-experiment",
+        is_flag=True,
+        help="Afterwards, train at full length with the winning configuration.",
+    ),
+    click.option(
+        "-z",
+        "--zero-stages",
+        multiple=True,
+        type=click.IntRange(0, 3),
+        default=(1, 2, 3),
+        show_default="1 2 3",
+        help="ZeRO stages to search: -z 1 2 3",
+    ),
+    click.option(
+        "--start-profile-step",
+        type=int,
+        default=3,
+        show_default=True,
+        help="The first optimizer step that is measured, from 1.",
+    ),
+    click.option(
+        "--end-profile-step",
+        type=int,
+        default=5,
+        show_default=True,
+        help="The last optimizer step that is measured at least; more are while their times vary.",
+    ),
+    click.option("-r", "--random-seed", type=int, default=42, show_default=True, help="Of the search."),
+    click.option(
+        "--max-search-runner-restarts",
+        type=int,
+        default=5,
+        show_default=True,
+        help="How often a search that failed is started again, where it was.",
+    ),
+    click.option(
+        "--launcher",
+        type=click.Choice(["warm", "cold"]),
+        default="warm",
+        show_default=True,
+        help="warm forks the ranks from a primed interpreter, cold starts fresh ones.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."),
+]
+
+_SEARCH_RANGE_FACTOR: _Decorator = click.option(
+    "--search-range-factor",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="The largest micro-batch to try, as a multiple of the first guess of the largest that fits.",
+)
+
+METHOD_OPTIONS: dict[str, list[_Decorator]] = {
+    "asha": [
+        click.option("--max-rungs", type=int, default=5, show_default=True, help="Rungs a configuration can climb."),
+        click.option(
+            "--min-binary-search-trials",
+            type=int,
+            default=3,
+            show_default=True,
+            help="Trials of a configuration that complete its first rung.",
+        ),
+        click.option(
+            "--asha-early-stopping",
+            type=int,
+            default=0,
+            show_default=True,
+            help="Rungs that are skipped: the first one takes more trials.",
+        ),
+        click.option(
+            "--divisor",
+            type=int,
+            default=2,
+            show_default=True,
+            help="One in so many is promoted to the next rung, which takes so many times the trials.",
+        ),
+        _SEARCH_RANGE_FACTOR,
+    ],
+    "binary": [_SEARCH_RANGE_FACTOR],
+    "random": [
+        click.option(
+            "--trials-per-random-config",
+            type=int,
+            default=5,
+            show_default=True,
+            help="Trials that a configuration has at most.",
+        ),
+        click.option(
+            "--early-stopping",
+            type=int,
+            help="End the search after so many trials in a row without a new best.  [default: never]",
+        ),
+    ],
+}
+
+
+def common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the arguments and flags that all methods have."""
+    for option in reversed(_COMMON):
+        command = option(command)
+    return command
+
+
+_LISTS: dict[str, Callable[[str], bool]] = {
+    "-z": str.isdigit,
+    "--zero-stages": str.isdigit,
+    "-i": lambda word: not word.startswith("-"),
+    "--include": lambda word: not word.startswith("-"),
+}
+
+
+def spread_lists(words: list[str]) -> list[str]:
+    """Returns the command line with `-z 1 2` written as `-z 1 -z 2`, which the parser understands.
+
+    The predecessor's lists are separated by spaces.
+    """
+    spread: list[Any] = []
+    remaining = iter(range(len(words)))
+    for position in remaining:
+        word = words[position]
+        belongs = _LISTS.get(word)
+        if belongs is None:
+            spread.append(word)
+            continue
+        values = []
+        for following in words[position + 1 :]:
+            if not belongs(following):
+                break
+            values.append(following)
+        if not values:
+            spread.append(word)
+        for value in values:
+            spread += [word, value]
+            next(remaining)
+    return spread

@@ -1,0 +1,102 @@
+"""The command line: reads, checks, starts a flow.
+
+Neither torch nor Prefect is imported until an experiment has been read and found good.
+"""
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from pydantic import ValidationError
+
+from flows.arguments import METHOD_OPTIONS, common_options, spread_lists
+from trial_lib.experiment.errors import InputError
+from trial_lib.study.arguments import StudyArguments
+
+FOUND, NONE_COMPLETED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+@click.group(
+    epilog="Exit codes: 0 a configuration was found, 1 no trial completed, 2 the input is wrong, 130 interrupted."
+)
+@click.version_option(package_name="zerotune")
+def cli() -> None:
+    """Finds the DeepSpeed configuration that trains your model fastest on your hardware."""
+
+
+def _method_command(method: str, help_text: str) -> None:
+    """Adds the command of one search method."""
+
+    def command(**options: Any) -> None:
+        _tune(method, options)
+
+    command.__doc__ = help_text
+    for option in reversed(METHOD_OPTIONS[method]):
+        command = option(command)
+    cli.command(method)(common_options(command))
+
+
+_method_command("asha", "Searches random configurations' micro-batch sizes, giving more trials to those that do well.")
+_method_command("binary", "Searches the micro-batch size of random configurations by bisection.")
+_method_command("random", "Searches random configurations, and stops early those that cannot win.")
+
+
+@cli.command()
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output.")
+def resume(study: Path, as_json: bool) -> None:
+    """Goes on with an interrupted STUDY, a folder in zerotune-studies."""
+    from flows.command import resume_command
+
+    _run(lambda: resume_command(study, as_json))
+
+
+def _tune(method: str, options: dict[str, Any]) -> None:
+    as_json = options.pop("as_json")
+    own = {name: options.pop(name) for name in list(options) if name not in StudyArguments.model_fields}
+    settings = {name: value for name, value in own.items() if value is not None}
+
+    def command() -> int:
+        from flows.command import tune_command
+
+        return tune_command(_checked(method, settings, options), as_json)
+
+    _run(command)
+
+
+def _checked(method: str, settings: dict[str, Any], options: dict[str, Any]) -> StudyArguments:
+    """Returns the arguments, the method's own settings included, or an error that names the flag."""
+    from trial_lib.search.create import SETTINGS
+
+    try:
+        SETTINGS[method](**settings)
+        return StudyArguments(method=method, settings=settings, **options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "the arguments"
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{message}.", where=flag, remedy=f"See zerotune {method} --help.") from None
+
+
+def _run(command: Callable[[], int]) -> NoReturn:
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        sys.exit(command())
+    except InputError as error:
+        click.echo(f"zerotune: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        click.echo("zerotune: interrupted before the first trial.", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry of the console script."""
+    cli(args=spread_lists(sys.argv[1:]), prog_name="zerotune")

@@ -1,0 +1,172 @@
+"""What a command does once its arguments are read: servers up, the flow, the answer; and everything down again."""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flows.live import LiveView
+from flows.prefect_server import PrefectServer, prefect_server
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.study import StudyStatus
+from trial_lib.report.leaderboard import leaderboard
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+
+_STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
+
+
+def tune_command(arguments: StudyArguments, as_json: bool) -> int:
+    """Tunes, and prints the answer.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: nothing was started.
+    """
+    return _run(new_study(arguments, Path.cwd()), as_json)
+
+
+def resume_command(root: Path, as_json: bool) -> int:
+    """Goes on with an interrupted study, and prints the answer.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: there is nothing to go on with.
+    """
+    return _run(resume_study(root), as_json)
+
+
+def _run(study: OpenStudy, as_json: bool) -> int:
+    arguments = study.driver.arguments
+    for note in study.driver.experiment.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"study: {study.paths.root}", err=True)
+    click.echo(f"tracking: {study.tracker.tracking_uri}", err=True)
+    try:
+        with LiveView(study.paths, arguments) as view, prefect_server() as server:
+            study.driver.log.addHandler(_ViewHandler(view))
+            _run_flow(study, server)
+    finally:
+        study.close()
+    document = _document(study)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        _tell(study, document)
+    return _STATUS_EXIT[study.record.status]
+
+
+def _run_flow(study: OpenStudy, server: PrefectServer | None) -> None:
+    if server is not None:
+        server.use()
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    from flows.tune import tune
+
+    quiet_console()
+    if server is not None:
+        server.wait_until_ready()
+    flow = tune.with_options(
+        flow_run_name=study.record.study_id, retries=study.driver.arguments.max_search_runner_restarts
+    )
+    state = flow(study_dir=study.paths.root, return_state=True)
+    if server is not None and state.state_details.flow_run_id is not None:
+        from tasks.run_history import wait_for_history
+
+        wait_for_history(state.state_details.flow_run_id)
+
+
+def quiet_console() -> None:
+    """Keeps Prefect's own lines from the terminal, which the live view has; the server gets them all the same."""
+    from prefect.logging.configuration import setup_logging
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    setup_logging()
+    for logger in [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]:
+        for handler in list(logger.handlers):
+            if isinstance(handler, PrefectConsoleHandler):
+                logger.removeHandler(handler)
+
+
+class _ViewHandler(logging.Handler):
+    """Shows the study's log in the live view."""
+
+    def __init__(self, view: LiveView) -> None:
+        super().__init__()
+        self._view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one message."""
+        self._view.note(record.getMessage())
+
+
+def _document(study: OpenStudy) -> dict[str, Any]:
+    """Returns the result of a study as a program reads it."""
+    driver, record = study.driver, study.record
+    rows = leaderboard(driver.results, driver.candidates, record.metric)
+    found = record.status is StudyStatus.COMPLETED
+    return {
+        "study": record.study_id,
+        "folder": str(study.paths.root),
+        "status": record.status.value,
+        "reason": record.reason,
+        "metric": record.metric,
+        "gain": record.gain,
+        "best": rows[0].model_dump(mode="json") if found else None,
+        "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
+        "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
+        "command": study.paths.best_command.read_text() if found else None,
+        "tracking_uri": study.tracker.tracking_uri,
+        "trials": [row.model_dump(mode="json") for row in rows],
+    }
+
+
+def _tell(study: OpenStudy, document: dict[str, Any]) -> None:
+    """Prints the result of a study for a person, on standard error."""
+
+    def say(text: str = "") -> None:
+        click.echo(text, err=True)
+
+    record = study.record
+    say()
+    if record.status is StudyStatus.CANCELLED:
+        say(f"Interrupted. Go on with: zerotune resume {study.paths.root}")
+        return
+    if record.status is not StudyStatus.COMPLETED:
+        say(f"No configuration was found. {record.reason}")
+        _tell_last_words(study)
+        return
+    best = document["best"]
+    say(
+        f"Best: trial {best['trial']:04d}, {best['label']}: {record.metric} {best['value']:.4g}, "
+        f"{best['throughput']:.1f} samples/s"
+    )
+    if best["purpose"] == Purpose.SUBMITTED.value:
+        say("No configuration was faster than yours.")
+    elif record.gain is None:
+        say("Your own configuration did not complete, so there is no gain to state.")
+    else:
+        say(f"That is {record.gain:.2f} times your own configuration.")
+    say(f"Configuration: {study.paths.best_ds_config}")
+    say(f"Train with it: sh {study.paths.best_command}")
+    say(f"All trials:    {study.tracker.ui_command}")
+    if study.tracker.last_error:
+        say(f"Not everything has reached MLflow ({study.tracker.last_error}); the study's folder has it all.")
+
+
+def _tell_last_words(study: OpenStudy) -> None:
+    """Prints the end of the log of the trial that decided the failure."""
+    failed = study.driver.profile
+    if failed is None or not failed.logs:
+        return
+    log = Path(failed.logs[0])
+    if log.exists():
+        print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-15:]), file=sys.stderr)
+        print(f"The whole log: {log}", file=sys.stderr)

@@ -1,0 +1,145 @@
+"""The live view of a study: it reads the study's folder, and nothing else, so it can follow any study."""
+
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.report.leaderboard import Row, leaderboard
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.history import Asked, Told, read_history
+
+_REFRESH_S = 0.5
+_ROWS = 8
+
+
+class LiveView:
+    """Shows a running study on standard error: a table in a terminal, a line for each trial elsewhere.
+
+    Args:
+        paths: the study to follow.
+        arguments: of the study.
+    """
+
+    def __init__(self, paths: StudyPaths, arguments: StudyArguments) -> None:
+        self._paths = paths
+        self._arguments = arguments
+        self._console = Console(stderr=True)
+        self._started = time.monotonic()
+        self._message = "starting"
+        self._candidates: dict[int, Candidate] = {}
+        self._purposes: dict[int, Purpose] = {}
+        self._results: dict[int, TrialResult] = {}
+        self._history_size = -1
+        self._printed: set[int] = set()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
+
+    def note(self, message: str) -> None:
+        """Shows what the study is busy with. Callable from any thread."""
+        self._message = message
+        if not self._console.is_terminal:
+            print(message, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "LiveView":
+        """Starts following."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Shows the last state and stops."""
+        self._done.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        if not self._console.is_terminal:
+            while not self._done.wait(_REFRESH_S):
+                self._read()
+                self._print_new()
+            self._read()
+            self._print_new()
+            return
+        with Live(console=self._console, refresh_per_second=4, transient=False) as live:
+            while not self._done.wait(_REFRESH_S):
+                self._read()
+                live.update(self._picture())
+            self._read()
+            live.update(self._picture())
+
+    def _read(self) -> None:
+        size = self._paths.history.stat().st_size if self._paths.history.exists() else 0
+        if size == self._history_size:
+            return
+        self._history_size = size
+        for event in read_history(self._paths.history):
+            if isinstance(event, Asked):
+                self._candidates[event.number] = event.candidate
+                self._purposes[event.number] = event.purpose
+            elif isinstance(event, Told):
+                self._results[event.number] = event.result
+
+    def _print_new(self) -> None:
+        metric = self._arguments.metric
+        for number, result in self._results.items():
+            if number in self._printed:
+                continue
+            self._printed.add(number)
+            value = result.metrics.get(metric)
+            said = f"{metric} {value:.4g}" if value is not None else result.reason
+            print(
+                f"trial {number:04d} {self._name(number)}: {result.outcome.value} {said}", file=sys.stderr, flush=True
+            )
+
+    def _name(self, number: int) -> str:
+        purpose = self._purposes[number]
+        return self._candidates[number].label if purpose is Purpose.SEARCH else purpose.value
+
+    def _picture(self) -> Group:
+        rows = leaderboard(self._results, self._candidates, self._arguments.metric)
+        running = [number for number in self._candidates if number not in self._results]
+        parts: list[Text | Table] = [Text(self._headline(rows), style="bold")]
+        if rows:
+            parts.append(self._table(rows))
+        if running:
+            parts.append(Text("running: " + ", ".join(f"{number:04d} {self._name(number)}" for number in running)))
+        parts.append(Text(self._message, style="dim"))
+        return Group(*parts)
+
+    def _headline(self, rows: list[Row]) -> str:
+        elapsed = time.monotonic() - self._started
+        ended = [number for number in self._results if self._purposes[number] is not Purpose.SUBMITTED]
+        words = [f"{self._arguments.method}: {len(ended)} of at most {self._arguments.max_trials} trials"]
+        failed = sum(result.outcome is not Outcome.COMPLETED for result in self._results.values())
+        if failed:
+            words.append(f"{failed} failed")
+        words.append(f"{_clock(elapsed)} so far")
+        if len(ended) > 2:
+            per_trial = elapsed / len(ended)
+            words.append(f"{_clock(per_trial * (self._arguments.max_trials - len(ended)))} left at most")
+        return ", ".join(words)
+
+    def _table(self, rows: list[Row]) -> Table:
+        metric = SEARCH_METRICS[self._arguments.metric]
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "trial", "candidate", f"{metric.name} ({metric.unit})", "samples/s", "peak MiB", "outcome"):
+            table.add_column(column, justify="left" if column in ("", "candidate", "outcome") else "right")
+        for place, row in enumerate(rows[:_ROWS]):
+            shown = row.for_people()
+            cells = [shown["trial"], shown["candidate"], shown[metric.name], shown["samples/s"], shown["peak MiB"]]
+            table.add_row("best" if place == 0 and row.value is not None else "", *cells, shown["outcome"])
+        if len(rows) > _ROWS:
+            table.caption = f"and {len(rows) - _ROWS} more"
+        return table
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

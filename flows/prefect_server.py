@@ -1,0 +1,137 @@
+"""The Prefect server that a command runs against: the one that is configured, or one of its own on loopback."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock
+
+from trial_lib.launch.leash import Leashed
+
+_READY_S = 120.0
+_POLL_S = 0.05
+
+# What a server for one command has no use for.
+_IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "TRIGGERS")
+
+
+class PrefectServerError(RuntimeError):
+    """The server that the command started did not come up."""
+
+
+class PrefectServer:
+    """A server of the command's own, with its database in ZeroTune's folder; it comes up in the background.
+
+    Attributes:
+        api_url: where it answers, once it is ready.
+    """
+
+    def __init__(self) -> None:
+        self._home = platformdirs.user_data_path("zerotune", ensure_exists=True) / "prefect"
+        self._home.mkdir(exist_ok=True)
+        self._log = self._home / "server.log"
+        self._environment = {
+            **os.environ,
+            "PREFECT_HOME": str(self._home),
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{self._home / 'prefect.db'}",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+        }
+        migrate_once(self._home, self._environment)
+        port = _free_port()
+        self.api_url = f"http://127.0.0.1:{port}/api"
+        self._server = Leashed(
+            [
+                *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
+                *("--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive", "5", "--log-level", "warning"),
+            ],
+            {
+                **self._environment,
+                "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
+                **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES},
+            },
+            self._log,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Waits until the server answers.
+
+        Raises:
+            PrefectServerError: it ended, or did not answer in two minutes.
+        """
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline and self._server.is_running:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.api_url}/health", timeout=2):
+                return
+            time.sleep(_POLL_S)
+        self.close()
+        raise PrefectServerError(f"The Prefect server did not come up; its log is {self._log}.")
+
+    def use(self) -> None:
+        """Points this process, in which Prefect must not be imported yet, at the server."""
+        os.environ["PREFECT_API_URL"] = self.api_url
+        os.environ["PREFECT_HOME"] = str(self._home)
+
+    def close(self) -> None:
+        """Stops the server."""
+        self._server.close()
+
+
+def migrate_once(home: Path, environment: dict[str, str]) -> None:
+    """Brings the database to this Prefect's schema; some ten seconds, once per version.
+
+    Ahead of the server, which would run into its own time-out on a fresh home.
+    """
+    done = home / f"migrated-{version('prefect')}"
+    with FileLock(home / "migration.lock"):
+        if done.exists() and (home / "prefect.db").exists():
+            return
+        subprocess.run(
+            [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+        )
+        done.touch()
+
+
+def is_configured() -> bool:
+    """Returns whether the user has a Prefect server: by PREFECT_API_URL or in their active profile."""
+    if "PREFECT_API_URL" in os.environ:
+        return True
+    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
+    if not (home / "profiles.toml").exists():
+        return False
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url is not None
+
+
+@contextlib.contextmanager
+def prefect_server() -> Iterator[PrefectServer | None]:
+    """Yields a server that is coming up, or None where the user has one; it is stopped at the end."""
+    if is_configured():
+        yield None
+        return
+    server = PrefectServer()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

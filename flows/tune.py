@@ -1,0 +1,106 @@
+"""The tuning flow: profile, the submitted configuration, search, report."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.futures import PrefectFuture
+from prefect.states import Cancelled, Completed, Failed, State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from tasks.profile import tell_profile
+from tasks.progress import Progress
+from tasks.report import report
+from tasks.trial import submit
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.study import StudyStatus
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+
+
+@flow(name="tune", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
+def tune(arguments: StudyArguments | None = None, study_dir: Path | None = None) -> State[Any]:
+    """Finds the DeepSpeed configuration that trains fastest.
+
+    Args:
+        arguments: of a new study.
+        study_dir: the folder of a study to go on with, in the place of arguments.
+    """
+    study = open_study(arguments, study_dir)
+    try:
+        study.begin()
+        failure = run_study(study)
+        study.finish(StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
+        return Failed(message=failure) if failure else Completed(message=str(study.paths.root))
+    except BaseException as error:
+        # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends its trials' processes.
+        study.driver.cancel()
+        interrupted = not isinstance(error, Exception)
+        study.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, f"{type(error).__name__}: {error}")
+        if isinstance(error, KeyboardInterrupt):
+            return Cancelled(message="Interrupted; `zerotune resume` goes on with it.")
+        raise
+    finally:
+        study.close()
+
+
+def open_study(arguments: StudyArguments | None, study_dir: Path | None) -> OpenStudy:
+    """Returns the study that the command has opened already, an interrupted one, or a new one."""
+    if study_dir is not None:
+        return resume_study(study_dir)
+    if arguments is None:
+        raise ValueError("give either the arguments of a new study or the folder of one to go on with")
+    return new_study(arguments, Path.cwd())
+
+
+def run_study(study: OpenStudy) -> str | None:
+    """Runs what is left of a study; returns why it failed, or None."""
+    driver = study.driver
+    profile = driver.profile or run_alone(study, driver.profile_plan())
+    if profile.outcome is not Outcome.COMPLETED:
+        return (
+            f"The configuration must be able to run with a micro-batch of 1: {profile.outcome.value}. {profile.reason}"
+        )
+    tell_profile(driver)
+    submitted = None if driver.submitted else driver.submitted_plan()
+    if submitted is not None:
+        run_alone(study, submitted)
+    search(study)
+    best = driver.best
+    if best is None:
+        return "No trial completed."
+    report(driver, best, study.tracker.run_url)
+    return None
+
+
+def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
+    """Runs one trial while no other does."""
+    future = submit(study.driver, plan)
+    result = study.driver.next_result()
+    future.wait()
+    take_in(study, result)
+    return result
+
+
+def search(study: OpenStudy) -> None:
+    """Runs the search to its end, up to `concurrency` trials at once."""
+    driver = study.driver
+    progress = Progress(driver)
+    running: dict[int, PrefectFuture[Any]] = {}
+    while True:
+        for plan in driver.next_plans(driver.concurrency - len(running)):
+            running[plan.number] = submit(driver, plan)
+        progress.update()
+        if not running:
+            break
+        result = driver.next_result()
+        running.pop(result.number).wait()
+        take_in(study, result)
+    driver.stop("the search has ended")
+
+
+def take_in(study: OpenStudy, result: TrialResult) -> None:
+    """Remembers how a trial ended, and sends it on."""
+    study.driver.tell(result)
+    study.tracker.notify()

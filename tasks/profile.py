@@ -1,0 +1,40 @@
+"""Telling what the profile trial found out."""
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from trial_lib.experiment.files import write_whole
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.profile_report import mebibytes, report_profile
+
+
+@task(name="profile", cache_policy=NO_CACHE, persist_result=False)
+def tell_profile(driver: StudyDriver) -> None:
+    """Writes the profile, and what each ZeRO stage would need, to the study, its log and Prefect."""
+    assert driver.profile is not None
+    assert driver.profile.profile is not None
+    report = report_profile(
+        driver.profile.profile, driver.experiment.ds_config, driver.experiment.config.resources.slots_per_trial
+    )
+    write_whole(driver.paths.profile, report.model_dump_json(indent=2))
+    for line in report.lines():
+        driver.log.info("%s", line)
+        get_run_logger().info(line)
+    rows = "\n".join(
+        f"| {stage.stage} | {mebibytes(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages
+    )
+    create_markdown_artifact(
+        "\n".join(
+            [
+                "## Profile",
+                *(f"- {line}" for line in report.lines()[:2]),
+                "",
+                "| ZeRO stage | states on a device | largest micro-batch, first guess |",
+                "|---|---|---|",
+                rows,
+            ]
+        ),
+        key="profile",
+        description="What the model needs.",
+    )

@@ -1,0 +1,181 @@
+"""Reading an experiment: the YAML, the DeepSpeed configuration that it names, and the entrypoint.
+
+Imports neither torch nor DeepSpeed: a mistake is told in a fraction of a second.
+"""
+
+import difflib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from trial_lib.experiment.config import ExperimentConfig
+from trial_lib.experiment.deepspeed_json import read_deepspeed_json
+from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.explain import explain, one_error
+from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.yaml_document import YamlDocument, read_yaml
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What the user submitted, read and checked.
+
+    Attributes:
+        path: the YAML file, absolute.
+        model_dir: the folder that the entrypoint runs in, absolute.
+        config: the YAML's fields.
+        ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in.
+        entrypoint: the command, taken apart.
+        notes: one sentence for each thing in the YAML that has no effect.
+    """
+
+    path: Path
+    model_dir: Path
+    config: ExperimentConfig
+    ds_config: dict[str, Any]
+    entrypoint: Entrypoint
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The experiment's name: as written, or the model directory's."""
+        return self.config.name or self.model_dir.name
+
+    @property
+    def environment_variables(self) -> dict[str, str]:
+        """What every rank finds in its environment; an assignment in the entrypoint wins."""
+        return {**self.config.environment.environment_variables, **self.entrypoint.environment}
+
+
+def read_experiment(config_path: Path, model_dir: Path) -> Experiment:
+    """Returns the experiment that a YAML file and a model directory describe.
+
+    Raises:
+        InputError: anything in them cannot be used. Several mistakes are listed in one error.
+    """
+    document = read_yaml(config_path)
+    if not os.path.isdir(model_dir):  # noqa: PTH112 Path.is_dir raises for a folder that may not be entered
+        raise InputError(
+            "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist.",
+            where=str(model_dir),
+            remedy="Name the folder that holds your training code.",
+        )
+    model_dir = model_dir.resolve()
+    try:
+        config = ExperimentConfig.model_validate(document.data)
+    except ValidationError as error:
+        raise one_error(explain(document, error), config_path) from None
+
+    errors: list[InputError] = []
+    ds_config = _collect(errors, lambda: _read_deepspeed_config(document, config, model_dir))
+    entrypoint = _collect(errors, lambda: _read_entrypoint(document, config, model_dir))
+    if ds_config is None or entrypoint is None:
+        raise one_error(errors, config_path)
+    return Experiment(
+        path=config_path.resolve(),
+        model_dir=model_dir,
+        config=config,
+        ds_config=ds_config,
+        entrypoint=entrypoint,
+        notes=(*(f"{key} has no effect here." for key in config.not_used()), *entrypoint.notes),
+    )
+
+
+def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:
+    try:
+        return check()
+    except InputError as error:
+        errors.append(error)
+        return None
+
+
+def _read_deepspeed_config(document: YamlDocument, config: ExperimentConfig, model_dir: Path) -> dict[str, Any]:
+    hyperparameters = config.hyperparameters
+    base = hyperparameters.deepspeed_config
+    if base is None:
+        typo = difflib.get_close_matches("deepspeed_config", hyperparameters.model_extra or {}, n=1)
+        raise InputError(
+            "the experiment names no DeepSpeed configuration, and a search starts from one.",
+            where=document.where(("hyperparameters",), key=True),
+            remedy=f'Did you mean "deepspeed_config" by "{typo[0]}"?'
+            if typo
+            else "Add `deepspeed_config: ds_config.json` under `hyperparameters`, with the name of your file.",
+        )
+    if isinstance(base, str):
+        try:
+            base = read_deepspeed_json(model_dir / base)
+        except InputError as error:
+            place = document.where(("hyperparameters", "deepspeed_config"))
+            raise InputError(error.what, where=error.where, remedy=f"{error.remedy} It is named at {place}.") from None
+    return overwrite_deepspeed_config(base, hyperparameters.overwrite_deepspeed_args)
+
+
+def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, model_dir: Path) -> Entrypoint:
+    where = document.where(("entrypoint",))
+    base = config.hyperparameters.deepspeed_config
+    named = base if isinstance(base, str) else None
+    entrypoint = parse_entrypoint(config.entrypoint, deepspeed_config=named, where=where)
+    _refuse_another_config(entrypoint, base, model_dir, where)
+    if entrypoint.interpreter is not None and not _is_file(model_dir / entrypoint.interpreter):
+        raise InputError(
+            f"the interpreter {entrypoint.interpreter} does not exist.",
+            where=where,
+            remedy=f"Name an existing one, absolute or relative to {model_dir}, or write python3 for ZeroTune's own.",
+        )
+    if entrypoint.script is not None and not _is_file(model_dir / entrypoint.script):
+        raise InputError(
+            f"the script {entrypoint.script} is not in the model directory {model_dir}.",
+            where=where,
+            remedy="Name a script relative to the model directory, or pass the directory that holds it.",
+        )
+    if entrypoint.module is not None and not _has_module(entrypoint, entrypoint.module, model_dir):
+        raise InputError(
+            f"the module {entrypoint.module} is neither in the model directory {model_dir} nor installed.",
+            where=where,
+            remedy="Name a module that `python3 -m` finds from the model directory.",
+        )
+    return entrypoint
+
+
+def _refuse_another_config(
+    entrypoint: Entrypoint, base: str | Mapping[str, Any] | None, model_dir: Path, where: str
+) -> None:
+    """The trial's configuration is made from one file and takes the other's place: they have to be the same."""
+    for value in entrypoint.config_values:
+        if isinstance(base, str) and os.path.realpath(model_dir / value) != os.path.realpath(model_dir / base):
+            raise InputError(
+                f"the entrypoint names the DeepSpeed configuration {value}, and hyperparameters.deepspeed_config "
+                f"names {base}.",
+                where=where,
+                remedy="Name the same file in both places.",
+            )
+        if isinstance(base, Mapping):
+            raise InputError(
+                f"the entrypoint names the DeepSpeed configuration {value}, and hyperparameters.deepspeed_config holds "
+                "another one.",
+                where=where,
+                remedy=f"Write `deepspeed_config: {value}`.",
+            )
+
+
+def _has_module(entrypoint: Entrypoint, module: str, model_dir: Path) -> bool:
+    path = model_dir.joinpath(*module.split("."))
+    if _is_file(path.with_suffix(".py")) or _is_file(path / "__main__.py"):
+        return True
+    # What another interpreter has installed cannot be known without starting it.
+    return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for a file, a folder that may not be entered
+        return False

@@ -1,0 +1,86 @@
+"""The trials of a study as rows, best first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.result import Outcome, TrialResult
+
+
+class Row(BaseModel):
+    """One trial.
+
+    Attributes:
+        trial: its number.
+        purpose: why it ran.
+        label: of its candidate, such as `z2-mbs16`.
+        outcome: how it ended.
+        reason: one sentence, empty if it completed.
+        metric: the name of the metric that is optimised.
+        value: its value; None where the trial did not complete.
+        throughput: samples/s over all ranks.
+        peak_memory: bytes, of the rank that needed most.
+        knobs: what it set beside the batch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trial: int
+    purpose: Purpose
+    label: str
+    outcome: Outcome
+    reason: str
+    metric: str
+    value: float | None
+    throughput: float | None
+    peak_memory: int | None
+    knobs: dict[str, Any]
+
+    def for_people(self) -> dict[str, str]:
+        """Returns the row as a table shows it."""
+        return {
+            "trial": f"{self.trial:04d}",
+            "candidate": self.label if self.purpose is Purpose.SEARCH else self.purpose.value,
+            "outcome": self.outcome.value,
+            self.metric: "" if self.value is None else f"{self.value:.4g}",
+            "samples/s": "" if self.throughput is None else f"{self.throughput:.1f}",
+            "peak MiB": "" if self.peak_memory is None else f"{self.peak_memory / 2**20:.0f}",
+            "knobs": flat_knobs(self.knobs),
+            "reason": self.reason,
+        }
+
+
+def flat_knobs(knobs: Mapping[str, Any], prefix: str = "") -> str:
+    """Returns knobs as `key=value` words, without the sections they stand in."""
+    words = []
+    for key, value in knobs.items():
+        words.append(flat_knobs(value) if isinstance(value, Mapping) else f"{key}={value}")
+    return " ".join(words)
+
+
+def leaderboard(results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str) -> list[Row]:
+    """Returns the trials that have ended but for the profile: completed ones best first, then the others in order."""
+    rows = [_row(result, candidates[number], metric) for number, result in results.items()]
+    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
+    return sorted(
+        (row for row in rows if row.purpose is not Purpose.PROFILE),
+        key=lambda row: (row.value is None, 0.0 if row.value is None else sign * row.value, row.trial),
+    )
+
+
+def _row(result: TrialResult, candidate: Candidate, metric: str) -> Row:
+    return Row(
+        trial=result.number,
+        purpose=result.purpose,
+        label=candidate.label,
+        outcome=result.outcome,
+        reason=result.reason,
+        metric=metric,
+        value=result.metrics.get(metric),
+        throughput=result.metrics.get("throughput"),
+        peak_memory=max(result.memory.peak, default=None),
+        knobs=candidate.knobs,
+    )

@@ -1,0 +1,130 @@
+"""The predecessor's `asha`: asynchronous successive halving (arXiv 1810.05934) over lineages.
+
+The resource that successive halving gives out is trials of a lineage's binary search.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from trial_lib.experiment.knobs import SearchSpace
+from trial_lib.experiment.result import ModelProfile
+from trial_lib.search.binary import BinarySearch, BinarySettings
+from trial_lib.search.lineage import Lineage
+
+
+class AshaSettings(BinarySettings):
+    """What `asha` can be told.
+
+    Rung r, from 0, is complete after `min_binary_search_trials` x `divisor` ^ (`asha_early_stopping` + r) trials.
+
+    Attributes:
+        max_rungs: rungs that a lineage can climb; from the top one none is promoted.
+        min_binary_search_trials: trials of the lowest rung, where `asha_early_stopping` is 0.
+        asha_early_stopping: the paper's early-stopping rate s: with each step up, rungs take `divisor` times as long.
+        divisor: the paper's reduction factor eta: one in so many lineages of a rung is promoted.
+    """
+
+    max_rungs: PositiveInt = 5
+    min_binary_search_trials: PositiveInt = 3
+    asha_early_stopping: NonNegativeInt = 0
+    divisor: Annotated[int, Field(ge=2)] = 2
+
+
+class _Rung:
+    """The lineages that have completed a rung, ranked by their best metric until then."""
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self._ranking: list[tuple[float, int]] = []
+        self._not_promoted: list[tuple[tuple[float, int], Lineage]] = []
+
+    def add(self, lineage: Lineage, score: float | None) -> None:
+        """Adds a lineage that has completed the rung; the smallest score ranks first, None (no metric) not at all."""
+        rank = (score, self.completed) if score is not None else None
+        self.completed += 1
+        if rank is not None:
+            insort(self._ranking, rank)  # moves a few kilobytes at the most: cheaper than a tree
+            heappush(self._not_promoted, (rank, lineage))
+
+    def best_not_promoted(self, level: int, among_first: int) -> Lineage | None:
+        """Returns the best lineage that is still on the rung `level`, if it ranks among the first so many."""
+        while self._not_promoted and self._not_promoted[0][1].rung > level:
+            heappop(self._not_promoted)
+        if not self._not_promoted:
+            return None
+        rank, lineage = self._not_promoted[0]
+        return lineage if bisect_left(self._ranking, rank) < among_first else None
+
+
+class AshaSearch(BinarySearch):
+    """Gives each lineage few trials, and more to the best 1 / divisor of those that got as many.
+
+    When the last unused lineage is in play and the rule would leave places empty, the best that was not promoted is.
+    """
+
+    def __init__(
+        self,
+        settings: AshaSettings,
+        space: SearchSpace,
+        profile: ModelProfile,
+        base_config: Mapping[str, Any],
+        slots: int,
+    ) -> None:
+        """Starts with nothing asked for; the arguments are those of `Search`."""
+        super().__init__(settings, space, profile, base_config, slots)
+        self._divisor = settings.divisor
+        self._trials_of_rung = [
+            settings.min_binary_search_trials * settings.divisor ** (settings.asha_early_stopping + rung)
+            for rung in range(settings.max_rungs)
+        ]
+        self._rungs = [_Rung() for _ in range(settings.max_rungs)]
+
+    def _priority(self, lineage: Lineage) -> tuple[int, ...]:
+        return -lineage.rung, -lineage.trials
+
+    def _continue(self, lineage: Lineage) -> None:
+        if not self._has_completed_rung(lineage):
+            self._wait(lineage)
+            return
+        self._enter(lineage)
+        promoted = self._promote()
+        if promoted is not None:
+            self._wait(promoted)
+
+    def _has_completed_rung(self, lineage: Lineage) -> bool:
+        return lineage.trials >= self._trials_of_rung[lineage.rung] or not lineage.has_sizes_left
+
+    def _enter(self, lineage: Lineage) -> None:
+        score = lineage.best
+        if score is not None and not self.metric.smaller_is_better:
+            score = -score
+        self._rungs[lineage.rung].add(lineage, score)
+
+    def _promote(self) -> Lineage | None:
+        """Promotes the best lineage that may be, and returns it.
+
+        One without a size left completes the rung above as it arrives there, and the next is promoted.
+        """
+        while (lineage := self._promotable()) is not None:
+            lineage.rung += 1
+            if not self._has_completed_rung(lineage):
+                return lineage
+            self._enter(lineage)
+        return None
+
+    def _promotable(self) -> Lineage | None:
+        below_the_top = list(enumerate(self._rungs))[-2::-1]
+        for level, rung in below_the_top:
+            lineage = rung.best_not_promoted(level, among_first=rung.completed // self._divisor)
+            if lineage is not None:
+                return lineage
+        if self._every_lineage_was_used:
+            for level, rung in below_the_top:
+                lineage = rung.best_not_promoted(level, among_first=rung.completed)
+                if lineage is not None:
+                    return lineage
+        return None

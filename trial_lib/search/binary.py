@@ -1,0 +1,51 @@
+"""The predecessor's `binary`: random lineages, each with a binary search for the largest micro-batch size that runs."""
+
+import random
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from trial_lib.experiment.knobs import SearchSpace
+from trial_lib.experiment.result import ModelProfile
+from trial_lib.search.base import Search, SearchSettings
+from trial_lib.search.lineage import Lineage
+
+
+class BinarySettings(SearchSettings):
+    """What `binary` can be told.
+
+    Attributes:
+        search_range_factor: a lineage starts from the sizes up to this times the first guess of the largest.
+    """
+
+    search_range_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class BinarySearch(Search):
+    """Tries the middle of a lineage's range: what runs raises its lower end, what does not fit lowers its upper end.
+
+    A lineage that has no size left gives its place to a new random one.
+    """
+
+    def __init__(
+        self,
+        settings: BinarySettings,
+        space: SearchSpace,
+        profile: ModelProfile,
+        base_config: Mapping[str, Any],
+        slots: int,
+    ) -> None:
+        """Starts with nothing asked for; the arguments are those of `Search`."""
+        super().__init__(settings, space, profile, base_config, slots)
+        self._range_factor = settings.search_range_factor
+
+    def _first_range(self, stage: int) -> tuple[int, int]:
+        return 1, max(1, int(self._first_guess[stage] * self._range_factor))
+
+    def _choose_size(self, lineage: Lineage, rng: random.Random) -> int:
+        return (lineage.lo + lineage.hi) // 2
+
+    def _continue(self, lineage: Lineage) -> None:
+        if lineage.has_sizes_left:
+            self._wait(lineage)

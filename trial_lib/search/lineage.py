@@ -1,0 +1,66 @@
+"""A lineage while it is searched: the range of micro-batch sizes that is still open, and what it has shown."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.experiment.candidate import Candidate
+
+
+@dataclass(eq=False)
+class Lineage:
+    """One setting of the knobs other than the micro-batch size, whose sizes are searched trial after trial.
+
+    Attributes:
+        knobs: in the DeepSpeed configuration's own shape.
+        stage: its ZeRO stage.
+        lo: the smallest micro-batch size (samples) still worth trying.
+        hi: the largest; nothing is left once it is below `lo`.
+        trials: how many of its trials have ended.
+        in_flight: how many have been asked for and have not ended: one, unless a recorded history says otherwise.
+        out_of_memory: whether one of its sizes did not fit.
+        best: the best metric of its trials.
+        rung: the ASHA rung it is in; 0 with other methods.
+    """
+
+    knobs: dict[str, Any]
+    stage: int
+    lo: int
+    hi: int
+    trials: int = 0
+    in_flight: int = 0
+    out_of_memory: bool = False
+    best: float | None = None
+    rung: int = 0
+
+    @property
+    def has_sizes_left(self) -> bool:
+        """Whether a micro-batch size is left to try."""
+        return self.lo <= self.hi
+
+    def ran(self, micro_batch_size: int) -> None:
+        """Takes in that a size ran: only larger ones are of interest."""
+        self.lo = max(self.lo, micro_batch_size + 1)
+
+    def ran_out_of_memory(self, micro_batch_size: int) -> None:
+        """Takes in that a size did not fit: no larger one will."""
+        self.out_of_memory = True
+        self.hi = min(self.hi, micro_batch_size - 1)
+
+    def end(self) -> None:
+        """Leaves nothing to try."""
+        self.hi = self.lo - 1
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate, with the lineage it belongs to and the range of sizes it was taken from.
+
+    Attributes:
+        candidate: what to run.
+        lineage: its lineage.
+        hi: the largest size that the lineage held open when the candidate was chosen.
+    """
+
+    candidate: Candidate
+    lineage: Lineage
+    hi: int

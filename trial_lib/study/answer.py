@@ -1,0 +1,82 @@
+"""The answer of a study: which configuration to use, and how."""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.entrypoint import arguments_for
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.yaml_file import Experiment
+
+# Sections of a DeepSpeed configuration that only a tuner reads.
+TUNING_KEYS = ("autotuning",)
+
+
+def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | None:
+    """Returns the best completed trial, the submitted configuration's included; the earlier of equals."""
+    best: TrialResult | None = None
+    for result in results:
+        if result.outcome is not Outcome.COMPLETED or result.purpose is Purpose.PROFILE or metric not in result.metrics:
+            continue
+        if best is None or SEARCH_METRICS[metric].better(result.metrics[metric], than=best.metrics[metric]):
+            best = result
+    return best
+
+
+def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float | None:
+    """Returns how many times better than the submitted configuration the best is; None where that did not complete."""
+    if submitted is None or submitted.outcome is not Outcome.COMPLETED:
+        return None
+    ours, theirs = best.metrics[metric], submitted.metrics[metric]
+    return theirs / ours if SEARCH_METRICS[metric].smaller_is_better else ours / theirs
+
+
+def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration without the sections that only a tuner reads; one ends the process after a few steps."""
+    return {key: value for key, value in config.items() if key not in TUNING_KEYS}
+
+
+def winning_config(experiment: Experiment, candidate: Candidate) -> dict[str, Any]:
+    """Returns the configuration to train with: the user's own with the candidate merged in, and no tuning key."""
+    return candidate.complete(without_tuning_keys(experiment.ds_config))
+
+
+def training_command(experiment: Experiment, config: dict[str, Any], paths: StudyPaths, device: str) -> str:
+    """Returns what to type to train with the winning configuration."""
+    entrypoint = experiment.entrypoint
+    arguments, _ = arguments_for(entrypoint, paths.best_ds_config, experiment.config.arg_mappings, config)
+    ranks = "--num_gpus" if device == "cuda" else "--num_accelerators"
+    target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
+    words = ["deepspeed", ranks, str(experiment.config.resources.slots_per_trial), *target, *arguments]
+    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", shlex.join(words)]
+    if not entrypoint.config_positions:
+        lines.insert(0, f"# The program takes its configuration in code: have it read {paths.best_ds_config}")
+    return "\n".join(lines) + "\n"
+
+
+def write_answer(
+    experiment: Experiment,
+    candidate: Candidate,
+    best: TrialResult,
+    submitted: TrialResult | None,
+    metric: str,
+    paths: StudyPaths,
+    device: str,
+) -> None:
+    """Writes the winning configuration, what it measured, and the command to train with it."""
+    config = winning_config(experiment, candidate)
+    write_whole(paths.best_ds_config, json.dumps(config, indent=2) + "\n")
+    metrics = {
+        "metric": metric,
+        "trial": best.number,
+        "gain": gain(best, submitted, metric),
+        "metrics": best.metrics,
+        "submitted": submitted.metrics if submitted is not None else {},
+    }
+    write_whole(paths.best_ds_metrics, json.dumps(metrics, indent=2) + "\n")
+    write_whole(paths.best_command, training_command(experiment, config, paths, device))

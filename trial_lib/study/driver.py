@@ -1,0 +1,342 @@
+"""The driver of a study: decides on trials, runs them, remembers how they ended."""
+
+import logging
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+from trial_lib.experiment.batch import resolve_batch
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.entrypoint import arguments_for
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.overrides import ACCUMULATION, config_hash
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.rules import broken_rules
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.window import StepWindow
+from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.trial import Program, TrialPlan, refused_trial, run_trial, unstarted
+from trial_lib.search.base import Search
+from trial_lib.search.create import create_search
+from trial_lib.study.answer import best_result, without_tuning_keys
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
+from trial_lib.study.history import Asked, History, Stopped, Told
+
+PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
+
+
+class StudyDriver:
+    """Runs the trials of one study.
+
+    Only the thread that asks and tells may call its methods, but for `run` and `cancel`.
+
+    Args:
+        study_id: unique over all studies.
+        experiment: what the user submitted.
+        arguments: the study's.
+        paths: its files.
+        host: the devices.
+        launcher: starts the trials.
+        lock_dir: the locks of slots and ports on this host.
+        log: for people; goes to the study's log file.
+    """
+
+    def __init__(
+        self,
+        study_id: str,
+        experiment: Experiment,
+        arguments: StudyArguments,
+        paths: StudyPaths,
+        host: Host,
+        launcher: Launcher,
+        lock_dir: Path,
+        log: logging.Logger,
+    ) -> None:
+        self.study_id = study_id
+        self.experiment = experiment
+        self.base_config = without_tuning_keys(experiment.ds_config)
+        self.arguments = arguments
+        self.paths = paths
+        self.host = host
+        self.log = log
+        self.results: dict[int, TrialResult] = {}
+        self.candidates: dict[int, Candidate] = {}
+        self.cancelled = threading.Event()
+        self.search: Search | None = None
+        self._launcher = launcher
+        self._lock_dir = lock_dir
+        self._history = History(paths.history)
+        self._purposes: dict[int, Purpose] = {}
+        self._ended: queue.SimpleQueue[TrialResult] = queue.SimpleQueue()
+        self._by_hash: dict[str, int] = {}
+        self._interrupted: list[int] = []
+        self._stopped = False
+        self._replay()
+
+    # -- what to run ---------------------------------------------------------------------------------------------
+
+    @property
+    def concurrency(self) -> int:
+        """Trials that may run at once."""
+        slots = self.arguments.max_slots or len(self.host.slots)
+        per_trial = self.experiment.config.resources.slots_per_trial
+        return max(1, min(self.arguments.max_concurrent_trials, self.arguments.max_trials, slots // per_trial))
+
+    def profile_plan(self) -> TrialPlan:
+        """Returns the profile trial: micro-batch 1, one step, the submitted configuration otherwise."""
+        accumulation = self.base_config.get(ACCUMULATION, 1)
+        candidate = Candidate(
+            micro_batch_size=1,
+            gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
+            slots=self.experiment.config.resources.slots_per_trial,
+        )
+        return self._decide(PROFILE_NUMBER, Purpose.PROFILE, candidate)
+
+    def submitted_plan(self) -> TrialPlan | None:
+        """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""
+        replicas = self._profile.profile.data_parallel_size if self._profile.profile else 1
+        try:
+            batch = resolve_batch(self.base_config, replicas)
+        except InputError as error:
+            self.log.warning("your own configuration is not measured: %s", error)
+            return None
+        candidate = Candidate(
+            micro_batch_size=batch.micro_batch_size,
+            gradient_accumulation_steps=batch.gradient_accumulation_steps,
+            slots=self.experiment.config.resources.slots_per_trial,
+            data_parallel_size=replicas,
+        )
+        return self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate)
+
+    def next_plans(self, room: int) -> list[TrialPlan]:
+        """Returns up to `room` trials to start now: first those that were cut short, then what the search asks."""
+        plans: list[TrialPlan] = []
+        search = self._searching()
+        while self._interrupted and len(plans) < room:
+            number = self._interrupted.pop(0)
+            plans.append(self._plan(number, Purpose.SEARCH, self.candidates[number]))
+        while len(plans) < room:
+            candidate = search.ask()
+            if candidate is None:
+                break
+            number = max(self.candidates) + 1
+            self._history.append(Asked(number, Purpose.SEARCH, candidate))
+            known = self._by_hash.get(candidate.config_hash(self.base_config))
+            if known is not None:
+                self._tell_known(number, candidate, self.results[known])
+                continue
+            self._remember(number, Purpose.SEARCH, candidate)
+            plans.append(self._plan(number, Purpose.SEARCH, candidate))
+        return plans
+
+    def _tell_known(self, number: int, candidate: Candidate, result: TrialResult) -> None:
+        """Tells the search what is known already: the same configuration is never run twice."""
+        self._remember(number, Purpose.SEARCH, candidate)
+        again = result.model_copy(update={"number": number, "purpose": Purpose.SEARCH})
+        self.log.info("trial %d is the same configuration as trial %d", number, result.number)
+        self.tell(again)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(self, plan: TrialPlan) -> TrialResult:
+        """Runs one trial; its result waits for `next_result`. Called from a thread of the trial's own."""
+        try:
+            refusal = self._refusal(plan)
+            if refusal is None:
+                result = run_trial(plan, self._launcher, self.host, self._lock_dir, self.cancelled)
+            else:
+                result = refused_trial(plan, refusal)
+        except Exception as error:
+            # A full disk, say: it costs this trial and nothing else.
+            reason = f"The trial could not be run: {type(error).__name__}: {error}"
+            result = unstarted(plan, Outcome.CRASHED, reason)
+            self.log.exception("trial %d could not be run", plan.number)
+        self._ended.put(result)
+        return result
+
+    def _refusal(self, plan: TrialPlan) -> str | None:
+        """Returns why a candidate of the search need not run: a rule that it breaks and the user's own does not."""
+        if plan.purpose is not Purpose.SEARCH or self._profile.profile is None:
+            return None
+        pipeline = self._profile.profile.pipeline_parallel
+        replicas = self._profile.profile.data_parallel_size
+        device: Literal["cpu", "cuda"] = "cuda" if self.host.device == "cuda" else "cpu"
+        own = {rule.name for rule in broken_rules(self.base_config, device, pipeline, replicas)}
+        broken = [rule for rule in broken_rules(plan.ds_config, device, pipeline, replicas) if rule.name not in own]
+        return broken[0].reason if broken else None
+
+    def next_result(self) -> TrialResult:
+        """Waits for a trial to end."""
+        while True:
+            try:
+                # With a time-out, so that the main thread hears signals.
+                return self._ended.get(timeout=0.5)
+            except queue.Empty:
+                continue
+
+    def cancel(self) -> None:
+        """Ends all trials that run. Callable from any thread."""
+        self.cancelled.set()
+
+    def tell(self, result: TrialResult) -> None:
+        """Takes in how a trial ended. One that was cut short stays open in the history: a resumed study runs it."""
+        if result.outcome is Outcome.CANCELLED:
+            return
+        self._history.append(Told(result.number, result))
+        self._learn(result)
+
+    def stop(self, reason: str) -> None:
+        """Notes the end of the search."""
+        if not self._stopped:
+            self._history.append(Stopped(reason))
+            self._stopped = True
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> TrialResult | None:
+        """The best completed trial so far, the submitted configuration's included."""
+        return best_result(self.results.values(), self.arguments.metric)
+
+    @property
+    def submitted(self) -> TrialResult | None:
+        """How the submitted configuration's trial ended, if it has."""
+        return self.results.get(SUBMITTED_NUMBER)
+
+    @property
+    def profile(self) -> TrialResult | None:
+        """How the profile trial ended, if it has."""
+        return self.results.get(PROFILE_NUMBER)
+
+    @property
+    def _profile(self) -> TrialResult:
+        return self.results[PROFILE_NUMBER]
+
+    @property
+    def searched(self) -> int:
+        """Trials of the search that have ended, the profile trial among them."""
+        return sum(self._purposes[number] is not Purpose.SUBMITTED for number in self.results)
+
+    def _searching(self) -> Search:
+        if self.search is None:
+            assert self._profile.profile is not None
+            self.search = create_search(
+                self.arguments.method,
+                {
+                    **self.arguments.settings,
+                    "max_trials": self.arguments.max_trials,
+                    "zero_stages": self.arguments.zero_stages,
+                    "metric": self.arguments.metric,
+                    "seed": self.arguments.random_seed,
+                    "concurrency": self.concurrency,
+                },
+                profile=self._profile.profile,
+                base_config=self.base_config,
+                slots=self.experiment.config.resources.slots_per_trial,
+            )
+        return self.search
+
+    # -- history -------------------------------------------------------------------------------------------------
+
+    def _replay(self) -> None:
+        """Brings a resumed study to where it was: asks are applied, not asked again, and ended trials are not run."""
+        for event in self._history.replayed:
+            if isinstance(event, Asked):
+                self._remember(event.number, event.purpose, event.candidate)
+                if event.purpose is Purpose.SEARCH:
+                    self._searching().apply(event.candidate)
+            elif isinstance(event, Told):
+                self._learn(event.result)
+            else:
+                self._stopped = True
+        self._interrupted = [
+            number
+            for number, purpose in self._purposes.items()
+            if number not in self.results and purpose is Purpose.SEARCH
+        ]
+
+    def _remember(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
+        self.candidates[number] = candidate
+        self._purposes[number] = purpose
+
+    def _learn(self, result: TrialResult) -> None:
+        self.results[result.number] = result
+        if result.purpose is Purpose.PROFILE:
+            self._launcher.prime(result.imported)
+            return
+        self._by_hash.setdefault(result.config_hash, result.number)
+        if result.purpose is Purpose.SEARCH:
+            self._searching().tell(self.candidates[result.number], result)
+
+    def _decide(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
+        if number not in self.candidates:
+            self._history.append(Asked(number, purpose, candidate))
+            self._remember(number, purpose, candidate)
+        return self._plan(number, purpose, candidate)
+
+    # -- plans ---------------------------------------------------------------------------------------------------
+
+    def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
+        arguments = self.arguments
+        if purpose is Purpose.PROFILE:
+            window = StepWindow(start_step=1, end_step=1, max_steps=1)
+            deadline = PROFILE_DEADLINE_S
+        else:
+            window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
+            deadline = deadline_s(self._profile, self.candidates[PROFILE_NUMBER], candidate, window)
+        paths = self.paths.trial(number)
+        config = candidate.complete(self.base_config)
+        return TrialPlan(
+            trial_id=f"{self.study_id}-{number:04d}",
+            number=number,
+            purpose=purpose,
+            candidate=candidate,
+            ds_config=config,
+            config_hash=config_hash(config),
+            program=self._program(paths.ds_config, config),
+            window=window,
+            memory_limit=self._memory_limit(),
+            deadline_s=deadline,
+            paths=paths,
+        )
+
+    def _program(self, ds_config_path: Path, config: dict[str, Any]) -> Program:
+        entrypoint = self.experiment.entrypoint
+        arguments, _ = arguments_for(entrypoint, ds_config_path, self.experiment.config.arg_mappings, config)
+        return Program(
+            interpreter=interpreter_of(self.experiment),
+            target={"module": entrypoint.module} if entrypoint.module else {"script": entrypoint.script or ""},
+            arguments=arguments,
+            passes_local_rank=entrypoint.passes_local_rank,
+            model_dir=self.experiment.model_dir,
+            environment=environment_of(self.experiment, self.arguments.include),
+        )
+
+    def _memory_limit(self) -> int | None:
+        asked = self.experiment.config.resources.memory_per_slot
+        if asked is not None:
+            return int(asked)
+        return self.host.memory_per_slot if self.host.device == "cpu" else None
+
+
+def interpreter_of(experiment: Experiment) -> str:
+    """Returns the Python that runs the user's code: the one they name by a path, else ZeroTune's own."""
+    named = experiment.entrypoint.interpreter
+    return sys.executable if named is None else str((experiment.model_dir / named).absolute())
+
+
+def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[str, str]:
+    """Returns the environment that ranks start from."""
+    from trial_lib.launch.cold import rank_environment
+
+    environment = {**rank_environment(), **experiment.environment_variables}
+    if include:
+        # The predecessor copies these beside the code; here they become importable from where they stand.
+        folders = [str(path.resolve().parent) for path in include]
+        environment["PYTHONPATH"] = ":".join([*folders, environment.get("PYTHONPATH", "")]).rstrip(":")
+    return environment

@@ -1,0 +1,290 @@
+"""Opening a study: its folder, its lock, its launcher and its tracker; and closing all of them, however it ended."""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.experiment.yaml_file import Experiment, read_experiment
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.hardware import Host, this_host
+from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.warm import WarmLauncher
+from trial_lib.study.answer import gain
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.driver import StudyDriver, environment_of, interpreter_of
+from trial_lib.tracking.tracker import StudyTracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri
+
+STUDIES = "zerotune-studies"
+_TRACKING_CLOSE_S = 30.0
+
+
+class OpenStudy:
+    """A study that runs in this process.
+
+    Attributes:
+        driver: its trials.
+        paths: its files.
+        tracker: sends them on.
+    """
+
+    def __init__(
+        self,
+        record: StudyRecord,
+        paths: StudyPaths,
+        driver: StudyDriver,
+        launcher: Launcher,
+        tracker: StudyTracker,
+        lock: FileLock,
+    ) -> None:
+        self.driver = driver
+        self.paths = paths
+        self.tracker = tracker
+        self._record = record
+        self._launcher = launcher
+        self._lock = lock
+
+    @property
+    def record(self) -> StudyRecord:
+        """The study's record as it stands on the disk."""
+        return self._record
+
+    def begin(self) -> None:
+        """Writes the record of a study that runs (again), and starts sending it on."""
+        self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
+        self.tracker.start()
+
+    def finish(self, status: StudyStatus, reason: str = "") -> None:
+        """Writes how the study ended."""
+        best = self.driver.best
+        self._update(
+            status=status,
+            reason=reason,
+            ended_at=time.time(),
+            best_number=None if best is None else best.number,
+            gain=None if best is None else gain(best, self.driver.submitted, self._record.metric),
+        )
+
+    def close(self) -> bool:
+        """Ends the launcher, and waits a while for the tracking server; returns whether that has everything."""
+        self.driver.cancel()
+        self._launcher.close()
+        try:
+            return self.tracker.close(_TRACKING_CLOSE_S)
+        finally:
+            _opened.pop(self.paths.root, None)
+            self._lock.release()
+
+    def _update(self, **changes: object) -> None:
+        self._record = self._record.model_copy(update=changes)
+        write_whole(self.paths.record, self._record.model_dump_json(indent=2))
+        self.tracker.notify()
+
+
+# A command opens its study before the flow starts, so that the fork server primes while Prefect comes up; the flow then
+# finds it here.
+_opened: dict[Path, OpenStudy] = {}
+
+
+def new_study(arguments: StudyArguments, work_dir: Path, note: Callable[[str], None] | None = None) -> OpenStudy:
+    """Checks the arguments and opens a new study; its servers come up in the background.
+
+    Args:
+        arguments: the study's.
+        work_dir: the folder that studies and the tracking store stand in.
+        note: told what takes its time; what it is told goes to the study's log as well.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
+    """
+    experiment = read_experiment(arguments.config_path, arguments.model_dir)
+    host = this_host()
+    check_arguments(arguments, experiment, host)
+    study_id = _new_id(experiment.name)
+    paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
+    tracking_uri = default_tracking_uri(work_dir)
+    try:
+        paths.trials.mkdir(parents=True)
+        shutil.copyfile(experiment.path, paths.experiment)
+    except OSError as error:
+        raise InputError(
+            f"the study's folder cannot be written ({error.strerror}).",
+            where=str(paths.root),
+            remedy="Run zerotune in a folder that you may write to.",
+        ) from None
+    record = StudyRecord(
+        study_id=study_id,
+        name=experiment.name,
+        method=arguments.method,
+        metric=arguments.metric,
+        arguments=json.loads(arguments.model_copy(update=_absolute(arguments)).model_dump_json()),
+        model_dir=str(experiment.model_dir),
+        ds_config=experiment.ds_config,
+        started_at=time.time(),
+    )
+    return _open(record, arguments, experiment, host, paths, tracking_uri, note)
+
+
+def resume_study(root: Path, note: Callable[[str], None] | None = None) -> OpenStudy:
+    """Opens a study that was interrupted; it goes on where it was.
+
+    Args:
+        root: the study's folder.
+        note: told what takes its time.
+
+    Raises:
+        InputError: there is no study, another process drives it, or the experiment has changed.
+    """
+    paths = StudyPaths(root.absolute())
+    if paths.root in _opened:
+        return _opened[paths.root]
+    if not paths.record.is_file():
+        raise InputError(
+            "this is not a study's folder: it has no study.json.",
+            where=str(root),
+            remedy=f"Name one of the folders in {STUDIES}.",
+        )
+    record = StudyRecord.model_validate_json(paths.record.read_text())
+    arguments = StudyArguments.model_validate(record.arguments)
+    experiment = read_experiment(paths.experiment, arguments.model_dir)
+    if experiment.ds_config != record.ds_config:
+        raise InputError(
+            "the DeepSpeed configuration has changed since the study began.",
+            where=str(experiment.model_dir),
+            remedy="Put it back, or start a new study.",
+        )
+    host = this_host()
+    check_arguments(arguments, experiment, host)
+    tracking_uri = default_tracking_uri(paths.root.parent.parent)
+    return _open(record, arguments, experiment, host, paths, tracking_uri, note)
+
+
+def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Host) -> None:
+    """Refuses arguments that cannot work on this host.
+
+    Raises:
+        InputError: too few trials, more slots than there are, or something to include that does not exist.
+    """
+    slots = experiment.config.resources.slots_per_trial
+    if slots > len(host.slots):
+        raise InputError(
+            f"slots_per_trial is {slots}, but this host has {len(host.slots)} {host.device} slot(s).",
+            where=str(experiment.path),
+            remedy=f"Set resources.slots_per_trial to at most {len(host.slots)}.",
+        )
+    if arguments.max_slots is not None and not slots <= arguments.max_slots <= len(host.slots):
+        raise InputError(
+            f"{arguments.max_slots} is not between one trial's slots ({slots}) and this host's ({len(host.slots)}).",
+            where="--max-slots",
+            remedy="Leave it out to use the whole host.",
+        )
+    if arguments.max_trials < 2:
+        raise InputError(
+            f"{arguments.max_trials} trial leaves none for the search: the profile trial counts.",
+            where="--max-trials",
+            remedy="Allow at least 2.",
+        )
+    for path in arguments.include:
+        if not path.exists():
+            raise InputError(
+                "this does not exist.", where=f"--include {path}", remedy="Name an existing file or folder."
+            )
+
+
+def _absolute(arguments: StudyArguments) -> dict[str, object]:
+    return {
+        "config_path": arguments.config_path.absolute(),
+        "model_dir": arguments.model_dir.absolute(),
+        "include": tuple(path.absolute() for path in arguments.include),
+    }
+
+
+def _new_id(name: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "study"
+    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _open(
+    record: StudyRecord,
+    arguments: StudyArguments,
+    experiment: Experiment,
+    host: Host,
+    paths: StudyPaths,
+    tracking_uri: str,
+    note: Callable[[str], None] | None,
+) -> OpenStudy:
+    lock = FileLock(paths.lock, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            "another process drives this study.", where=str(paths.root), remedy="Wait for it, or stop it first."
+        ) from None
+    log = _logger(record.study_id, paths.log, note)
+    launcher = _launcher(arguments, experiment, paths, log.info)
+    # Of this host and this boot, like what it hands out.
+    lock_dir = Path(tempfile.gettempdir()) / f"zerotune-{os.getuid()}"
+    driver = StudyDriver(record.study_id, experiment, arguments, paths, host, launcher, lock_dir, log)
+    study = OpenStudy(record, paths, driver, launcher, StudyTracker(paths, tracking_uri), lock)
+    _opened[paths.root] = study
+    return study
+
+
+def _launcher(
+    arguments: StudyArguments, experiment: Experiment, paths: StudyPaths, note: Callable[[str], None]
+) -> Launcher:
+    interpreter = interpreter_of(experiment)
+    environment = environment_of(experiment, arguments.include)
+    builders = needed_builders(experiment)
+    if arguments.launcher == "cold":
+        return ColdLauncher(interpreter, builders, environment, note)
+    launcher = WarmLauncher(interpreter, builders, environment, str(paths.fork_server_log), note)
+    launcher.start()
+    return launcher
+
+
+def needed_builders(experiment: Experiment) -> list[str]:
+    """Returns the DeepSpeed ops that the experiment's trials will want built, by their builders' names."""
+    builders = ["ShareMemCommBuilder"]
+    optimizer = experiment.ds_config.get("optimizer") or {}
+    if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
+        offloads = (experiment.ds_config.get("zero_optimization") or {}).get("offload_optimizer")
+        if not (optimizer.get("params") or {}).get("torch_adam"):
+            builders.append("CPUAdamBuilder" if offloads else "FusedAdamBuilder")
+    return builders
+
+
+def _logger(study_id: str, path: Path, note: Callable[[str], None] | None) -> logging.Logger:
+    logger = logging.Logger(study_id, logging.INFO)
+    file = logging.FileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(file)
+    if note is not None:
+        logger.addHandler(_NoteHandler(note))
+    return logger
+
+
+class _NoteHandler(logging.Handler):
+    """Passes what is logged on to a person's terminal."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Passes one message on."""
+        with contextlib.suppress(Exception):
+            self._note(record.getMessage())

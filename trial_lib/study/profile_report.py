@@ -1,0 +1,70 @@
+"""What the profile trial says about the model, and what each ZeRO stage would need of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trial_lib.estimate.states import first_guess, precision_of, state_bytes
+from trial_lib.experiment.knobs import ZERO_STAGES
+from trial_lib.experiment.result import ModelProfile
+
+
+class StageEstimate(BaseModel):
+    """What one ZeRO stage would need.
+
+    Attributes:
+        stage: the ZeRO stage.
+        states: bytes of parameters, gradients and optimizer states on one device.
+        largest_micro_batch: samples that fit beside them by the first guess.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: int
+    states: int
+    largest_micro_batch: int
+
+
+class ProfileReport(BaseModel):
+    """The profile and its consequences."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    profile: ModelProfile
+    stages: list[StageEstimate]
+
+    def lines(self) -> list[str]:
+        """Returns the report as lines for people."""
+        profile = self.profile
+        return [
+            f"parameters: {profile.num_params:,}, trainable: {profile.trainable_num_params:,}",
+            f"device memory for the model: {mebibytes(profile.gpu_mem)}; "
+            f"activations of one sample: {mebibytes(profile.activation_mem_per_gpu)}",
+            *(
+                f"ZeRO {stage.stage}: states {mebibytes(stage.states)}, "
+                f"largest micro-batch about {stage.largest_micro_batch}"
+                for stage in self.stages
+            ),
+        ]
+
+
+def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots: int) -> ProfileReport:
+    """Returns the profile with an estimate for each ZeRO stage."""
+    precision = precision_of(base_config)
+    return ProfileReport(
+        profile=profile,
+        stages=[
+            StageEstimate(
+                stage=stage,
+                states=state_bytes(stage, profile.num_params, profile.trainable_num_params, precision, slots),
+                largest_micro_batch=first_guess(stage, profile, precision, slots),
+            )
+            for stage in ZERO_STAGES
+        ],
+    )
+
+
+def mebibytes(count: int) -> str:
+    """Returns bytes as people read them."""
+    return f"{count / 2**20:,.1f} MiB"
