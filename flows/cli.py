@@ -89,7 +89,7 @@ def _run(command: Callable[[], int]) -> NoReturn:
         click.echo(f"zerotune: {error}", err=True)
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
-        click.echo("zerotune: interrupted before the first trial.", err=True)
+        click.echo("zerotune: interrupted before anything was started.", err=True)
         sys.exit(INTERRUPTED)
 
 

@@ -54,6 +54,10 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         with LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(_ViewHandler(view))
             _run_flow(study, server)
+    except KeyboardInterrupt:
+        # Before the flow, or handed on by it when it had cleaned up.
+        if study.record.status is StudyStatus.RUNNING:
+            study.finish(StudyStatus.CANCELLED, "interrupted")
     finally:
         study.close()
     document = _document(study)
@@ -76,11 +80,13 @@ def _run_flow(study: OpenStudy, server: PrefectServer | None) -> None:
     flow = tune.with_options(
         flow_run_name=study.record.study_id, retries=study.driver.arguments.max_search_runner_restarts
     )
-    state = flow(study_dir=study.paths.root, return_state=True)
-    if server is not None and state.state_details.flow_run_id is not None:
-        from tasks.run_history import wait_for_history
+    try:
+        flow(study_dir=study.paths.root, return_state=True)
+    finally:
+        if server is not None:
+            from tasks.run_history import wait_for_history
 
-        wait_for_history(state.state_details.flow_run_id)
+            wait_for_history(study.record.study_id)
 
 
 def quiet_console() -> None:

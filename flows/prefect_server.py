@@ -35,18 +35,9 @@ class PrefectServer:
     """
 
     def __init__(self) -> None:
-        self._home = platformdirs.user_data_path("zerotune", ensure_exists=True) / "prefect"
-        self._home.mkdir(exist_ok=True)
+        migrate_own_database()
+        self._home = _own_home()
         self._log = self._home / "server.log"
-        self._environment = {
-            **os.environ,
-            "PREFECT_HOME": str(self._home),
-            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{self._home / 'prefect.db'}",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "1",
-            "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
-        }
-        migrate_once(self._home, self._environment)
         port = _free_port()
         self.api_url = f"http://127.0.0.1:{port}/api"
         self._server = Leashed(
@@ -55,7 +46,7 @@ class PrefectServer:
                 *("--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive", "5", "--log-level", "warning"),
             ],
             {
-                **self._environment,
+                **_own_environment(self._home),
                 "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
                 **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES},
             },
@@ -86,18 +77,36 @@ class PrefectServer:
         self._server.close()
 
 
-def migrate_once(home: Path, environment: dict[str, str]) -> None:
-    """Brings the database to this Prefect's schema; some ten seconds, once per version.
+def _own_home() -> Path:
+    home = platformdirs.user_data_path("zerotune") / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def _own_environment(home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+    }
+
+
+def migrate_own_database() -> None:
+    """Brings the database of ZeroTune's own server to this Prefect's schema; some ten seconds, once per version.
 
     Ahead of the server, which would run into its own time-out on a fresh home.
     """
+    home = _own_home()
     done = home / f"migrated-{version('prefect')}"
     with FileLock(home / "migration.lock"):
         if done.exists() and (home / "prefect.db").exists():
             return
         subprocess.run(
             [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
-            env=environment,
+            env=_own_environment(home),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=True,

@@ -8,6 +8,7 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.experiment import experiment
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
@@ -71,6 +72,8 @@ def run_study(study: OpenStudy) -> str | None:
     if best is None:
         return "No trial completed."
     report(driver, best, study.tracker.run_url)
+    if driver.arguments.run_full_experiment and not experiment(driver):
+        return f"The full experiment failed; its logs are in {study.paths.full_experiment.root}."
     return None
 
 

@@ -104,6 +104,11 @@ class StudyPaths:
         return self.root / "best_command.txt"
 
     @property
+    def full_experiment(self) -> TrialPaths:
+        """The training at full length with the winner."""
+        return TrialPaths(self.root / "full_experiment")
+
+    @property
     def trials(self) -> Path:
         """One folder for each trial."""
         return self.root / "trials"

@@ -27,7 +27,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     """Imports what every DeepSpeed training imports, and what a first step would otherwise load later."""
     # DeepSpeed imports mlflow where it is installed, and with it pyarrow, which starts a thread.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
-    import deepspeed
+    import deepspeed  # noqa: F401 - for the forks
     import torch
 
     del sys.modules["mlflow"]
@@ -37,9 +37,20 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))])
     from deepspeed.accelerator import get_accelerator
 
+    def note(text: str) -> None:
+        channel.send(driver, {"note": text})
+
     if get_accelerator().device_name() == "cpu":
-        jit_builds.build(builders, note=lambda text: channel.send(driver, {"note": text}))
-    del deepspeed
+        jit_builds.build(builders, note)
+        return
+    # Loading a CUDA op asks the device for its architecture, and with that makes a context: in a child, then.
+    child = os.fork()
+    if child == 0:
+        try:
+            jit_builds.build(builders, note)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
 
 
 def prime_with(modules: list[str]) -> None:
@@ -120,7 +131,11 @@ def _become_guard(request: dict[str, Any], driver: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             driver.close()
-            rank_process.become(request, rank, guard)
+            try:
+                rank_process.become(request, rank, guard)
+            finally:
+                # Not up through the frames of the guard that it was forked from.
+                os._exit(1)
         return pid
 
     try:

@@ -88,13 +88,13 @@ class Guard:
             if now >= grace_ends:
                 return RANKS
             if self._reap(ranks):
-                # The peers of an ended rank get a moment to leave records of their own.
+                # The peers of a failed rank get a moment to leave records of their own.
                 grace_ends = min(grace_ends, now + self._request["grace_s"])
         return RANKS
 
     def _reap(self, ranks: dict[int, int]) -> bool:
-        """Notes the ranks that have ended, and lets adopted orphans go; returns whether a rank has ended."""
-        before = len(self._statuses)
+        """Notes the ranks that have ended, and lets adopted orphans go; returns whether a rank has failed."""
+        failed = False
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -102,7 +102,8 @@ class Guard:
                     break
                 if pid in ranks:
                     self._statuses[ranks[pid]] = os.waitstatus_to_exitcode(status)
-        return len(self._statuses) > before
+                    failed = failed or status != 0
+        return failed
 
 
 def main(arguments: list[str]) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from trial_lib.launch import channel
 
+_POLL_S = 0.1
+
 
 @dataclass(frozen=True)
 class RankRequest:
@@ -34,7 +36,7 @@ class LaunchRequest:
         cwd: the working directory.
         ranks: one for each process.
         deadline_s: seconds after which all are killed.
-        grace_s: seconds that the other ranks have to end once the first has.
+        grace_s: seconds that the other ranks have to end once one has failed.
     """
 
     interpreter: str
@@ -84,6 +86,22 @@ class Launched:
         if received is None:
             return Ending("guard", [None] * self._ranks)
         return Ending(received[0]["ended_by"], received[0]["statuses"])
+
+    def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
+        """Waits like `wait`, and cancels when the event is set."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.is_set():
+                if cancelled.wait(timeout=_POLL_S):
+                    self.cancel()
+                    return
+
+        threading.Thread(target=watch, daemon=True, name="cancel-trial").start()
+        try:
+            return self.wait()
+        finally:
+            ended.set()
 
     def cancel(self) -> None:
         """Has all processes killed; `wait` returns once they are gone. Callable from any thread."""

@@ -22,7 +22,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def become(request: dict[str, Any], rank: int, guard: int) -> None:
-    """Turns this process into a rank and runs the entry in it; does not return.
+    """Turns this process into a rank and runs the entry in it.
 
     Args:
         request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
@@ -42,7 +42,6 @@ def become(request: dict[str, Any], rank: int, guard: int) -> None:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
     module, function = request["entry"].split(":")
     getattr(importlib.import_module(module), function)(request["payload"], rank)
-    os._exit(0)
 
 
 def _redirect(log: str) -> None:

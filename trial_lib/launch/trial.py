@@ -15,34 +15,14 @@ from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResu
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.hardware import Host
-from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest, RankRequest
+from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
 from trial_lib.launch.outcome import RankRecord, classify, kernel_kills
 from trial_lib.launch.ports import reserved_port
+from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.slots import held_slots
 
 _ENTRY = "trial_lib.measure.rank:run"
 _TAIL_BYTES = 20_000
-
-
-@dataclass(frozen=True)
-class Program:
-    """What a trial runs: the user's program, the same for all trials of a study but for its arguments.
-
-    Attributes:
-        interpreter: the Python that runs it.
-        target: `{"script": path}` or `{"module": name}`.
-        arguments: of its command line.
-        passes_local_rank: whether each rank is given `--local_rank=N` before them, as the `deepspeed` launcher does.
-        model_dir: its working directory.
-        environment: all of its environment variables, but for those of the rank.
-    """
-
-    interpreter: str
-    target: dict[str, str]
-    arguments: list[str]
-    passes_local_rank: bool
-    model_dir: Path
-    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -150,41 +130,12 @@ def _run(
     cancelled: threading.Event,
     launched_at: float,
 ) -> Ending:
-    launched = launcher.launch(_request(plan, host, slots, port, launched_at))
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.is_set():
-            if cancelled.wait(timeout=0.1):
-                launched.cancel()
-                return
-
-    threading.Thread(target=watch, daemon=True, name=f"cancel-{plan.trial_id}").start()
-    try:
-        return launched.wait()
-    finally:
-        ended.set()
+    request = _request(plan, host, slots, port, launched_at)
+    return launcher.launch(request).wait_or_cancel(cancelled)
 
 
 def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_at: float) -> LaunchRequest:
     world_size = plan.candidate.slots
-    shared = {
-        **plan.program.environment,
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    if host.device == "cuda":
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(slots)
-    ranks = [
-        RankRequest(
-            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            log=str(plan.paths.log(rank)),
-            cores=[int(slots[rank])] if host.device == "cpu" else [],
-        )
-        for rank in range(world_size)
-    ]
     payload = {
         "program": plan.program.target,
         "arguments": plan.program.arguments,
@@ -198,6 +149,7 @@ def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_
         "measurements": [str(plan.paths.measurement(rank)) for rank in range(world_size)],
         "failures": [str(plan.paths.failure(rank)) for rank in range(world_size)],
     }
+    ranks = rank_requests(plan.program, host, slots, port, [plan.paths.log(rank) for rank in range(world_size)])
     return LaunchRequest(plan.program.interpreter, _ENTRY, payload, str(plan.program.model_dir), ranks, plan.deadline_s)
 
 

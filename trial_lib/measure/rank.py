@@ -51,8 +51,7 @@ def run(payload: dict[str, Any], rank: int) -> None:
             finish,
         )
         probe.install()
-        local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if payload["passes_local_rank"] else []
-        _run_program(payload["program"], [*local_rank, *payload["arguments"]])
+        _run_program(payload["program"], _arguments(payload))
         if not probe.finish_early():
             raise _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
     except SystemExit as stop:
@@ -63,6 +62,21 @@ def run(payload: dict[str, Any], rank: int) -> None:
         _fail(payload, rank, phases, stop_reason)
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         _fail(payload, rank, phases, error)
+
+
+def train(payload: dict[str, Any], rank: int) -> None:
+    """Runs one rank of a full experiment: the user's program as it is, to its own end.
+
+    Args:
+        payload: `program`, `arguments` and `passes_local_rank`, as for `run`.
+        rank: this rank.
+    """
+    _run_program(payload["program"], _arguments(payload))
+
+
+def _arguments(payload: dict[str, Any]) -> list[str]:
+    local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if payload["passes_local_rank"] else []
+    return [*local_rank, *payload["arguments"]]
 
 
 class _EndedEarlyError(Exception):

@@ -1,12 +1,17 @@
 """The answer of a study: which configuration to use, and how."""
 
 import json
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.entrypoint import arguments_for
+from trial_lib.experiment.environment import redact
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -47,16 +52,31 @@ def winning_config(experiment: Experiment, candidate: Candidate) -> dict[str, An
 
 
 def training_command(experiment: Experiment, config: dict[str, Any], paths: StudyPaths, device: str) -> str:
-    """Returns what to type to train with the winning configuration."""
+    """Returns what to type to train with the winning configuration, under the conditions it was measured in."""
     entrypoint = experiment.entrypoint
     arguments, _ = arguments_for(entrypoint, paths.best_ds_config, experiment.config.arg_mappings, config)
     ranks = "--num_gpus" if device == "cuda" else "--num_accelerators"
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
-    words = ["deepspeed", ranks, str(experiment.config.resources.slots_per_trial), *target, *arguments]
+    assignments = [f"{name}={value}" for name, value in _environment(experiment).items()]
+    slots = str(experiment.config.resources.slots_per_trial)
+    words = [*assignments, _deepspeed_launcher(), ranks, slots, *target, *arguments]
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", shlex.join(words)]
     if not entrypoint.config_positions:
         lines.insert(0, f"# The program takes its configuration in code: have it read {paths.best_ds_config}")
     return "\n".join(lines) + "\n"
+
+
+def _environment(experiment: Experiment) -> dict[str, str]:
+    """Returns the variables that the trials had and a shell may not have; secrets stay out of a file."""
+    own = experiment.environment_variables
+    shown = {name: value for name, value in own.items() if redact(own)[name] == value}
+    return {**({} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}), **shown}
+
+
+def _deepspeed_launcher() -> str:
+    """Returns how to call DeepSpeed's launcher: by its path where a shell would find another one or none."""
+    ours = Path(sys.executable).with_name("deepspeed")
+    return "deepspeed" if shutil.which("deepspeed") == str(ours) else str(ours)
 
 
 def write_answer(

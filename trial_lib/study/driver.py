@@ -1,5 +1,6 @@
 """The driver of a study: decides on trials, runs them, remembers how they ended."""
 
+import json
 import logging
 import queue
 import sys
@@ -17,9 +18,12 @@ from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.launch.cold import ColdLauncher, rank_environment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
-from trial_lib.launch.trial import Program, TrialPlan, refused_trial, run_trial, unstarted
+from trial_lib.launch.program import Program
+from trial_lib.launch.training import TrainingPlan, run_training
+from trial_lib.launch.trial import TrialPlan, refused_trial, run_trial, unstarted
 from trial_lib.search.base import Search
 from trial_lib.search.create import create_search
 from trial_lib.study.answer import best_result, without_tuning_keys
@@ -158,6 +162,21 @@ class StudyDriver:
             self.log.exception("trial %d could not be run", plan.number)
         self._ended.put(result)
         return result
+
+    def run_full_experiment(self) -> bool:
+        """Trains at full length with the winning configuration, in fresh processes; returns whether it ended well."""
+        paths = self.paths.full_experiment
+        paths.root.mkdir(exist_ok=True)
+        config = json.loads(self.paths.best_ds_config.read_text())
+        slots = self.experiment.config.resources.slots_per_trial
+        plan = TrainingPlan(
+            program=self._program(self.paths.best_ds_config, config),
+            slots=slots,
+            logs=[paths.log(rank) for rank in range(slots)],
+            max_restarts=self.experiment.config.max_restarts,
+        )
+        launcher = ColdLauncher(plan.program.interpreter, [], plan.program.environment, self.log.info)
+        return run_training(plan, launcher, self.host, self._lock_dir, self.cancelled, self.log.warning)
 
     def _refusal(self, plan: TrialPlan) -> str | None:
         """Returns why a candidate of the search need not run: a rule that it breaks and the user's own does not."""
@@ -332,8 +351,6 @@ def interpreter_of(experiment: Experiment) -> str:
 
 def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[str, str]:
     """Returns the environment that ranks start from."""
-    from trial_lib.launch.cold import rank_environment
-
     environment = {**rank_environment(), **experiment.environment_variables}
     if include:
         # The predecessor copies these beside the code; here they become importable from where they stand.

@@ -56,6 +56,7 @@ class OpenStudy:
         self._record = record
         self._launcher = launcher
         self._lock = lock
+        self._closed = False
 
     @property
     def record(self) -> StudyRecord:
@@ -80,6 +81,9 @@ class OpenStudy:
 
     def close(self) -> bool:
         """Ends the launcher, and waits a while for the tracking server; returns whether that has everything."""
+        if self._closed:
+            return True
+        self._closed = True
         self.driver.cancel()
         self._launcher.close()
         try:

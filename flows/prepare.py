@@ -1,0 +1,27 @@
+"""Does once, and without a deadline, what the first command of a fresh machine would have to wait for.
+
+python -m flows.prepare
+"""
+
+import os
+import subprocess
+import sys
+
+from flows.prefect_server import is_configured, migrate_own_database
+from trial_lib.launch import bootstrap
+
+OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
+
+
+def main() -> None:
+    """Migrates the database of ZeroTune's own Prefect server, and builds DeepSpeed's ops."""
+    if not is_configured():
+        print("migrating Prefect's database", file=sys.stderr, flush=True)
+        migrate_own_database()
+    subprocess.run(
+        bootstrap.command(sys.executable, "trial_lib.launch.jit_builds", *OPS), env=dict(os.environ), check=True
+    )
+
+
+if __name__ == "__main__":
+    main()

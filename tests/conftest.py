@@ -1,0 +1,165 @@
+"""What the tests of real trials share: one warm launcher, one cold one, and a way to run a program under either."""
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.overrides import config_hash
+from trial_lib.experiment.result import TrialResult
+from trial_lib.experiment.study import TrialPaths
+from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.hardware import this_host
+from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.trial import Program, TrialPlan, run_trial
+from trial_lib.launch.warm import WarmLauncher
+
+PROGRAMS = Path(__file__).parent / "programs"
+BUILDERS = ["ShareMemCommBuilder"]
+CONFIG: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 1,
+    # torch's own AdamW: no build.
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000},
+}
+
+
+class Trials:
+    """Runs programs as trials, by default those of `tests/programs`, each with a folder and logs of its own.
+
+    Attributes:
+        root: the folder of this test's trials.
+        notes: what the launchers said.
+    """
+
+    def __init__(self, root: Path, launcher: Callable[[str], Launcher], notes: list[str]) -> None:
+        self.root = root
+        self.notes = notes
+        self.lock_dir = root / "locks"
+        self._launcher = launcher
+        self._count = 0
+
+    def plan(
+        self,
+        script: str,
+        *arguments: str,
+        micro_batch: int = 2,
+        accumulation: int = 1,
+        slots: int = 1,
+        zero: dict[str, Any] | None = None,
+        window: StepWindow = StepWindow(),  # noqa: B008 - frozen
+        memory_limit: int | None = None,
+        deadline_s: float = 120.0,
+        purpose: Purpose = Purpose.SEARCH,
+        model_dir: Path = PROGRAMS,
+        environment: dict[str, str] | None = None,
+        config_flag: str = "--deepspeed_config",
+        passes_local_rank: bool = False,
+    ) -> TrialPlan:
+        """Returns the plan of a trial of `script`, with `arguments` after the flag that names its configuration."""
+        number, self._count = self._count, self._count + 1
+        candidate = Candidate(
+            knobs={"zero_optimization": zero} if zero else {},
+            micro_batch_size=micro_batch,
+            gradient_accumulation_steps=accumulation,
+            slots=slots,
+        )
+        paths = TrialPaths(self.root / f"{number:04d}")
+        config = candidate.complete(CONFIG)
+        return TrialPlan(
+            trial_id=f"{self.root.name}-{number}",
+            number=number,
+            purpose=purpose,
+            candidate=candidate,
+            ds_config=config,
+            config_hash=config_hash(config),
+            program=Program(
+                interpreter=sys.executable,
+                target={"script": script},
+                arguments=[config_flag, str(paths.ds_config), *arguments],
+                passes_local_rank=passes_local_rank,
+                model_dir=model_dir,
+                environment=rank_environment() if environment is None else environment,
+            ),
+            window=window,
+            memory_limit=memory_limit,
+            deadline_s=deadline_s,
+            paths=paths,
+        )
+
+    def start(self, plan: TrialPlan, launcher: str = "warm", cancelled: threading.Event | None = None) -> TrialResult:
+        """Runs a plan."""
+        return run_trial(plan, self._launcher(launcher), this_host(), self.lock_dir, cancelled or threading.Event())
+
+    def run(self, script: str, *arguments: str, launcher: str = "warm", **options: Any) -> TrialResult:
+        """Runs a trial of `script`; options as in `plan`."""
+        return self.start(self.plan(script, *arguments, **options), launcher)
+
+
+@pytest.fixture(scope="session")
+def launcher_notes() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="session")
+def warm_launcher(tmp_path_factory: pytest.TempPathFactory, launcher_notes: list[str]) -> Iterator[WarmLauncher]:
+    """One for all tests: priming takes seconds."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    launcher = WarmLauncher(sys.executable, BUILDERS, rank_environment(), str(log), launcher_notes.append)
+    launcher.start()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
+def cold_launcher(launcher_notes: list[str]) -> ColdLauncher:
+    return ColdLauncher(sys.executable, BUILDERS, rank_environment(), launcher_notes.append)
+
+
+@pytest.fixture
+def trials(tmp_path: Path, request: pytest.FixtureRequest, launcher_notes: list[str]) -> Trials:
+    return Trials(tmp_path, lambda name: request.getfixturevalue(f"{name}_launcher"), launcher_notes)
+
+
+def log_of(result_or_plan: TrialResult | TrialPlan, rank: int = 0) -> str:
+    """Returns what a rank has printed so far."""
+    paths = (
+        Path(result_or_plan.logs[rank]) if isinstance(result_or_plan, TrialResult) else result_or_plan.paths.log(rank)
+    )
+    return paths.read_text() if paths.exists() else ""
+
+
+def printed_pids(log: str) -> list[int]:
+    """Returns the process ids in a program's log, one for each line `pid N`."""
+    return [int(pid) for pid in re.findall(r"^pid (\d+)$", log, re.MULTILINE)]
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether a process runs: one that has ended and is only not yet waited for does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> float:
+    """Waits for a condition and returns the seconds it took; fails when the time is over."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, f"still waiting after {timeout_s} s for {what}"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,139 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Memory, Outcome, TrialResult
+from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.tracking.run_content import Point, RunContent, flatten, study_content, trial_content
+
+RECORD = StudyRecord(
+    study_id="s-1",
+    name="hello",
+    method="asha",
+    metric="throughput",
+    arguments={"max_trials": 50, "settings": {"divisor": 2}, "zero_stages": [1, 2]},
+    ds_config={"zero_optimization": {"stage": 1}},
+)
+
+
+def trial(tmp_path: Path, candidate: Candidate, **result: object) -> RunContent:
+    paths = StudyPaths(tmp_path).trial(7)
+    paths.root.mkdir(parents=True)
+    fields = {"trial_id": "s-1/0007", "number": 7, "purpose": Purpose.SEARCH, "config_hash": "abc", **result}
+    fields.setdefault("outcome", Outcome.COMPLETED)
+    paths.candidate.write_text(candidate.model_dump_json())
+    paths.result.write_text(TrialResult.model_validate(fields).model_dump_json())
+    return trial_content(RECORD, paths, "parent")
+
+
+def test_knobs_are_params_under_dotted_names(tmp_path: Path) -> None:
+    knobs = {"zero_optimization": {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}}
+    candidate = Candidate(knobs=knobs, micro_batch_size=8, gradient_accumulation_steps=2, slots=2, data_parallel_size=2)
+    assert trial(tmp_path, candidate).params == {
+        "zero_optimization.stage": "2",
+        "zero_optimization.overlap_comm": "true",
+        "zero_optimization.offload_optimizer.device": "cpu",
+        "micro_batch_size": "8",
+        "gradient_accumulation_steps": "2",
+        "train_batch_size": "32",
+        "slots": "2",
+        "zero_stage": "2",
+    }
+
+
+def test_the_stage_is_the_users_where_a_candidate_sets_none(tmp_path: Path) -> None:
+    params = trial(tmp_path, Candidate(micro_batch_size=1)).params
+    assert params["zero_stage"] == "1"
+    assert "train_batch_size" not in params
+
+
+def test_metrics_memory_and_phases_arrive_and_steps_have_numbers(tmp_path: Path) -> None:
+    content = trial(
+        tmp_path,
+        Candidate(micro_batch_size=1),
+        metrics={"throughput": 12.5},
+        memory=Memory(peak=[10, 30], allocator_retries=[0, 1]),
+        phases={"steps": 2.0, "end": 1.0},
+        step_times=[0.5, 0.25],
+        started_at=100.0,
+    )
+    assert content.metrics == [
+        Point("throughput", 12.5),
+        Point("peak_memory", 30.0),
+        Point("allocator_retries", 1.0),
+        Point("phase.steps", 2.0),
+        Point("phase.end", 1.0),
+        Point("step_time", 0.5, 0),
+        Point("step_time", 0.25, 1),
+    ]
+    assert content.ended_at == 103.0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome.COMPLETED, "FINISHED"),
+        (Outcome.OUT_OF_MEMORY, "FAILED"),
+        (Outcome.TOO_SLOW, "KILLED"),
+        (Outcome.CANCELLED, "KILLED"),
+    ],
+)
+def test_the_outcome_is_a_tag_and_a_status(outcome: Outcome, status: str, tmp_path: Path) -> None:
+    content = trial(tmp_path, Candidate(micro_batch_size=1), outcome=outcome, reason="why", versions={"torch": "2"})
+    assert content.status == status
+    assert content.tags == {
+        "mlflow.parentRunId": "parent",
+        "study_id": "s-1",
+        "record_id": "s-1/0007",
+        "trial": "0007",
+        "purpose": "search",
+        "outcome": outcome.value,
+        "reason": "why",
+        "host": "",
+        "config_hash": "abc",
+        "version.torch": "2",
+    }
+
+
+def test_long_values_are_cut_and_odd_names_made_plain(tmp_path: Path) -> None:
+    params = trial(tmp_path, Candidate(knobs={"a(b)": "x" * 7000}, micro_batch_size=1)).params
+    assert len(params["a_b_"]) == 6000
+    assert params["a_b_"].endswith("x…")
+
+
+def test_a_value_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path)
+    paths.best_ds_metrics.write_text('{"metrics": {"loss": NaN, "throughput": 3.0}}')
+    assert study_content(RECORD, paths).metrics == [Point("throughput", 3.0)]
+
+
+def test_a_study_that_runs_says_so(tmp_path: Path) -> None:
+    content = study_content(RECORD, StudyPaths(tmp_path))
+    assert content.status == "RUNNING"
+    assert content.ended_at is None
+    assert content.params["settings.divisor"] == "2"
+    assert content.params["zero_stages"] == "[1, 2]"
+    assert content.tags["mlflow.note.content"].endswith("Status: running.")
+
+
+@pytest.mark.parametrize(("gain", "said"), [(1.5, "1.50 times the submitted"), (None, "did not complete")])
+def test_the_description_holds_the_answer_the_gain_and_the_command(
+    gain: float | None, said: str, tmp_path: Path
+) -> None:
+    paths = StudyPaths(tmp_path)
+    paths.best_ds_metrics.write_text(json.dumps({"metrics": {"throughput": 12.5}}))
+    paths.best_command.write_text("deepspeed train.py\n")
+    ended = RECORD.model_copy(update={"status": StudyStatus.COMPLETED, "best_number": 3, "gain": gain, "ended_at": 9.0})
+    content = study_content(ended, paths)
+    description = content.tags["mlflow.note.content"]
+    assert "trial 0003, 12.5 samples/s" in description
+    assert said in description
+    assert "deepspeed train.py" in description
+    assert content.status == "FINISHED"
+    assert paths.best_command in content.artifacts
+
+
+def test_flatten_keeps_lists_and_empty_sections_whole() -> None:
+    assert flatten({"a": {"b": {"c": 1}, "d": [1, {"e": 2}]}, "f": {}}) == {"a.b.c": 1, "a.d": [1, {"e": 2}], "f": {}}

@@ -1,0 +1,63 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.tracking.tracking_uri import (
+    artifact_location,
+    default_tracking_uri,
+    run_url,
+    sqlite_file,
+    ui_command,
+    without_password,
+)
+
+
+def test_the_default_is_a_database_in_the_work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = default_tracking_uri(tmp_path)
+    assert uri == f"sqlite:///{tmp_path}/mlflow.db"
+    assert sqlite_file(uri) == tmp_path / "mlflow.db"
+    assert artifact_location(uri) == f"file://{tmp_path}/mlartifacts"
+
+
+@pytest.mark.parametrize("uri", ["http://localhost:5000", "postgresql://host/db", "sqlite:///runs.db", "databricks"])
+def test_the_usual_variable_wins(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert default_tracking_uri(tmp_path) == uri
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "./mlruns", "/tmp/mlruns"])
+def test_a_file_store_is_refused(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(InputError, match="file store"):
+        default_tracking_uri(tmp_path)
+
+
+def test_a_server_decides_where_artifacts_go() -> None:
+    assert artifact_location("http://localhost:5000") is None
+
+
+def test_a_run_on_a_server_has_a_page() -> None:
+    assert run_url("http://localhost:5000/", "1", "ab") == "http://localhost:5000/#/experiments/1/runs/ab"
+
+
+def test_a_run_in_a_database_is_named() -> None:
+    assert run_url("sqlite:////w/mlflow.db", "1", "ab") == "run ab in sqlite:////w/mlflow.db"
+
+
+def test_the_command_quotes_a_folder_with_a_space() -> None:
+    assert ui_command("sqlite:////my work/mlflow.db") == "mlflow ui --backend-store-uri 'sqlite:////my work/mlflow.db'"
+
+
+def test_a_password_is_not_shown() -> None:
+    assert without_password("https://me:secret@host/mlflow") == "https://me:***@host/mlflow"
+    assert "secret" not in run_url("https://me:secret@host", "1", "ab")
+    assert "secret" not in ui_command("postgresql://me:secret@host/db")
+
+
+def test_importing_the_tracker_does_not_import_mlflow() -> None:
+    check = "import sys, trial_lib.tracking.tracker; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,0 +1,223 @@
+"""What MLflow shows of a study and of a trial: their records, put in its terms. Knows no MLflow."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus, TrialPaths
+
+STUDY_ID = "study_id"
+RECORD_ID = "record_id"  # the tag a run is known by: a study's id, or a trial's
+_PARENT = "mlflow.parentRunId"
+_DESCRIPTION = "mlflow.note.content"
+_PARAM_CHARACTERS = 6000
+_TAG_CHARACTERS = 5000
+_NAME_CHARACTERS = 250
+_STUDY_STATUS = {
+    StudyStatus.RUNNING: "RUNNING",
+    StudyStatus.COMPLETED: "FINISHED",
+    StudyStatus.FAILED: "FAILED",
+    StudyStatus.CANCELLED: "KILLED",
+}
+_STOPPED = (Outcome.CANCELLED, Outcome.TOO_SLOW)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric."""
+
+    name: str
+    value: float
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """Everything of one MLflow run.
+
+    Attributes:
+        record_id: unique over all studies.
+        name: for people.
+        status: in MLflow's words.
+        started_at: seconds since the epoch.
+        ended_at: seconds since the epoch; None while it runs.
+        tags: by name.
+        params: by name.
+        metrics: in the order of their steps.
+        artifacts: files, sent under their own names.
+    """
+
+    record_id: str
+    name: str
+    status: str
+    started_at: float
+    ended_at: float | None
+    tags: dict[str, str]
+    params: dict[str, str]
+    metrics: list[Point] = field(default_factory=list)
+    artifacts: list[Path] = field(default_factory=list)
+
+
+def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
+    """Returns the parent run of a study."""
+    answer = json.loads(paths.best_ds_metrics.read_text()) if paths.best_ds_metrics.exists() else {}
+    metrics = {**answer.get("metrics", {}), **({} if record.gain is None else {"gain": record.gain})}
+    tags = {
+        "reason": record.reason,
+        "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
+        _DESCRIPTION: _description(record, paths, answer),
+    }
+    params = {"method": record.method, "metric": record.metric, "model_dir": record.model_dir, **record.arguments}
+    return RunContent(
+        record_id=record.study_id,
+        name=record.study_id,
+        status=_STUDY_STATUS[record.status],
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        tags=_tags({STUDY_ID: record.study_id, RECORD_ID: record.study_id, **tags}),
+        params=_params(params),
+        metrics=_points(metrics),
+        artifacts=[file for file in study_artifacts(paths) if file.exists()],
+    )
+
+
+def study_artifacts(paths: StudyPaths) -> list[Path]:
+    """Returns the files of a study that MLflow gets as soon as they exist."""
+    return [paths.experiment, paths.profile, paths.best_ds_config, paths.best_ds_metrics, paths.best_command]
+
+
+def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> RunContent:
+    """Returns the child run of a trial that has ended."""
+    result = TrialResult.model_validate_json(paths.result.read_text())
+    candidate = Candidate.model_validate_json(paths.candidate.read_text())
+    logs = [paths.log(rank) for rank in range(len(result.logs))]
+    tags = {
+        _PARENT: parent_run_id,
+        STUDY_ID: record.study_id,
+        RECORD_ID: result.trial_id,
+        "trial": f"{result.number:04d}",
+        "purpose": result.purpose.value,
+        "outcome": result.outcome.value,
+        "reason": result.reason,
+        "host": result.host,
+        "config_hash": result.config_hash,
+        **{f"version.{name}": version for name, version in result.versions.items()},
+    }
+    steps = [Point("step_time", seconds, step) for step, seconds in enumerate(result.step_times)]
+    return RunContent(
+        record_id=result.trial_id,
+        name=f"{result.number:04d} {candidate.label}",
+        status=_trial_status(result.outcome),
+        started_at=result.started_at,
+        ended_at=result.started_at + sum(result.phases.values()),
+        tags=_tags(tags),
+        params=_params(_knobs(candidate, record.ds_config)),
+        metrics=[*_points(_trial_metrics(result)), *steps],
+        artifacts=[file for file in (paths.ds_config, paths.result, *logs) if file.exists()],
+    )
+
+
+def _trial_status(outcome: Outcome) -> str:
+    if outcome is Outcome.COMPLETED:
+        return "FINISHED"
+    return "KILLED" if outcome in _STOPPED else "FAILED"
+
+
+def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a candidate sets, flat; with what every trial has, so that the charts have an axis of it."""
+    complete = candidate.complete(base)
+    knobs = {
+        **candidate.knobs,
+        "micro_batch_size": candidate.micro_batch_size,
+        ACCUMULATION: candidate.gradient_accumulation_steps,
+        "slots": candidate.slots,
+        "zero_stage": complete.get("zero_optimization", {}).get("stage", 0),
+    }
+    if TRAIN_BATCH in candidate.overrides:
+        knobs[TRAIN_BATCH] = candidate.overrides[TRAIN_BATCH]
+    return knobs
+
+
+def _trial_metrics(result: TrialResult) -> dict[str, float]:
+    """Returns what a trial measured: its own metrics, memory in bytes of the rank with the most, phases in seconds."""
+    memory = {
+        "peak_memory": result.memory.peak,
+        "memory_after_initialize": result.memory.after_initialize,
+        "peak_memory_reserved": result.memory.peak_reserved,
+        "allocator_retries": result.memory.allocator_retries,
+    }
+    return {
+        **result.metrics,
+        **{name: float(max(ranks)) for name, ranks in memory.items() if ranks},
+        **{f"phase.{name}": seconds for name, seconds in result.phases.items()},
+    }
+
+
+def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, Any]) -> str:
+    """Returns the Markdown that the parent run's page opens with."""
+    tuned = (
+        f"The `{record.method}` search tunes the DeepSpeed configuration of **{record.name}** for `{record.metric}`."
+    )
+    if record.best_number is None or not answer:
+        return f"{tuned}\n\nStatus: {record.status.value}. {record.reason}".rstrip()
+    metric = SEARCH_METRICS[record.metric]
+    value = answer["metrics"][record.metric]
+    lines = [tuned, f"**Answer:** trial {record.best_number:04d}, {value:.4g} {metric.unit}."]
+    if record.gain is None:
+        lines.append("The submitted configuration did not complete, so there is no gain to state.")
+    else:
+        lines.append(f"**Gain:** {record.gain:.2f} times the submitted configuration.")
+    lines.append(
+        f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{paths.best_command.read_text().rstrip()}\n```"
+    )
+    return "\n\n".join(lines)
+
+
+def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested sections as one level of dotted names.
+
+    Example:
+        >>> flatten({"zero_optimization": {"stage": 2}})
+        {'zero_optimization.stage': 2}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _params(values: Mapping[str, Any]) -> dict[str, str]:
+    return {_name(key): _cut(_text(value), _PARAM_CHARACTERS) for key, value in flatten(values).items()}
+
+
+def _tags(values: Mapping[str, str]) -> dict[str, str]:
+    return {_name(key): _cut(value, _TAG_CHARACTERS) for key, value in values.items()}
+
+
+def _points(values: Mapping[str, float]) -> list[Point]:
+    # MLflow turns an infinite value into the largest float, which then wins every comparison.
+    return [Point(_name(name), value) for name, value in values.items() if math.isfinite(value)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _name(name: str) -> str:
+    """Returns the name in MLflow's alphabet."""
+    return re.sub(r"[^A-Za-z0-9_\-. /]", "_", name)[:_NAME_CHARACTERS]
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -1,0 +1,73 @@
+"""Where MLflow keeps the runs, and how to look at them."""
+
+import os
+import shlex
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trial_lib.experiment.errors import InputError
+
+_VARIABLE = "MLFLOW_TRACKING_URI"
+_SQLITE = "sqlite:///"
+
+
+def default_tracking_uri(work_dir: Path) -> str:
+    """Returns the tracking URI that MLflow's usual variable names, else that of a SQLite store in the work folder.
+
+    Args:
+        work_dir: the folder that studies and the store stand in.
+
+    Raises:
+        InputError: the variable names a file store, which MLflow no longer writes to.
+    """
+    uri = os.environ.get(_VARIABLE)
+    if not uri:
+        return f"{_SQLITE}{work_dir.absolute() / 'mlflow.db'}"
+    if urlsplit(uri).scheme in ("", "file") and uri != "databricks":
+        raise InputError(
+            f"{uri} is a file store, and MLflow no longer writes to those.",
+            where=_VARIABLE,
+            remedy="Name a server (http://...) or a database (sqlite:////absolute/path/mlflow.db), or unset it.",
+        )
+    return uri
+
+
+def sqlite_file(tracking_uri: str) -> Path | None:
+    """Returns the database file of a SQLite store; None for any other store."""
+    if not tracking_uri.startswith(_SQLITE):
+        return None
+    return Path(tracking_uri.removeprefix(_SQLITE).partition("?")[0]).absolute()
+
+
+def artifact_location(tracking_uri: str) -> str | None:
+    """Returns where an experiment's artifacts go: beside a SQLite store; None where the server decides.
+
+    Left to itself MLflow puts them in the working directory of whoever created the experiment.
+    """
+    database = sqlite_file(tracking_uri)
+    return None if database is None else (database.parent / "mlartifacts").as_uri()
+
+
+def without_password(tracking_uri: str) -> str:
+    """Returns the URI as it may be shown."""
+    password = urlsplit(tracking_uri).password
+    return tracking_uri.replace(f":{password}@", ":***@") if password else tracking_uri
+
+
+def is_server(tracking_uri: str) -> bool:
+    """Returns whether the URI is that of a tracking server, whose pages a browser can open."""
+    return urlsplit(tracking_uri).scheme in ("http", "https")
+
+
+def run_url(tracking_uri: str, experiment_id: str, run_id: str) -> str:
+    """Returns the page of a run on a server; of a store that has none, its URI and the run's id."""
+    shown = without_password(tracking_uri)
+    if is_server(tracking_uri):
+        return f"{shown.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    return f"run {run_id} in {shown}"
+
+
+def ui_command(tracking_uri: str) -> str:
+    """Returns what to type, or to open, to see all runs."""
+    shown = without_password(tracking_uri)
+    return shown if is_server(tracking_uri) else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
