@@ -3,7 +3,6 @@
 Neither torch nor Prefect is imported until an experiment has been read and found good.
 """
 
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,12 @@ import click
 from pydantic import ValidationError
 
 from flows.arguments import METHOD_OPTIONS, common_options, spread_lists
+from flows.interrupts import EXIT_CODE, interrupts
+from flows.prefect_server import ServerError
 from trial_lib.experiment.errors import InputError
 from trial_lib.study.arguments import StudyArguments
 
-FOUND, NONE_COMPLETED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+FOUND, NONE_COMPLETED, BAD_INPUT, INTERRUPTED = 0, 1, 2, EXIT_CODE
 
 
 @click.group(
@@ -82,19 +83,18 @@ def _checked(method: str, settings: dict[str, Any], options: dict[str, Any]) -> 
 
 
 def _run(command: Callable[[], int]) -> NoReturn:
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.listen()
     try:
         sys.exit(command())
     except InputError as error:
         click.echo(f"zerotune: {error}", err=True)
         sys.exit(BAD_INPUT)
+    except ServerError as error:
+        click.echo(f"zerotune: {error}", err=True)
+        sys.exit(NONE_COMPLETED)
     except KeyboardInterrupt:
-        click.echo("zerotune: interrupted before anything was started.", err=True)
+        click.echo(interrupts.message, err=True)
         sys.exit(INTERRUPTED)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def main() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
+from flows.interrupts import interrupts
 from flows.live import LiveView
 from flows.prefect_server import PrefectServer, prefect_server
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.report.leaderboard import leaderboard
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+from trial_lib.study.open_study import OpenStudy, last_opened, new_study, resume_study
 
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
@@ -46,20 +47,26 @@ def resume_command(root: Path, as_json: bool) -> int:
 
 def _run(study: OpenStudy, as_json: bool) -> int:
     arguments = study.driver.arguments
+    interrupts.study = study.paths.root
     for note in study.driver.experiment.notes:
         click.echo(f"note: {note}", err=True)
+    study.driver.log.debug("the study is open, its servers are coming up")
     click.echo(f"study: {study.paths.root}", err=True)
     click.echo(f"tracking: {study.tracker.tracking_uri}", err=True)
     try:
         with LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(_ViewHandler(view))
             _run_flow(study, server)
+        # The flow opens the study anew where it starts it again.
+        study = last_opened(study)
     except KeyboardInterrupt:
+        study = last_opened(study)
         # Before the flow, or handed on by it when it had cleaned up.
         if study.record.status is StudyStatus.RUNNING:
             study.finish(StudyStatus.CANCELLED, "interrupted")
     finally:
         study.close()
+        study.driver.log.debug("everything is down")
     document = _document(study)
     if as_json:
         click.echo(json.dumps(document, indent=2))
@@ -77,9 +84,8 @@ def _run_flow(study: OpenStudy, server: PrefectServer | None) -> None:
     quiet_console()
     if server is not None:
         server.wait_until_ready()
-    flow = tune.with_options(
-        flow_run_name=study.record.study_id, retries=study.driver.arguments.max_search_runner_restarts
-    )
+        study.driver.log.debug("the Prefect server is ready")
+    flow = tune.with_options(flow_run_name=study.record.study_id)
     try:
         flow(study_dir=study.paths.root, return_state=True)
     finally:
@@ -87,6 +93,7 @@ def _run_flow(study: OpenStudy, server: PrefectServer | None) -> None:
             from tasks.run_history import wait_for_history
 
             wait_for_history(study.record.study_id)
+            study.driver.log.debug("Prefect has the whole history")
 
 
 def quiet_console() -> None:
@@ -105,7 +112,7 @@ class _ViewHandler(logging.Handler):
     """Shows the study's log in the live view."""
 
     def __init__(self, view: LiveView) -> None:
-        super().__init__()
+        super().__init__(logging.INFO)
         self._view = view
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -143,7 +150,7 @@ def _tell(study: OpenStudy, document: dict[str, Any]) -> None:
     record = study.record
     say()
     if record.status is StudyStatus.CANCELLED:
-        say(f"Interrupted. Go on with: zerotune resume {study.paths.root}")
+        say(interrupts.message)
         return
     if record.status is not StudyStatus.COMPLETED:
         say(f"No configuration was found. {record.reason}")

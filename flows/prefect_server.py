@@ -23,7 +23,7 @@ _POLL_S = 0.05
 _IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "TRIGGERS")
 
 
-class PrefectServerError(RuntimeError):
+class ServerError(RuntimeError):
     """The server that the command started did not come up."""
 
 
@@ -57,7 +57,7 @@ class PrefectServer:
         """Waits until the server answers.
 
         Raises:
-            PrefectServerError: it ended, or did not answer in two minutes.
+            ServerError: it ended, or did not answer in two minutes.
         """
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline and self._server.is_running:
@@ -65,7 +65,7 @@ class PrefectServer:
                 return
             time.sleep(_POLL_S)
         self.close()
-        raise PrefectServerError(f"The Prefect server did not come up; its log is {self._log}.")
+        raise ServerError(f"The Prefect server did not come up; its log is {self._log}.")
 
     def use(self) -> None:
         """Points this process, in which Prefect must not be imported yet, at the server."""

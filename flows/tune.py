@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -29,6 +29,21 @@ def tune(arguments: StudyArguments | None = None, study_dir: Path | None = None)
         study_dir: the folder of a study to go on with, in the place of arguments.
     """
     study = open_study(arguments, study_dir)
+    restarts = study.driver.arguments.max_search_runner_restarts
+    while True:
+        try:
+            return run_to_its_end(study)
+        except Exception:
+            if restarts == 0:
+                raise
+            # Not by Prefect's retries: those would also repeat a study that has failed for good.
+            get_run_logger().exception("The search failed, and goes on where it was; restarts left: %d", restarts - 1)
+            restarts -= 1
+            study = resume_study(study.paths.root)
+
+
+def run_to_its_end(study: OpenStudy) -> State[Any]:
+    """Runs an open study and closes it, however it ends; returns the flow's state."""
     try:
         study.begin()
         failure = run_study(study)

@@ -30,7 +30,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--text_bytes", type=int, default=4_000_000, help="how much of the text to train on, at most")
 
     parser.add_argument("--checkpoint_dir", type=Path, default=Path("checkpoints"))
-    parser.add_argument("--save_every", type=int, default=0, help="optimizer steps between checkpoints; 0: save none")
+    parser.add_argument(
+        "--save_every", type=int, default=0, help="optimizer steps between checkpoints; 0: one at the end"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
 
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the launcher")
@@ -81,10 +83,9 @@ def main() -> None:
             samples_per_second = (step - logged_step) * batch_size / (now - logged_at)
             print(f"step {step} loss {loss_value:.6f} samples/s {samples_per_second:.1f}", flush=True)
             logged_step, logged_at = step, now
-        if args.save_every and step % args.save_every == 0:
+        if step == args.num_steps or (args.save_every and step % args.save_every == 0):
             engine.save_checkpoint(str(args.checkpoint_dir), tag=f"step{step}", client_state={"step": step})
 
-    dist.barrier()  # gloo's threads still hold tensors of the last step; if they outlive the interpreter, it aborts
     dist.destroy_process_group()
 
 

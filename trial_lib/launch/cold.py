@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from trial_lib.launch import bootstrap, channel
+from trial_lib.launch.jit_builds import clear_stale_locks
 from trial_lib.launch.launcher import Launched, LaunchRequest
 
 
@@ -37,6 +38,8 @@ class ColdLauncher:
             if not self._built:
                 self._build()
                 self._built = True
+        # Fresh ranks load the ops anew, and would wait for a lock that a killed one left.
+        clear_stale_locks(request.ranks[0].environment)
         ours, theirs = socket.socketpair()
         with theirs:
             guard = subprocess.Popen(
@@ -61,7 +64,7 @@ class ColdLauncher:
         )
         assert building.stderr is not None
         for line in building.stderr:
-            if line.startswith(("building ", "DeepSpeed's ")):
+            if line.startswith(("building ", "waiting ", "DeepSpeed's ")):
                 self._note(line.strip())
         building.wait()
 

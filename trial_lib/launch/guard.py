@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -115,13 +116,16 @@ def main(arguments: list[str]) -> None:
     request = received[0]
 
     def start_rank(rank: int) -> int:
-        process = subprocess.Popen(
-            bootstrap.command(request["interpreter"], "trial_lib.launch.rank_process", str(rank)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=request["ranks"][rank]["environment"],
-        )
+        own = request["ranks"][rank]
+        # An interpreter that does not come up says why in the rank's log.
+        with Path(own["log"]).open("ab") as log:
+            process = subprocess.Popen(
+                bootstrap.command(request["interpreter"], "trial_lib.launch.rank_process", str(rank)),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=own["environment"],
+            )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request).encode())

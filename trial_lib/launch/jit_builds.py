@@ -7,8 +7,9 @@ import contextlib
 import fcntl
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 _POLL_S = 0.2
 
@@ -38,6 +39,18 @@ def clear_stale_lock(build_dir: Path) -> bool:
     return True
 
 
+def clear_stale_locks(environment: Mapping[str, str]) -> None:
+    """Removes every lock that a killed process left; a rank that is killed while it loads an op leaves one too.
+
+    Args:
+        environment: of the ranks, which says where their builds are.
+    """
+    root = environment.get("TORCH_EXTENSIONS_DIR")
+    folders = Path(root).glob("*") if root else (Path.home() / ".cache" / "torch_extensions").glob("*/*")
+    for folder in folders:
+        clear_stale_lock(folder)
+
+
 @contextlib.contextmanager
 def _one_at_a_time(build_dir: Path) -> Iterator[None]:
     """Holds a lock that dies with its holder, around torch's own that does not."""
@@ -45,6 +58,10 @@ def _one_at_a_time(build_dir: Path) -> Iterator[None]:
     with (build_dir.parent / f".{build_dir.name}.zerotune.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+class _BuilderDiedError(Exception):
+    """The process that built an op was killed, and its lock is left."""
 
 
 def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
@@ -55,22 +72,39 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
         note: told what is being built, before it takes its time.
     """
     from deepspeed.accelerator import get_accelerator
-    from torch.utils.cpp_extension import _get_build_directory
+    from torch.utils import cpp_extension
+    from torch.utils.file_baton import FileBaton
 
+    def wait(baton: Any) -> None:
+        """Waits as torch does, but not for a process that is dead."""
+        note(f"waiting for another process that builds {Path(baton.lock_file_path).parent.name}")
+        while Path(baton.lock_file_path).exists():
+            if clear_stale_lock(Path(baton.lock_file_path).parent):
+                raise _BuilderDiedError
+            time.sleep(_POLL_S)
+
+    FileBaton.wait = wait  # type: ignore[assignment, method-assign]
     for name in builders:
         builder = get_accelerator().create_op_builder(name)
         if builder is None or not builder.is_compatible(verbose=False):
             continue
-        build_dir = Path(_get_build_directory(builder.name, verbose=False))
+        build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
         with _one_at_a_time(build_dir):
-            while (build_dir / "lock").exists() and not clear_stale_lock(build_dir):
-                time.sleep(_POLL_S)
             if not (build_dir / f"{builder.name}.so").exists():
                 note(f"building DeepSpeed's {builder.name} (once on this machine, one to three minutes)")
             try:
-                builder.load(verbose=False)
+                _load(builder)
             except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
                 note(f"DeepSpeed's {builder.name} cannot be built: {str(error).splitlines()[0]}")
+
+
+def _load(builder: Any) -> None:
+    while True:
+        try:
+            builder.load(verbose=False)
+            return
+        except _BuilderDiedError:
+            continue
 
 
 def main(arguments: list[str]) -> None:

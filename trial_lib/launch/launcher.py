@@ -110,11 +110,19 @@ class Launched:
                 self._guard.shutdown(socket.SHUT_WR)
 
 
+class LauncherClosedError(Exception):
+    """The launcher was closed before the trial's processes started."""
+
+
 class Launcher(Protocol):
     """Starts trials; `close` ends what it keeps running between them."""
 
     def launch(self, request: LaunchRequest) -> Launched:
-        """Starts a trial's processes."""
+        """Starts a trial's processes.
+
+        Raises:
+            LauncherClosedError: `close` was called meanwhile.
+        """
 
     def prime(self, modules: list[str]) -> None:
         """Is told what the profile trial had imported, so that later trials need not import it again."""

@@ -31,6 +31,9 @@ _PEER_DIED = re.compile(
     r"|NCCL communicator was aborted|remote process exited|recvValue failed|Connection was likely closed"
 )
 
+# What a table can hold.
+_LONGEST_MESSAGE = 300
+
 
 @dataclass(frozen=True)
 class RankRecord:
@@ -89,7 +92,7 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
     if roots:
         root = min(roots, key=lambda rank: rank.failure["time"] if rank.failure else 0.0)
         assert root.failure is not None
-        message = (str(root.failure["message"]).strip().splitlines() or [""])[0]
+        message = _first_lines(root.failure["message"])
         if root.failure["ended_early"]:
             return Outcome.CRASHED, f"{message} Log: {root.log}"
         sentence = f"{root.failure['type']}: {message}" if message else str(root.failure["type"])
@@ -109,11 +112,16 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
     return Outcome.CRASHED, f"Rank {culprit} left no result; its last words: {last} Log: {ranks[culprit].log}"
 
 
+def _first_lines(message: str) -> str:
+    """Returns the beginning of a message as one line: pydantic names the key at fault only in the second and third."""
+    return " ".join(" ".join(message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
+
+
 def _line_with(text: str, position: int) -> str:
-    """Returns the line around a position, cut to what a table can hold."""
+    """Returns the line around a position."""
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
-    return text[start : end if end >= 0 else None].strip()[:300]
+    return text[start : end if end >= 0 else None].strip()[:_LONGEST_MESSAGE]
 
 
 def kernel_kills() -> int:

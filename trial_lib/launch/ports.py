@@ -1,6 +1,7 @@
 """Ports for trials that run at the same time on one host."""
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ def reserved_port(lock_dir: Path) -> Iterator[int]:
         OSError: none of ten thousand is free.
     """
     lock_dir.mkdir(parents=True, exist_ok=True)
-    for port in _PORTS:
+    # From a random one on: another user of this host has locks of their own, and asks for ports as well.
+    first = secrets.randbelow(len(_PORTS))
+    for port in (*_PORTS[first:], *_PORTS[:first]):
         lock = FileLock(lock_dir / f"port-{port}.lock")
         try:
             lock.acquire(timeout=0)
@@ -38,7 +41,7 @@ def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))
         except OSError:
             return False
     return True

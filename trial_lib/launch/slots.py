@@ -12,7 +12,11 @@ _POLL_S = 0.05
 
 @contextlib.contextmanager
 def held_slots(
-    lock_dir: Path, slots: list[str], count: int, is_cancelled: Callable[[], bool]
+    lock_dir: Path,
+    slots: list[str],
+    count: int,
+    is_cancelled: Callable[[], bool],
+    note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[list[str] | None]:
     """Yields `count` slots that nobody else on this host holds meanwhile; None if cancelled while waiting.
 
@@ -23,17 +27,19 @@ def held_slots(
         slots: names of the slots to choose from, at least `count`.
         count: slots wanted, all at once.
         is_cancelled: asked while waiting.
+        note: told when there is something to wait for.
     """
     lock_dir.mkdir(parents=True, exist_ok=True)
     locks = {slot: FileLock(lock_dir / f"slot-{slot.replace('/', '-')}.lock", thread_local=False) for slot in slots}
-    while True:
-        held = _take(lock_dir, locks, count)
-        if held is not None:
-            break
+    held = _take(lock_dir, locks, count)
+    if held is None:
+        note(f"waiting for {count} of this host's {len(slots)} slots, which other studies hold")
+    while held is None:
         if is_cancelled():
             yield None
             return
         time.sleep(_POLL_S)
+        held = _take(lock_dir, locks, count)
     try:
         yield held
     finally:

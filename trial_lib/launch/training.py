@@ -50,10 +50,10 @@ def run_training(
         host: where.
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end it.
-        note: told of each crash.
+        note: told of each crash, and of what holds the training up.
     """
     for attempt in range(plan.max_restarts + 1):
-        ending = _run_once(plan, launcher, host, lock_dir, cancelled)
+        ending = _run_once(plan, launcher, host, lock_dir, cancelled, note)
         if all(status == 0 for status in ending.statuses) and ending.statuses:
             return True
         if cancelled.is_set():
@@ -62,9 +62,16 @@ def run_training(
     return False
 
 
-def _run_once(plan: TrainingPlan, launcher: Launcher, host: Host, lock_dir: Path, cancelled: threading.Event) -> Ending:
+def _run_once(
+    plan: TrainingPlan,
+    launcher: Launcher,
+    host: Host,
+    lock_dir: Path,
+    cancelled: threading.Event,
+    note: Callable[[str], None],
+) -> Ending:
     with (
-        held_slots(lock_dir, host.slots, plan.slots, cancelled.is_set) as slots,
+        held_slots(lock_dir, host.slots, plan.slots, cancelled.is_set, note) as slots,
         reserved_port(lock_dir) as port,
     ):
         if slots is None:

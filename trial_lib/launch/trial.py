@@ -5,6 +5,7 @@ import json
 import platform
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResu
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.hardware import Host
-from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
+from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.outcome import RankRecord, classify, kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
@@ -57,7 +58,12 @@ class TrialPlan:
 
 
 def run_trial(
-    plan: TrialPlan, launcher: Launcher, host: Host, lock_dir: Path, cancelled: threading.Event
+    plan: TrialPlan,
+    launcher: Launcher,
+    host: Host,
+    lock_dir: Path,
+    cancelled: threading.Event,
+    note: Callable[[str], None] = lambda text: None,
 ) -> TrialResult:
     """Runs one trial and returns its result, which is also written to the trial's folder.
 
@@ -67,13 +73,14 @@ def run_trial(
         host: where.
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end the trial.
+        note: told of what holds the trial up.
     """
     _write_candidate(plan)
     _clear(plan)
     started_at = time.time()
     kills_before = kernel_kills()
     with (
-        held_slots(lock_dir, host.slots, plan.candidate.slots, cancelled.is_set) as slots,
+        held_slots(lock_dir, host.slots, plan.candidate.slots, cancelled.is_set, note) as slots,
         reserved_port(lock_dir) as port,
     ):
         launched_at = time.time()
@@ -131,7 +138,10 @@ def _run(
     launched_at: float,
 ) -> Ending:
     request = _request(plan, host, slots, port, launched_at)
-    return launcher.launch(request).wait_or_cancel(cancelled)
+    try:
+        return launcher.launch(request).wait_or_cancel(cancelled)
+    except LauncherClosedError:
+        return Ending("cancel", [])
 
 
 def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_at: float) -> LaunchRequest:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.cold import ColdLauncher
-from trial_lib.launch.launcher import Launched, LaunchRequest
+from trial_lib.launch.launcher import Launched, LauncherClosedError, LaunchRequest
 
 
 class WarmLauncher:
@@ -71,11 +71,12 @@ class WarmLauncher:
         """Forks a trial; waits for the server to be primed first."""
         with self._lock:
             for _ in range(2):
-                launched = None if self._doubt else self._fork(request)
+                launched = None if self._doubt or self._closed else self._fork(request)
                 if launched is not None:
                     return launched
-        if not self._closed:
-            self._note(f"starting cold: {self._doubt or 'the fork server does not come up, see ' + self._log}")
+        if self._closed:
+            raise LauncherClosedError
+        self._note(f"starting cold: {self._doubt or 'the fork server does not come up, see ' + self._log}")
         return self._cold.launch(request)
 
     def _fork(self, request: LaunchRequest) -> Launched | None:
@@ -96,7 +97,7 @@ class WarmLauncher:
                 return None
             return Launched(ours, len(request.ranks))
         except (OSError, EOFError):
-            self._drop()
+            self._drop(wait=False)
             return None
 
     def _wait_until_ready(self) -> None:
@@ -130,20 +131,29 @@ class WarmLauncher:
                 doubt = "it died"
             if doubt:
                 self._note(f"the code's own imports cannot be primed ({doubt}): they are paid in each trial")
-                self._drop()
-                self._start()
+                self._drop(wait=True)
+                if not self._closed:
+                    self._start()
 
-    def _drop(self) -> None:
+    def _drop(self, wait: bool) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._server is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(timeout=10)
+            # Of a killed server the keeper stays until the trials that run have ended: nothing to wait for.
+            reaper = threading.Thread(target=self._server.wait, daemon=True, name="reap-server")
+            reaper.start()
+            if wait:
+                reaper.join(timeout=10)
             self._server = None
 
     def close(self) -> None:
-        """Ends the server; trials that run end with their own drivers."""
+        """Ends the server, and with it the trials that run."""
+        self._closed = True
+        serving = self._channel
+        if serving is not None:
+            # A launch that waits for the server to be primed holds the lock: this ends it.
+            with contextlib.suppress(OSError):
+                serving.shutdown(socket.SHUT_RDWR)
         with self._lock:
-            self._closed = True
-            self._drop()
+            self._drop(wait=True)

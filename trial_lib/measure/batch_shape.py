@@ -22,7 +22,7 @@ def arrived_micro_batch(inputs: Any, asked: int) -> int | None:
     """Returns the samples in one micro-batch, or None if its inputs hold no tensor with a batch dimension.
 
     The batch is the first dimension of the first tensor. Sequence-first inputs (`(sequence, batch, ...)`) are known
-    by a second dimension that is the size asked for; at size 1 only where that cannot be a column vector.
+    by a second dimension that is the size asked for; a matrix of floating-point numbers has features there.
 
     Args:
         inputs: what `forward` was called with, arguments and keyword arguments.
@@ -34,8 +34,8 @@ def arrived_micro_batch(inputs: Any, asked: int) -> int | None:
     size = int(first.shape[0])
     if size == asked or first.dim() < 2 or first.shape[1] != asked:
         return size
-    is_column = asked == 1 and first.dim() == 2 and first.is_floating_point()
-    return size if is_column else asked
+    has_features = first.dim() == 2 and first.is_floating_point()
+    return size if has_features else asked
 
 
 def tokens_per_sample(inputs: Any) -> int | None:

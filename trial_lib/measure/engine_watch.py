@@ -91,8 +91,6 @@ class ModelCounter:
 
     def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a backward pass, and ends counting with it."""
-        if self._counter is not None:
-            self._counter.in_backward = True
         try:
             return function(*args, **kwargs)
         finally:
@@ -107,8 +105,42 @@ class ModelCounter:
             self._counter = None
 
 
+class StageCounter(ModelCounter):
+    """Counts the first forward and the first backward pass of a pipeline stage.
+
+    Its schedule runs other micro-batches between the two. The loss is computed inside the last stage's forward pass.
+    """
+
+    def __init__(self, with_activations: bool) -> None:
+        super().__init__(with_activations)
+        self._uncounted = {"forward", "backward"}
+
+    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a forward pass, counting if it is the first."""
+        if "forward" not in self._uncounted:
+            return function(*args, **kwargs)
+        self._uncounted.remove("forward")
+        try:
+            return super().forward(function, *args, **kwargs)
+        finally:
+            self.stop()
+
+    def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a backward pass, counting if it is the first."""
+        if "backward" not in self._uncounted:
+            return function(*args, **kwargs)
+        self._uncounted.remove("backward")
+        with FlopCounter() as counter:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.flops += counter.flops
+
+
 class EngineWatch:
     """Watches a `DeepSpeedEngine` by standing in for `forward`, `backward` and `step` of this one engine.
+
+    A backward pass is `engine.backward(loss)`, or the loss's own `backward()` after a forward pass of this engine.
 
     Attributes:
         parts: seconds of forward, backward and step.
@@ -122,14 +154,19 @@ class EngineWatch:
     def __init__(self, engine: Any, asked_micro_batch: int, observer: StepObserver, with_activations: bool) -> None:
         self.engine = engine
         self.parts = PartTimer()
-        self.model = ModelCounter(with_activations)
+        self.model = self._counter(with_activations)
         self.samples = 0
         self.first_micro_batch: int | None = None
         self.tokens_per_sample: int | None = None
         self.loss: torch.Tensor | None = None
         self._asked = asked_micro_batch
         self._observer = observer
+        # Between a forward pass and its backward pass.
+        self._is_open = False
         self._install()
+
+    def _counter(self, with_activations: bool) -> ModelCounter:
+        return ModelCounter(with_activations)
 
     def _install(self) -> None:
         engine = self.engine
@@ -138,16 +175,30 @@ class EngineWatch:
         step = self.parts.timed("step", engine.step)
 
         def watched_forward(*args: Any, **kwargs: Any) -> Any:
-            if not (engine.training and torch.is_grad_enabled()):
+            # `engine.eval()` sets the module alone.
+            if not (engine.module.training and torch.is_grad_enabled()):
                 return engine_forward(*args, **kwargs)
-            self.batch_arrived([args, kwargs])
+            if not self._is_open:
+                # A second forward pass before the backward pass is another view of the same samples.
+                self.batch_arrived([args, kwargs])
+            self._is_open = True
             return self.model.forward(forward, *args, **kwargs)
 
         def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._is_open = False
             self.loss = loss.detach()
             return self.model.backward(backward, loss, *args, **kwargs)
 
+        def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            # `engine.backward` comes here as well, and so does what has nothing to do with this engine.
+            if not self._is_open:
+                return tensor_backward(loss, *args, **kwargs)
+            self._is_open = False
+            self.loss = loss.detach()
+            return self.model.backward(timed_tensor_backward, loss, *args, **kwargs)
+
         def watched_step(*args: Any, **kwargs: Any) -> Any:
+            self._is_open = False
             at_boundary = engine.is_gradient_accumulation_boundary()
             result = step(*args, **kwargs)
             if at_boundary:
@@ -156,6 +207,9 @@ class EngineWatch:
             return result
 
         engine_forward = engine.forward
+        tensor_backward = torch.Tensor.backward
+        timed_tensor_backward = self.parts.timed("backward", tensor_backward)
+        torch.Tensor.backward = watched_tensor_backward  # type: ignore[method-assign, assignment]
         engine.forward = watched_forward
         engine.backward = watched_backward
         engine.step = watched_step
@@ -178,6 +232,9 @@ class EngineWatch:
 
 class PipelineWatch(EngineWatch):
     """Watches a `PipelineEngine`: timed at `train_batch`, its parts at the instructions of its schedule."""
+
+    def _counter(self, with_activations: bool) -> ModelCounter:
+        return StageCounter(with_activations)
 
     def _install(self) -> None:
         engine = self.engine
@@ -217,7 +274,6 @@ class PipelineWatch(EngineWatch):
 
         def watched_train_batch(*args: Any, **kwargs: Any) -> Any:
             loss = engine_train_batch(*args, **kwargs)
-            self.model.stop()
             self.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
             self._observer.optimizer_step_ended(bool(engine.was_step_applied()))
             return loss

@@ -44,6 +44,11 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     return formulas
 
 
+def _is_in_backward() -> bool:
+    # As `torch.utils.checkpoint` asks it.
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 class FlopCounter(TorchDispatchMode):
     """Counts the FLOPs of matrix products, convolutions and attention while it is entered.
 
@@ -53,13 +58,11 @@ class FlopCounter(TorchDispatchMode):
 
     Attributes:
         flops: counted so far.
-        in_backward: set while the backward pass runs.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self.in_backward = False
         self._formulas = _formulas()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,6 +75,6 @@ class FlopCounter(TorchDispatchMode):
             if decomposed is not NotImplemented:
                 return decomposed
         output = func(*args, **kwargs)
-        if formula is not None and not (self.in_backward and torch.is_grad_enabled()):
+        if formula is not None and not (_is_in_backward() and torch.is_grad_enabled()):
             self.flops += int(formula(*args, **kwargs, out_val=output))
         return output

@@ -6,6 +6,7 @@ first engine it builds is the one that is measured.
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ from trial_lib.measure.batch_shape import ignored_batch_reason
 from trial_lib.measure.devices import peak_flops
 from trial_lib.measure.engine_watch import PARTS, EngineWatch, PipelineWatch
 from trial_lib.measure.window import decides_after, is_enough
+
+# Dynamic loss scaling halves its scale some dozen times before it fits; more is no search for a scale.
+_MOST_SKIPPED_IN_A_ROW = 100
+_NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Probe:
         self._finish = finish
         self._watch: EngineWatch | None = None
         self._steps_seen = 0
+        self._skipped_in_a_row = 0
         self._counted: list[dict[str, float]] = []
         self._slowest: list[float] = []
         self._losses: list[torch.Tensor] = []
@@ -96,7 +102,17 @@ class Probe:
             return built
 
         initialize.__wrapped__ = original  # type: ignore[attr-defined]
-        deepspeed.initialize = initialize
+        _stand_in("initialize", original, initialize)
+
+        original_destroy = torch.distributed.destroy_process_group
+
+        def destroy_process_group(group: Any = None) -> None:
+            """Stands in for `torch.distributed.destroy_process_group`: afterwards the ranks cannot agree any more."""
+            if group is None:
+                self.finish_early()
+            original_destroy(group)
+
+        _stand_in("destroy_process_group", original_destroy, destroy_process_group)
 
     def _end_phase(self, name: str) -> None:
         now = time.time()
@@ -132,6 +148,9 @@ class Probe:
         if self._steps_seen == 1:
             self._end_phase("first_step")
             self._refuse_ignored_batch()
+        self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
+        if not applied:
+            self._end_if_it_never_trains()
         parts, samples = watch.parts.take(), watch.take_samples()
         if applied and self._steps_seen >= self._settings.window.start_step:
             self._counted.append({"latency": seconds, "cpu": cpu_seconds, "samples": float(samples), **parts})
@@ -143,6 +162,16 @@ class Probe:
                     self._end_phase("steps")
                     self._finish(self._measurement())
         self._mark()
+
+    def _end_if_it_never_trains(self) -> None:
+        """Ends a trial whose steps are skipped for good: DeepSpeed skips those whose gradients are not finite."""
+        watch = self._watch
+        assert watch is not None
+        if watch.loss is not None and not bool(torch.isfinite(watch.loss).all()):
+            self._finish({"outcome": "diverged", "reason": _NOT_FINITE, "phases": self._phases})
+        if self._skipped_in_a_row == _MOST_SKIPPED_IN_A_ROW:
+            reason = f"{_MOST_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: their gradients were not finite."
+            self._finish({"outcome": "diverged", "reason": reason, "phases": self._phases})
 
     def _refuse_ignored_batch(self) -> None:
         watch = self._watch
@@ -234,7 +263,7 @@ class Probe:
                 metrics["loss_first"], metrics["loss_last"] = first, last
         measurement: dict[str, Any] = {
             "outcome": "completed" if finite else "diverged",
-            "reason": "" if finite else "The loss was not finite; a smaller learning rate or fp32 may help.",
+            "reason": "" if finite else _NOT_FINITE,
             "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
             "step_times": self._slowest,
             "micro_batch_arrived": watch.first_micro_batch,
@@ -256,6 +285,13 @@ class Probe:
                 "flops_per_sample": flops_per_sample,
             }
         return measurement
+
+
+def _stand_in(name: str, original: Any, replacement: Any) -> None:
+    """Puts a function in the place of another one, also where a primed module has bound it to a name of its own."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, replacement)
 
 
 def _numel(parameter: torch.nn.Parameter) -> int:

@@ -34,7 +34,8 @@ def run(payload: dict[str, Any], rank: int) -> None:
         if payload["with_profile"] and rank == 0:
             measurement["imported"] = _imported(Path(payload["model_dir"]))
         write_whole(Path(payload["measurements"][rank]), json.dumps(measurement))
-        _end(0)
+        # A rank that ends alone (its loss diverged, say) would leave the others waiting for it: the guard ends those.
+        _end(0 if measurement["outcome"] == "completed" else 1)
 
     try:
         # Inside: a rank of a broken environment has to leave a record too.
@@ -51,15 +52,13 @@ def run(payload: dict[str, Any], rank: int) -> None:
             finish,
         )
         probe.install()
-        _run_program(payload["program"], _arguments(payload))
+        try:
+            _run_program(payload["program"], _arguments(payload))
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                raise
         if not probe.finish_early():
             raise _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
-    except SystemExit as stop:
-        if stop.code in (None, 0):
-            stop_reason: BaseException = _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
-        else:
-            stop_reason = stop
-        _fail(payload, rank, phases, stop_reason)
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         _fail(payload, rank, phases, error)
 

@@ -121,26 +121,26 @@ class StudyDriver:
         """Returns up to `room` trials to start now: first those that were cut short, then what the search asks."""
         plans: list[TrialPlan] = []
         search = self._searching()
-        while self._interrupted and len(plans) < room:
-            number = self._interrupted.pop(0)
-            plans.append(self._plan(number, Purpose.SEARCH, self.candidates[number]))
         while len(plans) < room:
-            candidate = search.ask()
-            if candidate is None:
-                break
-            number = max(self.candidates) + 1
-            self._history.append(Asked(number, Purpose.SEARCH, candidate))
+            if self._interrupted:
+                number = self._interrupted.pop(0)
+                candidate = self.candidates[number]
+            else:
+                asked = search.ask()
+                if asked is None:
+                    break
+                number, candidate = max(self.candidates) + 1, asked
+                self._history.append(Asked(number, Purpose.SEARCH, candidate))
+                self._remember(number, Purpose.SEARCH, candidate)
             known = self._by_hash.get(candidate.config_hash(self.base_config))
-            if known is not None:
-                self._tell_known(number, candidate, self.results[known])
-                continue
-            self._remember(number, Purpose.SEARCH, candidate)
-            plans.append(self._plan(number, Purpose.SEARCH, candidate))
+            if known is None:
+                plans.append(self._plan(number, Purpose.SEARCH, candidate))
+            else:
+                self._tell_known(number, self.results[known])
         return plans
 
-    def _tell_known(self, number: int, candidate: Candidate, result: TrialResult) -> None:
+    def _tell_known(self, number: int, result: TrialResult) -> None:
         """Tells the search what is known already: the same configuration is never run twice."""
-        self._remember(number, Purpose.SEARCH, candidate)
         again = result.model_copy(update={"number": number, "purpose": Purpose.SEARCH})
         self.log.info("trial %d is the same configuration as trial %d", number, result.number)
         self.tell(again)
@@ -152,7 +152,7 @@ class StudyDriver:
         try:
             refusal = self._refusal(plan)
             if refusal is None:
-                result = run_trial(plan, self._launcher, self.host, self._lock_dir, self.cancelled)
+                result = run_trial(plan, self._launcher, self.host, self._lock_dir, self.cancelled, self.log.info)
             else:
                 result = refused_trial(plan, refusal)
         except Exception as error:
@@ -198,6 +198,11 @@ class StudyDriver:
             except queue.Empty:
                 continue
 
+    def prime(self) -> None:
+        """Has the launcher import what the profile trial had imported, if there is one; waits for its server."""
+        if self.profile is not None:
+            self._launcher.prime(self.profile.imported)
+
     def cancel(self) -> None:
         """Ends all trials that run. Callable from any thread."""
         self.cancelled.set()
@@ -208,6 +213,8 @@ class StudyDriver:
             return
         self._history.append(Told(result.number, result))
         self._learn(result)
+        if result.purpose is Purpose.PROFILE:
+            self.prime()
 
     def stop(self, reason: str) -> None:
         """Notes the end of the search."""
@@ -286,7 +293,6 @@ class StudyDriver:
     def _learn(self, result: TrialResult) -> None:
         self.results[result.number] = result
         if result.purpose is Purpose.PROFILE:
-            self._launcher.prime(result.imported)
             return
         self._by_hash.setdefault(result.config_hash, result.number)
         if result.purpose is Purpose.SEARCH:

@@ -1,6 +1,5 @@
 """Opening a study: its folder, its lock, its launcher and its tracker; and closing all of them, however it ended."""
 
-import contextlib
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 STUDIES = "zerotune-studies"
 _TRACKING_CLOSE_S = 30.0
+_TRACKING_CANCEL_S = 5.0  # somebody waits for the command to end
 
 
 class OpenStudy:
@@ -59,14 +59,20 @@ class OpenStudy:
         self._closed = False
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    @property
     def record(self) -> StudyRecord:
         """The study's record as it stands on the disk."""
         return self._record
 
     def begin(self) -> None:
-        """Writes the record of a study that runs (again), and starts sending it on."""
+        """Writes the record of a study that runs (again), starts sending it on, and primes what it knows of."""
         self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
         self.tracker.start()
+        self.driver.prime()
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how the study ended."""
@@ -86,10 +92,10 @@ class OpenStudy:
         self._closed = True
         self.driver.cancel()
         self._launcher.close()
+        cancelled = self._record.status is StudyStatus.CANCELLED
         try:
-            return self.tracker.close(_TRACKING_CLOSE_S)
+            return self.tracker.close(_TRACKING_CANCEL_S if cancelled else _TRACKING_CLOSE_S)
         finally:
-            _opened.pop(self.paths.root, None)
             self._lock.release()
 
     def _update(self, **changes: object) -> None:
@@ -99,17 +105,21 @@ class OpenStudy:
 
 
 # A command opens its study before the flow starts, so that the fork server primes while Prefect comes up; the flow then
-# finds it here.
+# finds it here, and the command finds the one that the flow opened last.
 _opened: dict[Path, OpenStudy] = {}
 
 
-def new_study(arguments: StudyArguments, work_dir: Path, note: Callable[[str], None] | None = None) -> OpenStudy:
+def last_opened(study: OpenStudy) -> OpenStudy:
+    """Returns the study as this process opened it last: a flow that failed opens it anew, and replays its history."""
+    return _opened[study.paths.root]
+
+
+def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
     """Checks the arguments and opens a new study; its servers come up in the background.
 
     Args:
         arguments: the study's.
         work_dir: the folder that studies and the tracking store stand in.
-        note: told what takes its time; what it is told goes to the study's log as well.
 
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
@@ -139,22 +149,22 @@ def new_study(arguments: StudyArguments, work_dir: Path, note: Callable[[str], N
         ds_config=experiment.ds_config,
         started_at=time.time(),
     )
-    return _open(record, arguments, experiment, host, paths, tracking_uri, note)
+    return _open(record, arguments, experiment, host, paths, tracking_uri)
 
 
-def resume_study(root: Path, note: Callable[[str], None] | None = None) -> OpenStudy:
+def resume_study(root: Path) -> OpenStudy:
     """Opens a study that was interrupted; it goes on where it was.
 
     Args:
         root: the study's folder.
-        note: told what takes its time.
 
     Raises:
         InputError: there is no study, another process drives it, or the experiment has changed.
     """
     paths = StudyPaths(root.absolute())
-    if paths.root in _opened:
-        return _opened[paths.root]
+    opened = _opened.get(paths.root)
+    if opened is not None and not opened.is_closed:
+        return opened
     if not paths.record.is_file():
         raise InputError(
             "this is not a study's folder: it has no study.json.",
@@ -163,6 +173,12 @@ def resume_study(root: Path, note: Callable[[str], None] | None = None) -> OpenS
         )
     record = StudyRecord.model_validate_json(paths.record.read_text())
     arguments = StudyArguments.model_validate(record.arguments)
+    if record.status is StudyStatus.COMPLETED:
+        raise InputError(
+            "this study has finished.",
+            where=str(root),
+            remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
+        )
     experiment = read_experiment(paths.experiment, arguments.model_dir)
     if experiment.ds_config != record.ds_config:
         raise InputError(
@@ -173,7 +189,7 @@ def resume_study(root: Path, note: Callable[[str], None] | None = None) -> OpenS
     host = this_host()
     check_arguments(arguments, experiment, host)
     tracking_uri = default_tracking_uri(paths.root.parent.parent)
-    return _open(record, arguments, experiment, host, paths, tracking_uri, note)
+    return _open(record, arguments, experiment, host, paths, tracking_uri)
 
 
 def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Host) -> None:
@@ -228,7 +244,6 @@ def _open(
     host: Host,
     paths: StudyPaths,
     tracking_uri: str,
-    note: Callable[[str], None] | None,
 ) -> OpenStudy:
     lock = FileLock(paths.lock, thread_local=False)
     try:
@@ -237,7 +252,9 @@ def _open(
         raise InputError(
             "another process drives this study.", where=str(paths.root), remedy="Wait for it, or stop it first."
         ) from None
-    log = _logger(record.study_id, paths.log, note)
+    # From here on `resume` goes on with it, whatever ends this process.
+    write_whole(paths.record, record.model_dump_json(indent=2))
+    log = _logger(record.study_id, paths.log)
     launcher = _launcher(arguments, experiment, paths, log.info)
     # Of this host and this boot, like what it hands out.
     lock_dir = Path(tempfile.gettempdir()) / f"zerotune-{os.getuid()}"
@@ -271,24 +288,9 @@ def needed_builders(experiment: Experiment) -> list[str]:
     return builders
 
 
-def _logger(study_id: str, path: Path, note: Callable[[str], None] | None) -> logging.Logger:
-    logger = logging.Logger(study_id, logging.INFO)
+def _logger(study_id: str, path: Path) -> logging.Logger:
+    logger = logging.Logger(study_id, logging.DEBUG)
     file = logging.FileHandler(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(file)
-    if note is not None:
-        logger.addHandler(_NoteHandler(note))
     return logger
-
-
-class _NoteHandler(logging.Handler):
-    """Passes what is logged on to a person's terminal."""
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__()
-        self._note = note
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Passes one message on."""
-        with contextlib.suppress(Exception):
-            self._note(record.getMessage())

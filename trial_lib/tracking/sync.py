@@ -1,9 +1,9 @@
 """Making MLflow have what a study's folder holds, exactly once.
 
-Every run carries its record's id as a tag and is looked for before it is created. Everything else is the same when it is
-sent again: params and tags by name, metrics by name, step and time, artifacts by name. So a run that a killed process
-left half written is completed by writing all of it. A run that is complete says so by a last tag, a hash of the files
-that it came from. What has been sent is thus known by the store alone, and no second record can disagree with it.
+Every run carries its record's id as a tag and is looked for before it is created. Everything else is the same when it
+is sent again: params and tags by name, metrics by name, step and time, artifacts by name. So a run that a killed
+process left half written is completed by writing all of it. A run that is complete says so by a last tag, a hash of the
+files that it came from: the store alone knows what has been sent, and no second record can disagree with it.
 """
 
 import contextlib
@@ -85,8 +85,8 @@ class StudySync:
             self._send(study, fingerprint)
 
     def _connect(self, record: StudyRecord) -> None:
-        client = _mlflow_client(self._tracking_uri)
         with _schema_lock(self._tracking_uri):
+            client = _mlflow_client(self._tracking_uri)
             experiment = client.get_experiment_by_name(record.name)
             if experiment is not None:
                 self.experiment_id = experiment.experiment_id
@@ -115,7 +115,7 @@ class StudySync:
         if not paths.result.exists():
             return
         fingerprint = _fingerprint([paths.result])
-        if fingerprint in self._sent.values():
+        if fingerprint in self._sent.values():  # a result holds its trial's id, so no two have one hash
             return
         self._send(trial_content(record, paths, parent_run_id), fingerprint)
 

@@ -1,0 +1,228 @@
+"""Runs DeepSpeed's autotuner and ZeroTune in turn on the same training, and measures both winners with one harness."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "hello_deepspeed"
+RESULTS = ROOT / "benchmarks" / "results" / "peer_deepspeed_autotuner.json"
+BIN = Path(sys.executable).parent
+SCRIPT = ["--layers", "2", "--hidden", "128", "--log_every", "1"]
+CAP = 32
+BASE = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 5_000_000, "allgather_bucket_size": 5_000_000},
+}
+LOGGED = re.compile(r"^step \d+ loss \S+ samples/s (\S+)$", re.MULTILINE)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def timed(command: list[str], cwd: Path, log: Path) -> float:
+    started = time.perf_counter()
+    with log.open("w") as output:
+        subprocess.run(command, cwd=cwd, env=environment(), stdout=output, stderr=output, check=True)
+    return time.perf_counter() - started
+
+
+def training_seconds(logs: list[Path], samples_per_step: dict[Path, int]) -> float:
+    """Returns the seconds of the steps that the script logged."""
+    total = 0.0
+    for log in logs:
+        for rate in LOGGED.findall(log.read_text(errors="replace")):
+            total += samples_per_step[log] / float(rate)
+    return total
+
+
+def samples_per_step(config: dict[str, Any]) -> int:
+    return int(config["train_micro_batch_size_per_gpu"]) * int(config.get("gradient_accumulation_steps", 1))
+
+
+def run_peer(trials: int, work: Path) -> dict[str, Any]:
+    """Tunes with DeepSpeed's autotuner, `trials` experiments over the stages 0 to 3."""
+    shutil.copytree(EXAMPLE, work, ignore=shutil.ignore_patterns("__pycache__"))
+    sizes = trials // 4
+    micro_batches = sorted({max(1, round(CAP * (position + 1) / sizes)) for position in range(sizes)})
+    config = {
+        **BASE,
+        "train_micro_batch_size_per_gpu": micro_batches,
+        "zero_optimization": {**BASE["zero_optimization"], "stage": [0, 1, 2, 3]},
+        "autotuning": {"enabled": True, "max_train_micro_batch_size_per_gpu": CAP, "metric": "throughput"},
+    }
+    (work / "ds_config.json").write_text(json.dumps(config))
+    launch = ["deepspeed", "--num_accelerators", "1", "--master_port", str(free_port()), "--autotuning", "tune"]
+    wall = timed(
+        [str(BIN / launch[0]), *launch[1:], "train.py", "--deepspeed_config", "ds_config.json", *SCRIPT],
+        work,
+        work / "tuner.log",
+    )
+    results = work / "autotuning_results"
+    logs, sizes_of = [], {}
+    for folder in results.iterdir():
+        log, exp = folder / "stdout.log", folder / "exp.json"
+        if log.exists() and exp.exists():
+            logs.append(log)
+            sizes_of[log] = samples_per_step(json.loads(exp.read_text())["ds_config"])
+    winner = json.loads((results / "ds_config_optimal.json").read_text())
+    winner.pop("autotuning", None)
+    training = training_seconds(logs, sizes_of)
+    return {
+        "wall_s": wall,
+        "trials": len(logs),
+        "s_per_trial": wall / len(logs),
+        "training_s": training,
+        "training_share": training / wall,
+        "winner": winner,
+    }
+
+
+def study(work: Path, *flags: str) -> tuple[float, dict[str, Any]]:
+    """Runs `zerotune binary` and returns its wall time and its JSON document."""
+    work.mkdir(exist_ok=True)
+    (work / "experiment.yaml").write_text(
+        json.dumps(
+            {
+                "name": "peer",
+                "entrypoint": ["deepspeed", "train.py", "--deepspeed_config", "ds_config.json", *SCRIPT],
+                "hyperparameters": {"deepspeed_config": "ds_config.json"},
+                "resources": {"slots_per_trial": 1},
+            }
+        )
+    )
+    model = work / "model"
+    if not model.exists():
+        shutil.copytree(EXAMPLE, model, ignore=shutil.ignore_patterns("__pycache__"))
+    (model / "ds_config.json").write_text(json.dumps(BASE))
+    command = [str(BIN / "zerotune"), "binary", "experiment.yaml", "model", "-z", "0", "1", "2", "3", "-mct", "1"]
+    started = time.perf_counter()
+    run = subprocess.run(
+        [*command, "-m", "throughput", "--json", *flags],
+        cwd=work,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return time.perf_counter() - started, json.loads(run.stdout)
+
+
+def run_zerotune(trials: int, factor: float, work: Path) -> dict[str, Any]:
+    wall, document = study(work, "--max-trials", str(trials), "--search-range-factor", f"{factor:.5f}")
+    folder = Path(document["folder"])
+    logs, sizes_of = [], {}
+    for trial in sorted((folder / "trials").iterdir()):
+        log = trial / "rank0.log"
+        if log.exists():
+            logs.append(log)
+            sizes_of[log] = samples_per_step(json.loads((trial / "ds_config.json").read_text()))
+    training = training_seconds(logs, sizes_of)
+    return {
+        "wall_s": wall,
+        "trials": len(logs),
+        "s_per_trial": wall / len(logs),
+        "training_s": training,
+        "training_share": training / wall,
+        "seconds_by_part": seconds_by_part(folder, wall),
+        "winner": document["best_ds_config"],
+    }
+
+
+def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
+    """Returns where the time of a study went; the parts add up to the wall time."""
+    phases: dict[str, float] = {}
+    results = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/result.json"))]
+    for result in results:
+        for phase, seconds in result["phases"].items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+    first = min(result["started_at"] for result in results)
+    last = max(result["started_at"] + sum(result["phases"].values()) for result in results)
+    clock = {}
+    for line in (folder / "study.log").read_text().splitlines():
+        stamp, _, message = line.partition(" DEBUG ")
+        if message:
+            clock[message] = datetime.strptime(stamp.strip(), "%Y-%m-%d %H:%M:%S,%f").timestamp()
+    opened = clock["the study is open, its servers are coming up"]
+    down = clock["everything is down"]
+    parts = {
+        "command, until the servers start": wall - (down - opened),
+        "servers (Prefect's up, fork server priming beside it)": first - opened,
+        "ranks starting": phases.get("start", 0.0),
+        "the script's imports, data and model": phases.get("import", 0.0),
+        "engine": phases.get("initialize", 0.0),
+        "steps": phases.get("first_step", 0.0) + phases.get("steps", 0.0),
+        "ranks ending": phases.get("end", 0.0),
+        "asks, records, orchestration between trials": (last - first) - sum(phases.values()),
+        "report, Prefect's and MLflow's last records": clock["Prefect has the whole history"] - last,
+        "shutdown": down - clock["Prefect has the whole history"],
+    }
+    return {name: round(seconds, 3) for name, seconds in parts.items()}
+
+
+def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int, steps: int) -> dict[str, Any]:
+    """Measures configurations by plain `deepspeed` runs, interleaved; samples/s from the script's own log."""
+    work.mkdir(exist_ok=True)
+    rates: dict[str, list[float]] = {name: [] for name in configs}
+    for _ in range(repeats):
+        for name, config in configs.items():
+            path = work / f"{name}.json"
+            path.write_text(json.dumps(config))
+            log = work / f"{name}.log"
+            launch = ["--num_accelerators", "1", "--master_port", str(free_port()), str(EXAMPLE / "train.py")]
+            arguments = ["--deepspeed_config", str(path), *SCRIPT, "--num_steps", str(steps)]
+            timed(["taskset", "-c", "0", str(BIN / "deepspeed"), *launch, *arguments], work, log)
+            measured = [float(rate) for rate in LOGGED.findall(log.read_text())][5:]
+            rates[name].append(statistics.median(measured))
+    return {
+        name: {"samples_per_s": statistics.median(values), "runs": [round(value, 1) for value in values]}
+        for name, values in rates.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, action="append", help="of each tuner; may be given more than once")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each configuration under the neutral harness")
+    parser.add_argument("--only-zerotune", action="store_true", help="leave the peer out, to see the cost of a trial")
+    arguments = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="peer-"))
+    _, document = study(work / "calibrate", "--max-trials", "2", "--search-range-factor", "0.0001")
+    profile = json.loads((Path(document["folder"]) / "profile.json").read_text())
+    factor = (CAP + 0.5) / max(stage["largest_micro_batch"] for stage in profile["stages"])
+    report: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for trials in arguments.trials or [8]:
+        ours = run_zerotune(trials, factor, work / f"zerotune-{trials}")
+        entry: dict[str, Any] = {"zerotune": ours}
+        if not arguments.only_zerotune:
+            peer = run_peer(trials, work / f"peer-{trials}")
+            entry |= {"peer": peer, "peer_over_zerotune_wall": peer["wall_s"] / ours["wall_s"]}
+            configs = {"submitted": BASE, "peer": peer["winner"], "zerotune": ours["winner"]}
+            entry["neutral"] = neutral(configs, work / f"neutral-{trials}", arguments.repeats, steps=40)
+        report[str(trials)] = {**report.get(str(trials), {}), **entry}
+        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+        print(json.dumps(entry, indent=2), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM: the first one ends a command in good order, another one at once."""
+
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
+
+EXIT_CODE = 130
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Hears the signals of one command, in its main thread.
+
+    Attributes:
+        study: the folder of the study that can be gone on with, once there is one.
+    """
+
+    def __init__(self) -> None:
+        self.study: Path | None = None
+        self._heard = False
+
+    def listen(self) -> None:
+        """Starts listening: the first signal raises KeyboardInterrupt, another one ends the process at once."""
+        for signal_number in _SIGNALS:
+            signal.signal(signal_number, self._hear)
+
+    @property
+    def message(self) -> str:
+        """What a person is told: nothing was started, or how to go on."""
+        if self.study is None:
+            return "zerotune: interrupted before anything was started."
+        return f"Interrupted. Go on with: zerotune resume {self.study}"
+
+    def _hear(self, _signal: int, _frame: object) -> NoReturn:
+        if self._heard:
+            # Whatever was started ends with this process, and the history is whole after each of its lines.
+            os.write(2, f"\n{self.message}\n".encode())
+            os._exit(EXIT_CODE)
+        self._heard = True
+        raise KeyboardInterrupt
+
+
+interrupts = Interrupts()
+"""Of this process."""
