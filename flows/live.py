@@ -100,8 +100,7 @@ class LiveView:
             )
 
     def _name(self, number: int) -> str:
-        purpose = self._purposes[number]
-        return self._candidates[number].label if purpose is Purpose.SEARCH else purpose.value
+        return self._purposes[number].label(self._candidates[number])
 
     def _picture(self) -> Group:
         rows = leaderboard(self._results, self._candidates, self._arguments.metric)

@@ -19,7 +19,7 @@ def report(driver: StudyDriver, best: TrialResult, tracking_url: str) -> None:
     write_answer(driver.experiment, candidate, best, driver.submitted, metric, driver.paths, driver.host.device)
     factor = gain(best, driver.submitted, metric)
     said = "" if factor is None else f", {factor:.2f}x the submitted configuration"
-    headline = f"trial {best.number:04d} ({candidate.label}): {metric} {best.metrics[metric]:.4g}{said}"
+    headline = f"trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {best.metrics[metric]:.4g}{said}"
     driver.log.info("best: %s", headline)
     get_run_logger().info("best: %s", headline)
     config = json.dumps(winning_config(driver.experiment, candidate), indent=2)

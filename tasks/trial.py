@@ -7,7 +7,6 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.states import Completed, State
 
-from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.driver import StudyDriver
@@ -28,7 +27,7 @@ def trial(driver: StudyDriver, number: int, label: str, plan: Any) -> State:
 
 def submit(driver: StudyDriver, plan: TrialPlan) -> PrefectFuture[Any]:
     """Starts a trial beside the flow; its result arrives at `driver.next_result`."""
-    label = plan.candidate.label if plan.purpose is Purpose.SEARCH else plan.purpose.value
+    label = plan.purpose.label(plan.candidate)
     named = trial.with_options(task_run_name=f"trial-{plan.number:04d}-{label}")
     # The plan travels as a function: Prefect would take it apart in search of futures.
     return named.submit(driver, plan.number, label, lambda: plan)

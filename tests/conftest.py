@@ -1,12 +1,11 @@
 """What the tests of real trials share: one warm launcher, one cold one, and a way to run a program under either."""
 
-import os
 import re
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +96,68 @@ class Trials:
             paths=paths,
         )
 
-    def start(self, plan: TrialPlan, launcher: str = "warm", cancelled: threading.Event | None = None) -> TrialResult:
-        """Runs a plan."""
-        return run_trial(plan, self._launcher(launcher), this_host(), self.lock_dir, cancelled or threading.Event())
+    def start(self, plan: TrialPlan, launcher: str = "warm") -> "RunningTrial":
+        """Runs a plan beside the test."""
+        return RunningTrial(plan, self._launcher(launcher), self.lock_dir)
 
     def run(self, script: str, *arguments: str, launcher: str = "warm", **options: Any) -> TrialResult:
-        """Runs a trial of `script`; options as in `plan`."""
-        return self.start(self.plan(script, *arguments, **options), launcher)
+        """Runs a trial of `script` to its end; options as in `plan`."""
+        return self.start(self.plan(script, *arguments, **options), launcher).result()
+
+    def log(self, result: TrialResult, rank: int = 0) -> str:
+        """Returns what a rank has printed."""
+        return Path(result.logs[rank]).read_text()
+
+    @staticmethod
+    def is_alive(pid: int) -> bool:
+        """Returns whether a process runs: one that has ended and is only not yet waited for does not."""
+        try:
+            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+    @staticmethod
+    def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> float:
+        """Waits for a condition and returns the seconds it took; fails when the time is over."""
+        started = time.monotonic()
+        while not condition():
+            assert time.monotonic() - started < timeout_s, f"still waiting after {timeout_s} s for {what}"
+            time.sleep(0.01)
+        return time.monotonic() - started
+
+
+class RunningTrial:
+    """A trial that runs in a thread of its own."""
+
+    def __init__(self, plan: TrialPlan, launcher: Launcher, lock_dir: Path) -> None:
+        self.plan = plan
+        self._cancelled = threading.Event()
+        self._thread = ThreadPoolExecutor(1)
+        self._future = self._thread.submit(run_trial, plan, launcher, this_host(), lock_dir, self._cancelled)
+        self._thread.shutdown(wait=False)
+
+    def result(self) -> TrialResult:
+        """Waits for its end."""
+        return self._future.result()
+
+    def cancel(self) -> None:
+        """Ends it."""
+        self._cancelled.set()
+
+    def wait_for(self, text: str, rank: int = 0, timeout_s: float = 60.0) -> None:
+        """Waits until a rank has printed something."""
+        Trials.wait_until(lambda: text in self.log(rank) or self._future.done(), timeout_s, f"{text!r} in the log")
+        assert text in self.log(rank), self.result()
+
+    def log(self, rank: int = 0) -> str:
+        """Returns what a rank has printed so far."""
+        path = self.plan.paths.log(rank)
+        return path.read_text() if path.exists() else ""
+
+    def pids(self) -> list[int]:
+        """Returns the process ids that the ranks have printed, one for each line `pid N`."""
+        logs = "\n".join(self.log(rank) for rank in range(self.plan.candidate.slots))
+        return [int(pid) for pid in re.findall(r"^pid (\d+)$", logs, re.MULTILINE)]
 
 
 @pytest.fixture(scope="session")
@@ -129,37 +183,3 @@ def cold_launcher(launcher_notes: list[str]) -> ColdLauncher:
 @pytest.fixture
 def trials(tmp_path: Path, request: pytest.FixtureRequest, launcher_notes: list[str]) -> Trials:
     return Trials(tmp_path, lambda name: request.getfixturevalue(f"{name}_launcher"), launcher_notes)
-
-
-def log_of(result_or_plan: TrialResult | TrialPlan, rank: int = 0) -> str:
-    """Returns what a rank has printed so far."""
-    paths = (
-        Path(result_or_plan.logs[rank]) if isinstance(result_or_plan, TrialResult) else result_or_plan.paths.log(rank)
-    )
-    return paths.read_text() if paths.exists() else ""
-
-
-def printed_pids(log: str) -> list[int]:
-    """Returns the process ids in a program's log, one for each line `pid N`."""
-    return [int(pid) for pid in re.findall(r"^pid (\d+)$", log, re.MULTILINE)]
-
-
-def is_alive(pid: int) -> bool:
-    """Returns whether a process runs: one that has ended and is only not yet waited for does not."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> float:
-    """Waits for a condition and returns the seconds it took; fails when the time is over."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < timeout_s, f"still waiting after {timeout_s} s for {what}"
-        time.sleep(0.01)
-    return time.monotonic() - started
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)

@@ -6,7 +6,6 @@ import sys
 import time
 
 import deepspeed
-
 from toy import parse_arguments, small_model, train
 
 args = parse_arguments(hang="")

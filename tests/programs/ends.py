@@ -5,7 +5,6 @@ import sys
 
 import deepspeed
 import torch
-
 from toy import parse_arguments, small_model, train
 
 args = parse_arguments(how="return")

@@ -3,20 +3,20 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import deepspeed
-
 from toy import parse_arguments, small_model, train
 
 args = parse_arguments()
 found = {
     "argv": sys.argv,
     "path": sys.path,
-    "cwd": os.getcwd(),
+    "cwd": str(Path.cwd()),
     "environment": dict(os.environ),
     "cores": sorted(os.sched_getaffinity(0)),
     "modules": sorted(sys.modules),
-    "files": {number: os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if int(number) < 3},
+    "files": {number: str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3)},
     "session": os.getsid(0),
     "name": __name__,
 }

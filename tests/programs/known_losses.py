@@ -1,7 +1,6 @@
 """The loss of its n-th micro-batch, counted from 1, is n: a sum that does not depend on the weights."""
 
 import deepspeed
-
 from toy import batches, parse_arguments, small_model
 
 args = parse_arguments()

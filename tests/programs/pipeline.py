@@ -4,7 +4,6 @@ import deepspeed
 import torch.nn.functional as F
 from deepspeed.pipe import PipelineModule
 from torch import nn
-
 from toy import CLASSES, FEATURES, batches, parse_arguments
 
 args = parse_arguments(width=32, checkpoint_every=0)

@@ -1,7 +1,6 @@
 """The plainest training: a small model, as DeepSpeed's documentation has it."""
 
 import deepspeed
-
 from toy import parse_arguments, small_model, train
 
 args = parse_arguments()

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import deepspeed
-
 from toy import parse_arguments, small_model, train
 
 args = parse_arguments()

@@ -4,7 +4,6 @@ import time
 
 import deepspeed
 import torch.nn.functional as F
-
 from toy import batches, parse_arguments, small_model
 
 args = parse_arguments(varies=0)

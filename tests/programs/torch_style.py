@@ -2,7 +2,6 @@
 
 import deepspeed
 import torch.nn.functional as F
-
 from toy import batches, parse_arguments, small_model
 
 args = parse_arguments()

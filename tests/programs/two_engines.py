@@ -1,7 +1,6 @@
 """Trains two models in turn, the second one half as often."""
 
 import deepspeed
-
 from toy import parse_arguments, small_model, train
 
 args = parse_arguments()

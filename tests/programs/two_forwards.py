@@ -3,7 +3,6 @@
 import deepspeed
 import torch
 import torch.nn.functional as F
-
 from toy import batches, parse_arguments, small_model
 
 args = parse_arguments()

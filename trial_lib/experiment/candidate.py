@@ -82,3 +82,7 @@ class Purpose(str, Enum):
     SUBMITTED = "submitted"
     SEARCH = "search"
     CONFIRM = "confirm"
+
+    def label(self, candidate: Candidate) -> str:
+        """Returns what people call a trial: by its candidate in a search, else by its purpose."""
+        return candidate.label if self is Purpose.SEARCH else self.value

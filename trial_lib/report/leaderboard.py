@@ -16,7 +16,7 @@ class Row(BaseModel):
     Attributes:
         trial: its number.
         purpose: why it ran.
-        label: of its candidate, such as `z2-mbs16`.
+        label: what people call it, such as `z2-mbs16`.
         outcome: how it ended.
         reason: one sentence, empty if it completed.
         metric: the name of the metric that is optimised.
@@ -43,7 +43,7 @@ class Row(BaseModel):
         """Returns the row as a table shows it."""
         return {
             "trial": f"{self.trial:04d}",
-            "candidate": self.label if self.purpose is Purpose.SEARCH else self.purpose.value,
+            "candidate": self.label,
             "outcome": self.outcome.value,
             self.metric: "" if self.value is None else f"{self.value:.4g}",
             "samples/s": "" if self.throughput is None else f"{self.throughput:.1f}",
@@ -75,7 +75,7 @@ def _row(result: TrialResult, candidate: Candidate, metric: str) -> Row:
     return Row(
         trial=result.number,
         purpose=result.purpose,
-        label=candidate.label,
+        label=result.purpose.label(candidate),
         outcome=result.outcome,
         reason=result.reason,
         metric=metric,
