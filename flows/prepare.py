@@ -3,12 +3,12 @@
 python -m flows.prepare
 """
 
-import os
 import subprocess
 import sys
 
 from flows.prefect_server import is_configured, migrate_own_database
 from trial_lib.launch import bootstrap
+from trial_lib.launch.cold import rank_environment
 
 OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
 
@@ -19,7 +19,9 @@ def main() -> None:
         print("migrating Prefect's database", file=sys.stderr, flush=True)
         migrate_own_database()
     subprocess.run(
-        bootstrap.command(sys.executable, "trial_lib.launch.jit_builds", *OPS), env=dict(os.environ), check=True
+        bootstrap.command(sys.executable, "trial_lib.launch.jit_builds", *OPS),
+        env=rank_environment(),
+        check=True,
     )
 
 

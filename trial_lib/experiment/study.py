@@ -84,11 +84,6 @@ class StudyPaths:
         return self.root / "driver.lock"
 
     @property
-    def tracked(self) -> Path:
-        """What the tracking server has already been sent."""
-        return self.root / "tracked.json"
-
-    @property
     def best_ds_config(self) -> Path:
         """The winning DeepSpeed configuration, as DeepSpeed reads it."""
         return self.root / "best_ds_config.json"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.jit_builds import clear_stale_locks
@@ -75,10 +76,12 @@ class ColdLauncher:
         """Does nothing: nothing runs between trials."""
 
 
-def rank_environment() -> dict[str, str]:
+def rank_environment(interpreter: str = sys.executable) -> dict[str, str]:
     """Returns the environment that ranks start from: the driver's, with one thread each if the user does not care."""
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", "1")
     # Answers `is_available()` from the driver library, without a context that a fork could not use.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # Another ninja than the one that built DeepSpeed's ops takes them all for outdated: the interpreter's own, always.
+    environment["PATH"] = os.pathsep.join([str(Path(interpreter).parent), environment.get("PATH", os.defpath)])
     return environment

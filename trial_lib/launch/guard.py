@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch import bootstrap, channel
+from trial_lib.launch import bootstrap, channel, rank_process
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
@@ -68,6 +68,7 @@ class Guard:
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         kill_descendants()
+        self._remove_shared_memory()
         # A driver that has died cannot be told.
         with contextlib.suppress(OSError):
             channel.send(
@@ -75,6 +76,16 @@ class Guard:
                 {"ended_by": ended_by, "statuses": [self._statuses.get(rank) for rank in range(len(ranks))]},
             )
         os._exit(0)
+
+    def _remove_shared_memory(self) -> None:
+        """Removes the buffers that DeepSpeed's CPU collectives leave in shared memory, some 70 MB a rank.
+
+        Their names end in the address and port of the rendezvous, and those are this trial's alone.
+        """
+        environment = self._request["ranks"][0]["environment"]
+        rendezvous = f"{environment['MASTER_ADDR']}_{environment['MASTER_PORT']}"
+        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{rendezvous}_*"):
+            buffer.unlink(missing_ok=True)
 
     def _wait(self, ranks: dict[int, int], deadline: float) -> str:
         """Waits for all ranks, the deadline or the driver."""
@@ -110,6 +121,17 @@ class Guard:
 def main(arguments: list[str]) -> None:
     """Entry of a cold trial's guard: reads the launch from the driver's socket."""
     driver = socket.socket(fileno=int(arguments[0]))
+    # The terminal's Ctrl-C is the driver's to hear.
+    os.setsid()
+    become_subreaper()
+    if os.fork():
+        # Stays behind as the guard's parent, as the fork server does: when the guard is killed, what its ranks have
+        # started in sessions of their own comes here.
+        driver.close()
+        os.wait()
+        kill_descendants()
+        return
+    rank_process.die_with_parent(os.getppid())
     received = channel.receive(driver)
     if received is None:
         return

@@ -10,6 +10,8 @@ from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.launcher import Launched, LauncherClosedError, LaunchRequest
 
+_CLOSE_S = 10
+
 
 class WarmLauncher:
     """Keeps one fork server for the user's interpreter and environment, and forks trials from it.
@@ -97,7 +99,7 @@ class WarmLauncher:
                 return None
             return Launched(ours, len(request.ranks))
         except (OSError, EOFError):
-            self._drop(wait=False)
+            self._drop()
             return None
 
     def _wait_until_ready(self) -> None:
@@ -131,29 +133,29 @@ class WarmLauncher:
                 doubt = "it died"
             if doubt:
                 self._note(f"the code's own imports cannot be primed ({doubt}): they are paid in each trial")
-                self._drop(wait=True)
+                self._drop()
                 if not self._closed:
                     self._start()
 
-    def _drop(self, wait: bool) -> None:
+    def _drop(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._server is not None:
-            # Of a killed server the keeper stays until the trials that run have ended: nothing to wait for.
-            reaper = threading.Thread(target=self._server.wait, daemon=True, name="reap-server")
-            reaper.start()
-            if wait:
-                reaper.join(timeout=10)
+            # A killed server's keeper stays until the trials that run have ended: nothing that a launch waits for.
+            threading.Thread(target=self._server.wait, daemon=True, name="reap-server").start()
             self._server = None
 
     def close(self) -> None:
         """Ends the server, and with it the trials that run."""
         self._closed = True
-        serving = self._channel
+        serving, server = self._channel, self._server
         if serving is not None:
             # A launch that waits for the server to be primed holds the lock: this ends it.
             with contextlib.suppress(OSError):
                 serving.shutdown(socket.SHUT_RDWR)
         with self._lock:
-            self._drop(wait=True)
+            self._drop()
+        if server is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout=_CLOSE_S)

@@ -130,7 +130,7 @@ class StageCounter(ModelCounter):
         if "backward" not in self._uncounted:
             return function(*args, **kwargs)
         self._uncounted.remove("backward")
-        with FlopCounter() as counter:
+        with FlopCounter() as counter:  # type: ignore[no-untyped-call]
             try:
                 return function(*args, **kwargs)
             finally:

@@ -1,5 +1,6 @@
 """One rank of a trial: prepares the process, puts the probe in place, runs the user's program."""
 
+import atexit
 import json
 import os
 import platform
@@ -71,6 +72,10 @@ def train(payload: dict[str, Any], rank: int) -> None:
         rank: this rank.
     """
     _run_program(payload["program"], _arguments(payload))
+    # What runs at exit does; the interpreter's own end does not: gloo's threads, which may still hold tensors of the
+    # last step, abort there now and then, and a training that ended well would look like a crash.
+    atexit._run_exitfuncs()
+    _end(0)
 
 
 def _arguments(payload: dict[str, Any]) -> list[str]:

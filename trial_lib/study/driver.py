@@ -73,6 +73,8 @@ class StudyDriver:
         self.cancelled = threading.Event()
         self.search: Search | None = None
         self._launcher = launcher
+        # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
+        self._environment = environment_of(experiment, arguments.include)
         self._lock_dir = lock_dir
         self._history = History(paths.history)
         self._purposes: dict[int, Purpose] = {}
@@ -339,7 +341,7 @@ class StudyDriver:
             arguments=arguments,
             passes_local_rank=entrypoint.passes_local_rank,
             model_dir=self.experiment.model_dir,
-            environment=environment_of(self.experiment, self.arguments.include),
+            environment=self._environment,
         )
 
     def _memory_limit(self) -> int | None:
@@ -357,7 +359,7 @@ def interpreter_of(experiment: Experiment) -> str:
 
 def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[str, str]:
     """Returns the environment that ranks start from."""
-    environment = {**rank_environment(), **experiment.environment_variables}
+    environment = {**rank_environment(interpreter_of(experiment)), **experiment.environment_variables}
     if include:
         # The predecessor copies these beside the code; here they become importable from where they stand.
         folders = [str(path.resolve().parent) for path in include]
