@@ -130,7 +130,7 @@ class StageCounter(ModelCounter):
         if "backward" not in self._uncounted:
             return function(*args, **kwargs)
         self._uncounted.remove("backward")
-        with FlopCounter() as counter:  # type: ignore[no-untyped-call]
+        with FlopCounter() as counter:
             try:
                 return function(*args, **kwargs)
             finally:
@@ -207,7 +207,7 @@ class EngineWatch:
             return result
 
         engine_forward = engine.forward
-        tensor_backward = torch.Tensor.backward
+        tensor_backward: Any = torch.Tensor.backward
         timed_tensor_backward = self.parts.timed("backward", tensor_backward)
         torch.Tensor.backward = watched_tensor_backward  # type: ignore[method-assign, assignment]
         engine.forward = watched_forward
