@@ -169,7 +169,8 @@ def launcher_notes() -> list[str]:
 def warm_launcher(tmp_path_factory: pytest.TempPathFactory, launcher_notes: list[str]) -> Iterator[WarmLauncher]:
     """One for all tests: priming takes seconds."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    launcher = WarmLauncher(sys.executable, BUILDERS, rank_environment(), str(log), launcher_notes.append)
+    environment = {**rank_environment(), "PYTHONPATH": str(PROGRAMS / "library")}
+    launcher = WarmLauncher(sys.executable, BUILDERS, environment, str(log), launcher_notes.append)
     launcher.start()
     yield launcher
     launcher.close()

@@ -1,0 +1,192 @@
+"""Killing each process of a trial's tree: nothing stays alive, and the next trial is fine."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.hardware import this_host
+from trial_lib.launch.trial import run_trial
+from trial_lib.launch.warm import WarmLauncher
+
+SPAWN = multiprocessing.get_context("spawn")
+BUILDERS = ["ShareMemCommBuilder"]
+SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
+ENDLESS = StepWindow(start_step=2, end_step=10**6, max_steps=10**6)
+
+
+def drive(kind, plan, root):
+    """A driver of its own: runs one trial."""
+    launcher = {
+        "warm": lambda: WarmLauncher(sys.executable, BUILDERS, rank_environment(), str(root / "server.log"), print),
+        "cold": lambda: ColdLauncher(sys.executable, BUILDERS, rank_environment(), print),
+    }[kind]()
+    run_trial(plan, launcher, this_host(), root / "locks", threading.Event())
+
+
+def gone(trials, pids, timeout_s=1.0):
+    return trials.wait_until(lambda: not any(trials.is_alive(pid) for pid in pids), timeout_s, f"the end of {pids}")
+
+
+def started(trials, *arguments, launcher="warm", **options):
+    running = trials.start(trials.plan("children.py", *arguments, slots=2, **options), launcher)
+    for rank in range(2):
+        running.wait_for("ready", rank)
+    assert len(running.pids()) == 6
+    return running
+
+
+def ranks_of(running):
+    """Returns the process ids of rank 0 and rank 1: each prints its grandchild's, then its own, then its child's."""
+    return [running.pids()[1], running.pids()[4]]
+
+
+def completes(trials, launcher="warm"):
+    result = trials.run("plain.py", slots=2, window=SHORT, launcher=launcher)
+    return result.outcome == "completed", result.reason
+
+
+@pytest.mark.parametrize("kind", ["warm", "cold"])
+def test_when_the_driver_is_killed_all_it_started_is_gone_within_a_second(trials, kind):
+    plan = trials.plan("children.py", "--hang", "spin", slots=2)
+    driver = SPAWN.Process(target=drive, args=(kind, plan, trials.root))
+    driver.start()
+    logs = [plan.paths.log(rank) for rank in range(2)]
+    trials.wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 120, "the ranks")
+    below = [process.pid for process in psutil.Process(driver.pid).children(recursive=True)]
+    ranks = [int(line.split()[1]) for log in logs for line in log.read_text().splitlines() if line.startswith("pid ")]
+    assert len(ranks) == 6
+    assert {pid for pid in ranks if trials.is_alive(pid)} == set(ranks)
+    os.kill(driver.pid, signal.SIGKILL)
+    gone(trials, {*below, *ranks})
+    driver.join()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_a_crash_that_takes_its_peers_along(trials, victim):
+    running = started(trials, window=ENDLESS)
+    pids = running.pids()
+    os.kill(ranks_of(running)[victim], signal.SIGKILL)
+    result = running.result()
+    assert result.outcome == "crashed"
+    assert f"Rank {victim} was ended by signal 9" in result.reason
+    assert not any(trials.is_alive(pid) for pid in pids)
+    assert completes(trials) == (True, "")
+
+
+def test_peers_that_hang_after_a_rank_was_killed_are_ended(trials):
+    running = started(trials, "--hang", "sleep")
+    pids, killed_at = running.pids(), time.monotonic()
+    os.kill(ranks_of(running)[1], signal.SIGKILL)
+    result = running.result()
+    assert time.monotonic() - killed_at < 8
+    assert result.outcome == "crashed"
+    assert "Rank 1 was ended by signal 9" in result.reason
+    assert not any(trials.is_alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("launcher", ["warm", "cold"])
+def test_a_killed_guard_is_a_crash_and_leaves_no_rank(trials, launcher):
+    running = started(trials, "--hang", "spin", launcher=launcher)
+    pids, ranks = running.pids(), ranks_of(running)
+    guard = psutil.Process(ranks[0]).ppid()
+    assert psutil.Process(ranks[1]).ppid() == guard
+    os.kill(guard, signal.SIGKILL)
+    result = running.result()
+    assert result.outcome == "crashed"
+    assert "guard" in result.reason
+    gone(trials, pids)
+    assert completes(trials) == (True, "")
+
+
+@pytest.fixture
+def own_launcher(trials, tmp_path):
+    """A warm launcher of this test's own; its notes are in `notes`."""
+    notes = []
+    launcher = WarmLauncher(sys.executable, BUILDERS, rank_environment(), str(tmp_path / "server.log"), notes.append)
+    launcher.notes = notes
+    trials._launcher = lambda name: launcher
+    yield launcher
+    launcher.close()
+
+
+def test_a_killed_fork_server_costs_the_running_trial_nothing_and_is_started_anew(trials, own_launcher):
+    running = trials.start(trials.plan("slow_data.py", window=StepWindow(2, 150, max_steps=149)))
+    trials.wait_until(lambda: running.plan.paths.log(0).exists(), 60, "the rank")
+    (server,) = psutil.Process(own_launcher._server.pid).children()
+    os.kill(server.pid, signal.SIGKILL)
+    second = trials.start(trials.plan("plain.py", window=SHORT))
+    assert second.result().outcome == "completed"
+    first = running.result()
+    assert first.outcome == "completed", first.reason
+    assert first.metrics["measured_steps"] == 149
+    assert own_launcher.notes == []
+
+
+def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_launcher, tmp_path, monkeypatch):
+    # Imported while priming; starts its thread only when it is told to.
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import signal, threading, time\n"
+        "def start(*_): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "signal.signal(signal.SIGUSR1, start)\n"
+    )
+    own_launcher._environment["PYTHONPATH"] = str(tmp_path)
+    own_launcher.start()
+    own_launcher.prime(["starts_a_thread"])
+    assert completes(trials) == (True, "")
+    assert own_launcher.notes == []
+    (keeper,) = psutil.Process(own_launcher._server.pid).children()
+    os.kill(keeper.pid, signal.SIGUSR1)
+    trials.wait_until(lambda: keeper.num_threads() == 2, 5, "the thread")
+    assert completes(trials) == (True, "")
+    assert own_launcher.notes == ["starting cold: the fork server has 2 threads"]
+
+
+def test_a_module_that_starts_a_thread_is_not_primed(trials, own_launcher, tmp_path):
+    (tmp_path / "has_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    own_launcher._environment["PYTHONPATH"] = str(tmp_path)
+    own_launcher.start()
+    own_launcher.prime(["has_a_thread"])
+    (note,) = own_launcher.notes
+    assert "cannot be primed (the fork server has 2 threads)" in note
+    assert completes(trials) == (True, "")
+    assert own_launcher.notes == [note]
+
+
+def test_closing_does_not_wait_for_a_server_that_still_primes(trials, own_launcher):
+    running = trials.start(trials.plan("plain.py"))
+    trials.wait_until(lambda: own_launcher._server is not None, 10, "the server")
+    server, closed_at = own_launcher._server.pid, time.monotonic()
+    own_launcher.close()
+    assert running.result().outcome == "cancelled"
+    assert time.monotonic() - closed_at < 2
+    assert not trials.is_alive(server)
+
+
+def test_twenty_warm_trials_leak_no_descriptor_no_process_and_no_thread(trials, warm_launcher):
+    assert completes(trials) == (True, "")
+    server = psutil.Process(warm_launcher._server.pid).children()[0]
+
+    def held():
+        trials.wait_until(lambda: len(server.children()) == 0, 5, "the last guard")
+        mine = psutil.Process()
+        return {
+            "driver's files": mine.num_fds(),
+            "driver's children": len(mine.children(recursive=True)),
+            "server's files": server.num_fds(),
+            "server's threads": server.num_threads(),
+        }
+
+    before = held()
+    for _ in range(20):
+        assert trials.run("plain.py", window=SHORT).outcome == "completed"
+    assert held() == before

@@ -1,0 +1,119 @@
+"""What a rank finds itself in: its own environment, output, cores and modules, and nothing of the driver's."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.cold import rank_environment
+
+SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
+
+
+def found_by(trials, result, rank=0):
+    assert result.outcome == "completed", result.reason
+    match = re.search(r"^found (.*)$", trials.log(result, rank), re.MULTILINE)
+    assert match
+    return json.loads(match.group(1))
+
+
+@pytest.fixture(params=["warm", "cold"])
+def inspected(trials, request, monkeypatch):
+    """What two ranks found, in an environment that the driver does not have."""
+    environment = {**rank_environment(), "ONLY_FOR_RANKS": "yes"}
+    # What the driver gets after its servers were started is not the ranks' either.
+    monkeypatch.setenv("ONLY_FOR_THE_DRIVER", "yes")
+    result = trials.run(
+        "inspects.py",
+        launcher=request.param,
+        slots=2,
+        window=SHORT,
+        environment=environment,
+        passes_local_rank=True,
+    )
+    return environment, result, [found_by(trials, result, rank) for rank in range(2)]
+
+
+def test_a_rank_has_its_own_output_environment_and_cores(inspected):
+    environment, result, ranks = inspected
+    for number, found in enumerate(ranks):
+        assert found["files"] == {"0": "/dev/null", "1": result.logs[number], "2": result.logs[number]}
+        rank = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        # Libraries may add some of their own while they are imported.
+        assert found["environment"].items() >= {**environment, **rank}.items()
+        assert "ONLY_FOR_THE_DRIVER" not in found["environment"]
+        assert len(found["cores"]) == 1
+        assert found["argv"][:2] == ["inspects.py", f"--local_rank={number}"]
+        assert found["name"] == "__main__"
+        assert found["session"] != os.getsid(0)
+    assert ranks[0]["cores"] != ranks[1]["cores"]
+    assert ranks[0]["environment"]["MASTER_PORT"] == ranks[1]["environment"]["MASTER_PORT"]
+    # What records and orchestrates stays with the driver. (DeepSpeed itself imports pydantic.)
+    for found in ranks:
+        assert not {"prefect", "trial_lib.launch.trial", "trial_lib.experiment.result"} & set(found["modules"])
+
+
+def test_what_we_run_in_a_rank_imports_neither_pydantic_nor_prefect_nor_mlflow():
+    # DeepSpeed imports pydantic, and mlflow where there is one: so this interpreter only imports ours.
+    source = """
+        import sys
+        from trial_lib.launch import fork_server, guard, jit_builds, leash, rank_process
+        from trial_lib.measure import probe, rank
+        print([name for name in ("pydantic", "prefect", "mlflow", "deepspeed", "click") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_warm_rank_has_not_paid_for_mlflow(trials):
+    assert "mlflow" not in found_by(trials, trials.run("inspects.py", window=SHORT))["modules"]
+
+
+def write(folder, **files):
+    for name, source in files.items():
+        path = folder / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+
+
+TRAIN = """
+    import deepspeed, torch
+    {imports}
+    model = torch.nn.Linear(4, 1)
+    import argparse
+    args, _ = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_known_args()
+    engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+    while True:
+        engine.backward(engine(torch.ones(engine.train_micro_batch_size_per_gpu(), 4)).sum())
+        engine.step()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["warm", "cold"])
+def test_a_model_directory_with_our_names_imports_its_own(trials, tmp_path, launcher):
+    model_dir = tmp_path / "model"
+    imports = "import guard, tasks, channel, flows.tune as t; print('own', guard.OWN, tasks.OWN, channel.OWN, t.OWN)"
+    modules = {name: f"OWN = '{name}'" for name in ("guard", "tasks", "channel", "flows__tune", "measure", "launch")}
+    write(model_dir, train=TRAIN.format(imports=imports), **modules)
+    result = trials.run("train.py", model_dir=model_dir, launcher=launcher, window=SHORT)
+    assert result.outcome == "completed", result.reason
+    assert "own guard tasks channel flows__tune" in trials.log(result)
+
+
+def test_a_changed_program_is_seen_by_the_next_warm_trial(trials, tmp_path):
+    model_dir = tmp_path / "model"
+    for version in ("first", "second"):
+        write(model_dir, train=TRAIN.format(imports="import own"), own=f"print('version {version}')")
+        result = trials.run("train.py", model_dir=model_dir, window=SHORT)
+        assert f"version {version}" in trials.log(result)
+
+
+def test_a_failed_trial_leaves_no_trace_in_the_next_warm_one(trials):
+    before = found_by(trials, trials.run("inspects.py", window=SHORT))["modules"]
+    assert trials.run("ends.py", "--how", "raise", "--steps", "1").outcome == "crashed"
+    assert found_by(trials, trials.run("inspects.py", window=SHORT))["modules"] == before

@@ -1,0 +1,125 @@
+"""Slots and ports: one holder each, on the whole host."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from trial_lib.launch import ports
+from trial_lib.launch.ports import reserved_port
+from trial_lib.launch.slots import held_slots
+
+SPAWN = multiprocessing.get_context("spawn")
+SLOTS = ["0", "1", "2"]
+
+
+def never():
+    return False
+
+
+def hold_often(lock_dir, claims, count, rounds):
+    """Takes slots again and again; a claim is a file that must not exist yet."""
+    for _ in range(rounds):
+        with held_slots(lock_dir, SLOTS, count, never) as held:
+            assert len(set(held)) == count
+            for slot in held:
+                (claims / slot).touch(exist_ok=False)
+            time.sleep(0.002)
+            for slot in held:
+                (claims / slot).unlink()
+    (claims / f"done-{os.getpid()}-{threading.get_ident()}").touch()
+
+
+@pytest.mark.parametrize("kind", [threading.Thread, SPAWN.Process])
+def test_no_slot_is_ever_held_twice(tmp_path, kind):
+    claims = tmp_path / "claims"
+    claims.mkdir()
+    workers = [kind(target=hold_often, args=(tmp_path / "locks", claims, count, 10)) for count in (1, 2, 2, 3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    # A worker that found a slot claimed has not come to its end.
+    assert len(list(claims.glob("done-*"))) == 4
+
+
+def hold(lock_dir, ready):
+    with held_slots(lock_dir, SLOTS, 3, never):
+        ready.send("held")
+        time.sleep(600)
+
+
+def test_a_killed_holders_slots_are_free_at_once(tmp_path):
+    ours, theirs = SPAWN.Pipe()
+    holder = SPAWN.Process(target=hold, args=(tmp_path, theirs))
+    holder.start()
+    ours.recv()
+    with held_slots(tmp_path, SLOTS, 1, lambda: True) as held:
+        assert held is None
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    started = time.monotonic()
+    with held_slots(tmp_path, SLOTS, 3, never) as held:
+        assert held == SLOTS
+    assert time.monotonic() - started < 0.5
+
+
+def test_slots_are_given_back_after_an_error(tmp_path):
+    with pytest.raises(ZeroDivisionError), held_slots(tmp_path, SLOTS, 3, never):
+        1 / 0  # noqa: B018
+    with held_slots(tmp_path, SLOTS, 3, never) as held:
+        assert held == SLOTS
+
+
+def test_who_cannot_have_all_its_slots_holds_none_while_it_waits(tmp_path):
+    with held_slots(tmp_path, SLOTS, 2, never):
+        gave_up = threading.Event()
+        waiting = threading.Thread(target=lambda: held_slots(tmp_path, SLOTS, 2, gave_up.is_set).__enter__())
+        waiting.start()
+        time.sleep(0.2)
+        with held_slots(tmp_path, SLOTS, 1, never) as held:
+            assert held == ["2"]
+        gave_up.set()
+        waiting.join()
+
+
+@pytest.fixture
+def few_ports(monkeypatch):
+    """Three ports that are free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        first = probe.getsockname()[1]
+    monkeypatch.setattr(ports, "_PORTS", range(first, first + 3))
+    return ports._PORTS
+
+
+def test_ports_that_are_held_at_once_differ(tmp_path, few_ports):
+    with reserved_port(tmp_path) as first, reserved_port(tmp_path) as second, reserved_port(tmp_path) as third:
+        assert {first, second, third} == set(few_ports)
+        with pytest.raises(OSError, match="no free port"), reserved_port(tmp_path):
+            pass
+    with reserved_port(tmp_path) as again:
+        assert again in few_ports
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "127.0.0.2"])
+def test_a_port_that_another_program_listens_on_is_not_given_out(tmp_path, few_ports, address):
+    with socket.socket() as other:
+        other.bind((address, few_ports[1]))
+        other.listen()
+        with reserved_port(tmp_path) as first, reserved_port(tmp_path) as second:
+            assert {first, second} == {few_ports[0], few_ports[2]}
+
+
+def test_concurrent_trials_take_different_slots_and_ports(trials):
+    both = [trials.start(trials.plan("inspects.py", "--steps", "40")) for _ in range(2)]
+    for running in both:
+        running.result()
+    found = [running.log() for running in both]
+    assert '"cores": [0]' in found[0] + found[1]
+    assert found[0].split('"cores": ')[1][:3] != found[1].split('"cores": ')[1][:3]
+    assert found[0].split('"MASTER_PORT": ')[1][:7] != found[1].split('"MASTER_PORT": ')[1][:7]

@@ -1,0 +1,66 @@
+"""FLOPs against the closed form of a Transformer: counted by hand here, on a real engine there."""
+
+import pytest
+
+from trial_lib.experiment.window import StepWindow
+
+VOCABULARY, LENGTH, HIDDEN, LAYERS = 384, 64, 128, 3
+# Of one sample, forward. An embedding is a look-up, and costs none.
+PROJECTIONS = 2 * LENGTH * (4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN)
+ATTENTION = 2 * 2 * LENGTH**2 * HIDDEN
+LAYER = PROJECTIONS + ATTENTION
+HEAD = 2 * LENGTH * HIDDEN * VOCABULARY
+FORWARD = LAYERS * LAYER + HEAD
+
+SHORT = StepWindow(start_step=2, end_step=2, max_steps=1)
+
+
+def flops_per_sample(result, slots=1):
+    assert result.outcome == "completed", result.reason
+    return result.metrics["FLOPS_per_gpu"] * slots / result.metrics["throughput"]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "explicit"])
+def test_a_transformer_costs_what_its_formula_says(trials, attention):
+    result = trials.run("transformer.py", "--attention", attention, window=SHORT)
+    assert flops_per_sample(result) == pytest.approx(3 * FORWARD, rel=0.001)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_two_ranks_and_every_stage_count_the_model_once(trials, stage):
+    result = trials.run("transformer.py", slots=2, micro_batch=3, accumulation=2, zero={"stage": stage}, window=SHORT)
+    assert flops_per_sample(result, slots=2) == pytest.approx(3 * FORWARD, rel=0.001)
+
+
+def test_the_backward_pass_ends_where_nothing_below_trains(trials):
+    last = trials.run("transformer.py", "--trains", "last", window=SHORT)
+    assert flops_per_sample(last) == pytest.approx(FORWARD + 2 * (LAYER + HEAD), rel=0.001)
+
+    head = trials.run("transformer.py", "--trains", "head", window=SHORT)
+    assert flops_per_sample(head) == pytest.approx(FORWARD + HEAD, rel=0.001)
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "other"])
+@pytest.mark.parametrize("attention", ["sdpa", "explicit"])
+def test_recomputation_under_activation_checkpointing_is_left_out(trials, kind, attention):
+    result = trials.run("transformer.py", "--checkpointing", kind, "--attention", attention, window=SHORT)
+    assert flops_per_sample(result) == pytest.approx(3 * FORWARD, rel=0.001)
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 1])
+@pytest.mark.parametrize(("slots", "accumulation"), [(1, 1), (2, 1), (2, 4)])
+def test_a_pipeline_counts_all_its_stages_once(trials, slots, accumulation, checkpoint_every):
+    result = trials.run(
+        "pipeline.py",
+        "--checkpoint_every",
+        str(checkpoint_every),
+        slots=slots,
+        micro_batch=3,
+        accumulation=accumulation,
+        window=SHORT,
+    )
+    features, width, classes = 24, 32, 8
+    forward = 2 * (features * width + 4 * width**2 + width * classes)
+    # The data need no gradient, unless checkpointing asks for one.
+    first_input = 0 if checkpoint_every else 2 * features * width
+    assert flops_per_sample(result, slots) == pytest.approx(3 * forward - first_input, rel=0.001)

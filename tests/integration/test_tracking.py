@@ -1,0 +1,318 @@
+"""Studies' folders sent to a real MLflow: a SQLite store, and a server."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Memory, Outcome, TrialResult
+from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.tracking.sync import sync_study
+from trial_lib.tracking.tracker import StudyTracker
+
+SYNC = """
+import sys
+from pathlib import Path
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.tracking.sync import sync_study
+print("ready", flush=True)
+sync_study(StudyPaths(Path(sys.argv[1])), sys.argv[2])
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite store with its tables: making them takes a second."""
+    database = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
+    return database
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> str:
+    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    options = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    options += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "files"),
+    ]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *options],
+            env=environment,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_healthy(url, process)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        assert process.poll() is None, "the server has ended"
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=1)
+        except (urllib.error.URLError, TimeoutError):
+            time.sleep(0.1)
+        else:
+            return
+    raise AssertionError("the server is not ready after a minute")
+
+
+def new_study(folder: Path, trials: int, study_id: str = "hello-1", **changes: Any) -> StudyPaths:
+    """Writes the folder of a study, as a driver writes it; the last trial is the fastest."""
+    paths = StudyPaths(folder / study_id)
+    paths.trials.mkdir(parents=True)
+    paths.experiment.write_text("name: hello\n")
+    record = StudyRecord(
+        study_id=study_id, name="hello", method="asha", metric="throughput", started_at=1000.0, ds_config={}
+    )
+    paths.record.write_text(record.model_copy(update=changes).model_dump_json())
+    for number in range(trials):
+        add_trial(paths, number)
+    return paths
+
+
+def add_trial(paths: StudyPaths, number: int, outcome: Outcome = Outcome.COMPLETED, ended: bool = True) -> None:
+    trial = paths.trial(number)
+    trial.root.mkdir()
+    candidate = Candidate(
+        knobs={"zero_optimization": {"stage": number % 4}}, micro_batch_size=number + 1, data_parallel_size=2
+    )
+    trial.candidate.write_text(candidate.model_dump_json())
+    trial.ds_config.write_text(json.dumps(candidate.complete({})))
+    trial.log(0).write_text("step 1\n")
+    result = TrialResult(
+        trial_id=f"{paths.root.name}/{number:04d}",
+        number=number,
+        purpose=Purpose.SEARCH,
+        config_hash=candidate.config_hash({}),
+        outcome=outcome,
+        metrics={"throughput": 10.0 * number} if outcome is Outcome.COMPLETED else {},
+        step_times=[0.1] * 3,
+        memory=Memory(peak=[100, 200]),
+        logs=[str(trial.log(0))],
+        started_at=1001.0 + number,
+    )
+    if ended:
+        trial.result.write_text(result.model_dump_json())
+
+
+def finish(paths: StudyPaths, best_number: int) -> None:
+    paths.best_ds_config.write_text("{}")
+    paths.best_ds_metrics.write_text(json.dumps({"metrics": {"throughput": 10.0 * best_number}}))
+    paths.best_command.write_text("deepspeed train.py\n")
+    record = StudyRecord.model_validate_json(paths.record.read_text())
+    ended = {"status": StudyStatus.COMPLETED, "best_number": best_number, "gain": 1.5, "ended_at": 2000.0}
+    paths.record.write_text(record.model_copy(update=ended).model_dump_json())
+
+
+def runs_of(uri: str, study_id: str = "hello-1") -> list[Run]:
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("hello")
+    return list(client.search_runs([experiment.experiment_id], f"tags.study_id = '{study_id}'"))
+
+
+def parent_of(runs: list[Run]) -> Run:
+    [parent] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    return parent
+
+
+def files_of(uri: str, run: Run) -> set[str]:
+    return {file.path for file in MlflowClient(tracking_uri=uri).list_artifacts(run.info.run_id)}
+
+
+def assert_there_once(uri: str, trials: int, study_id: str = "hello-1") -> None:
+    runs = runs_of(uri, study_id)
+    ids = Counter(run.data.tags["record_id"] for run in runs)
+    assert ids == {study_id: 1, **{f"{study_id}/{number:04d}": 1 for number in range(trials)}}
+    parent = parent_of(runs)
+    client = MlflowClient(tracking_uri=uri)
+    for run in runs:
+        if run is parent:
+            continue
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.info.status == "FINISHED"
+        assert run.data.params["micro_batch_size"] == str(int(run.data.tags["trial"]) + 1)
+        assert len(client.get_metric_history(run.info.run_id, "step_time")) == 3
+        assert len(client.get_metric_history(run.info.run_id, "throughput")) == 1
+        assert files_of(uri, run) == {"ds_config.json", "result.json", "rank0.log"}
+
+
+@pytest.mark.parametrize("where", ["store", "server"])
+def test_all_of_a_study_arrives(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    uri = request.getfixturevalue(where)
+    paths = new_study(tmp_path, trials=3, study_id="whole")
+    finish(paths, best_number=2)
+    sync_study(paths, uri)
+    assert_there_once(uri, 3, "whole")
+    parent = parent_of(runs_of(uri, "whole"))
+    assert parent.info.status == "FINISHED"
+    assert parent.info.end_time == 2_000_000
+    assert parent.data.metrics == {"throughput": 20.0, "gain": 1.5}
+    assert "1.50 times" in parent.data.tags["mlflow.note.content"]
+    assert files_of(uri, parent) == {
+        "experiment.yaml",
+        "best_ds_config.json",
+        "best_ds_metrics.json",
+        "best_command.txt",
+    }
+
+
+def test_artifacts_stand_beside_the_store(store: str, tmp_path: Path) -> None:
+    sync_study(new_study(tmp_path, trials=1), store)
+    assert len(list((tmp_path / "mlartifacts").glob("*/artifacts/rank0.log"))) == 1
+
+
+def test_sent_twice_it_is_there_once(store: str, tmp_path: Path) -> None:
+    paths = new_study(tmp_path, trials=3)
+    sync_study(paths, store)
+    sync_study(paths, store)
+    assert_there_once(store, 3)
+
+
+def test_what_grows_is_sent_as_it_grows(store: str, tmp_path: Path) -> None:
+    paths = new_study(tmp_path, trials=1)
+    add_trial(paths, 1, ended=False)
+    sync_study(paths, store)
+    assert_there_once(store, 1)
+    assert parent_of(runs_of(store)).info.status == "RUNNING"
+    (paths.trial(1).root.rename(tmp_path / "unfinished"))
+    add_trial(paths, 1)
+    finish(paths, best_number=1)
+    sync_study(paths, store)
+    assert_there_once(store, 2)
+    assert parent_of(runs_of(store)).info.status == "FINISHED"
+
+
+def test_a_trial_that_ran_again_after_a_resume_is_sent_again(store: str, tmp_path: Path) -> None:
+    paths = new_study(tmp_path, trials=0)
+    add_trial(paths, 0, outcome=Outcome.CANCELLED)
+    sync_study(paths, store)
+    paths.trial(0).root.rename(tmp_path / "cancelled")
+    add_trial(paths, 0)
+    sync_study(paths, store)
+    assert_there_once(store, 1)
+
+
+def test_a_run_that_was_created_twice_is_there_once(store: str, tmp_path: Path) -> None:
+    paths = new_study(tmp_path, trials=1)
+    sync_study(paths, store)
+    parent = parent_of(runs_of(store))
+    tags = {"study_id": "hello-1", "record_id": "hello-1/0000", "mlflow.parentRunId": parent.info.run_id}
+    MlflowClient(tracking_uri=store).create_run(parent.info.experiment_id, tags=tags)
+    sync_study(paths, store)
+    assert_there_once(store, 1)
+
+
+def test_the_best_trial_is_found_by_its_parent(store: str, tmp_path: Path) -> None:
+    sync_study(new_study(tmp_path, trials=4), store)
+    parent = parent_of(runs_of(store))
+    children = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    [best] = MlflowClient(tracking_uri=store).search_runs(
+        [parent.info.experiment_id], children, order_by=["metrics.throughput DESC"], max_results=1
+    )
+    assert best.data.tags["trial"] == "0003"
+
+
+def test_killed_again_and_again_it_is_there_once(server: str, tmp_path: Path) -> None:
+    trials, draw = 12, random.Random(0)
+    paths = new_study(tmp_path, trials, study_id="killed")
+    for _ in range(4):
+        with subprocess.Popen([sys.executable, "-c", SYNC, paths.root, server], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(draw.uniform(1.0, 3.0))  # MLflow's import takes the first second
+            process.kill()
+    sync_study(paths, server)
+    assert_there_once(server, trials, "killed")
+
+
+def test_several_processes_may_create_the_store(tmp_path: Path) -> None:
+    studies = [new_study(tmp_path, 1, study_id=f"hello-{number}") for number in range(3)]
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SYNC, study.root, uri], stdout=subprocess.DEVNULL) for study in studies
+    ]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    for study in studies:
+        assert_there_once(uri, 1, study.root.name)
+
+
+def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> None:
+    paths = new_study(tmp_path, trials=2)
+    tracker = StudyTracker(paths, f"http://127.0.0.1:{free_port()}")
+    tracker.start()
+    started = time.monotonic()
+    tracker.notify()
+    assert time.monotonic() - started < 0.1
+    started = time.monotonic()
+    assert not tracker.close(timeout_s=2)
+    assert time.monotonic() - started < 3
+    assert tracker.last_error is not None
+    sync_study(paths, store)
+    assert_there_once(store, 2)
+
+
+def test_a_server_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracker = StudyTracker(new_study(tmp_path, trials=1), f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracker.start()
+        started = time.monotonic()
+        assert not tracker.close(timeout_s=1)
+        assert time.monotonic() - started < 2
+
+
+def test_the_tracker_sends_what_is_there_at_close(server: str, tmp_path: Path) -> None:
+    paths = new_study(tmp_path, trials=1, study_id="tracked")
+    tracker = StudyTracker(paths, server)
+    assert tracker.run_url == server
+    tracker.start()
+    for number in range(1, 4):
+        add_trial(paths, number)
+        tracker.notify()
+    finish(paths, best_number=3)
+    tracker.notify()
+    assert tracker.close(timeout_s=30)
+    assert tracker.last_error is None
+    assert_there_once(server, 4, "tracked")
+    parent = parent_of(runs_of(server, "tracked"))
+    assert parent.info.status == "FINISHED"
+    assert tracker.run_url == f"{server}/#/experiments/{parent.info.experiment_id}/runs/{parent.info.run_id}"

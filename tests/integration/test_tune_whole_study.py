@@ -1,0 +1,204 @@
+"""One study from the command to its end, on two ranks, and everything it leaves: files, Prefect's record, MLflow's."""
+
+import json
+import re
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+from study_fixtures import Running, Study, Zerotune, query
+
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.result import Outcome
+
+
+@dataclass(frozen=True)
+class Ran:
+    zerotune: Zerotune
+    command: Running
+    ended: subprocess.CompletedProcess[str]
+
+    @property
+    def study(self) -> Study:
+        return self.zerotune.study
+
+    def prefect(self, sql: str) -> list[tuple[Any, ...]]:
+        """Returns rows of Prefect's database; `:id` in the query is the study's flow run."""
+        ((flow_run,),) = query(
+            self.zerotune.prefect_database, "select id from flow_run where name = ?", self.study.paths.root.name
+        )
+        return query(self.zerotune.prefect_database, sql, flow_run)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Ran:
+    zerotune = Zerotune(tmp_path_factory.mktemp("asha"), home, slots=2, program="--largest_micro_batch 500")
+    command = zerotune.start("asha", "-mt", "5", "--json")
+    return Ran(zerotune, command, command.follow())
+
+
+@pytest.fixture(scope="module")
+def client(ran: Ran) -> MlflowClient:
+    return MlflowClient(tracking_uri=f"sqlite:///{ran.zerotune.folder}/mlflow.db")
+
+
+@pytest.fixture(scope="module")
+def runs(client: MlflowClient) -> list[Run]:
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+def test_it_ends_with_exit_code_0_and_prints_exactly_one_json_document(ran: Ran) -> None:
+    assert ran.ended.returncode == 0, ran.ended.stderr
+    document = json.loads(ran.ended.stdout)
+    assert ran.ended.stdout == json.dumps(document, indent=2) + "\n"
+    assert document["status"] == "completed"
+    assert document["folder"] == str(ran.study.paths.root)
+    assert document["best_ds_config"] == json.loads(ran.study.paths.best_ds_config.read_text())
+    assert document["gain"] == pytest.approx(ran.study.record["gain"])
+    assert document["best"]["trial"] == ran.study.record["best_number"]
+
+
+def test_every_trial_says_one_line_on_standard_error(ran: Ran) -> None:
+    for number in ran.study.results:
+        assert len(re.findall(rf"^trial {number:04d} ", ran.ended.stderr, re.MULTILINE)) == 1
+    assert "Traceback" not in ran.ended.stderr
+
+
+def test_the_folder_holds_the_whole_study(ran: Ran) -> None:
+    paths = ran.study.paths
+    assert paths.experiment.read_text() == ran.zerotune.config.read_text()
+    for file in (paths.record, paths.history, paths.profile, paths.log, paths.best_command, paths.best_ds_metrics):
+        assert file.stat().st_size > 0, file
+    assert "autotuning" not in json.loads(paths.best_ds_config.read_text())
+    for number, result in ran.study.results.items():
+        trial = paths.trial(number)
+        assert trial.candidate.exists()
+        assert trial.ds_config.exists()
+        assert [Path(log) for log in result.logs] == [trial.log(0), trial.log(1)]
+        assert all(Path(log).exists() for log in result.logs)
+
+
+def test_max_trials_counts_the_profile_and_not_the_submitted_configuration(ran: Ran) -> None:
+    purposes = [asked.purpose for asked in ran.study.asked]
+    assert purposes == [Purpose.PROFILE, Purpose.SUBMITTED, *[Purpose.SEARCH] * 4]
+    assert [event.number for event in ran.study.told] == [event.number for event in ran.study.asked]
+    assert len(ran.study.stopped) == 1
+
+
+def test_an_out_of_memory_trial_does_not_end_the_search(ran: Ran) -> None:
+    outcomes = [result.outcome for result in ran.study.results.values()]
+    assert Outcome.OUT_OF_MEMORY in outcomes
+    assert outcomes.index(Outcome.OUT_OF_MEMORY) < len(outcomes) - 1
+
+
+def test_no_configuration_runs_twice(ran: Ran) -> None:
+    hashes = [result.config_hash for result in ran.study.results.values() if result.purpose is not Purpose.PROFILE]
+    assert len(hashes) == len(set(hashes))
+
+
+def test_the_winner_is_the_best_measured_and_its_gain_is_over_the_submitted_configuration(ran: Ran) -> None:
+    results = ran.study.results
+    values = {number: result.metrics["FLOPS_per_gpu"] for number, result in results.items() if result.metrics}
+    answer = json.loads(ran.study.paths.best_ds_metrics.read_text())
+    del values[0]
+    assert answer["trial"] == max(values, key=lambda number: values[number])
+    assert answer["gain"] == pytest.approx(values[answer["trial"]] / values[1])
+    assert answer["submitted"] == results[1].metrics
+    best = json.loads(ran.study.paths.trial(answer["trial"]).ds_config.read_text())
+    assert json.loads(ran.study.paths.best_ds_config.read_text()) == best
+
+
+def test_the_profile_says_what_the_model_needs_in_the_log_and_in_a_file(ran: Ran) -> None:
+    report = json.loads(ran.study.paths.profile.read_text())
+    profile = ran.study.results[0].profile
+    assert profile is not None
+    assert report["profile"] == profile.model_dump()
+    assert profile.num_params == profile.trainable_num_params == 32 * 64 + 64 + 64 * 8 + 8
+    assert profile.activation_mem_per_gpu > 0
+    assert 0 < profile.gpu_mem < 600 * 2**20
+    assert [stage["stage"] for stage in report["stages"]] == [0, 1, 2, 3]
+    log = ran.study.paths.log.read_text()
+    assert "parameters: 2,632, trainable: 2,632" in log
+    assert "device memory for the model: " in log
+    assert "activations of one sample: " in log
+    for stage in report["stages"]:
+        assert re.search(rf"ZeRO {stage['stage']}: states \S+ MiB, largest micro-batch about \d+", log)
+
+
+def test_the_command_of_the_answer_trains_without_zerotune(ran: Ran) -> None:
+    command = ran.study.paths.best_command
+    trained = subprocess.run(["sh", command], text=True, capture_output=True, env=ran.zerotune.environment, timeout=120)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    size = json.loads(ran.study.paths.best_ds_config.read_text())["train_micro_batch_size_per_gpu"]
+    assert trained.stdout.count(f"trained 100 steps at micro-batch {size}") == 2
+
+
+def test_prefect_holds_one_final_task_run_for_each_trial_named_for_its_candidate(ran: Ran) -> None:
+    rows = ran.prefect(
+        "select name, state_type, state_name from task_run where flow_run_id = ? and name like 'trial-%'"
+    )
+    labels = {asked.number: asked.candidate.label for asked in ran.study.asked}
+    labels |= {0: "profile", 1: "submitted"}
+    assert sorted(name for name, _, _ in rows) == [f"trial-{number:04d}-{labels[number]}" for number in range(6)]
+    outcomes = {number: result.outcome.value for number, result in ran.study.results.items()}
+    assert {int(name[6:10]): state.lower().replace(" ", "_") for name, _, state in rows} == outcomes
+    assert {state_type for _, state_type, _ in rows} == {"COMPLETED"}
+
+
+def test_prefect_s_record_of_the_flow_is_final(ran: Ran) -> None:
+    assert ran.prefect("select state_type from flow_run where id = ?") == [("COMPLETED",)]
+    states = ran.prefect("select state_type from task_run where flow_run_id = ?")
+    assert set(states) == {("COMPLETED",)}
+
+
+def test_prefect_shows_a_growing_leaderboard_the_progress_the_profile_and_the_answer(ran: Ran) -> None:
+    artifacts = ran.prefect("select key, type, data from artifact where flow_run_id = ? order by created")
+    tables = [json.loads(json.loads(data)) for key, kind, data in artifacts if key == "leaderboard" and kind == "table"]
+    assert len(tables) > 2
+    assert len(tables[0]) < len(tables[-1]) == 5
+    progress = [json.loads(data) for key, kind, data in artifacts if key == "progress" and kind == "progress"]
+    assert progress == [100.0]
+    pages = {key: data for key, kind, data in artifacts if kind == "markdown"}
+    assert set(pages) == {"profile", "best-configuration"}
+    assert "| 3 |" in pages["profile"]
+    assert "train_micro_batch_size_per_gpu" in pages["best-configuration"]
+
+
+def test_mlflow_holds_one_parent_and_one_child_for_each_trial(ran: Ran, runs: list[Run], client: MlflowClient) -> None:
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = {run.data.tags["trial"]: run for run in runs if run is not parent}
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
+    assert set(children) == {f"{number:04d}" for number in ran.study.results}
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["gain"] == pytest.approx(ran.study.record["gain"])
+    assert parent.data.params["method"] == "asha"
+    names = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
+    assert names == {
+        "experiment.yaml",
+        "profile.json",
+        "best_ds_config.json",
+        "best_ds_metrics.json",
+        "best_command.txt",
+    }
+    for number, result in ran.study.results.items():
+        child = children[f"{number:04d}"]
+        assert child.data.tags["outcome"] == result.outcome.value
+        assert "micro_batch_size" in child.data.params
+        assert result.metrics.items() <= child.data.metrics.items()
+        files = {artifact.path for artifact in client.list_artifacts(child.info.run_id)}
+        assert files == {"ds_config.json", "result.json", "rank0.log", "rank1.log"}
+
+
+def test_nothing_of_the_study_runs_or_listens_afterwards(ran: Ran) -> None:
+    assert ran.command.left_over(0) == []
+    assert ran.command.ports
+    for port in ran.command.ports:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,51 @@
+"""A training of a few thousand parameters: a step takes milliseconds."""
+
+import argparse
+import os
+import time
+
+import deepspeed
+import deepspeed.comm as dist
+import torch
+import torch.nn.functional as F
+
+FEATURES, CLASSES = 32, 8
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num_steps", type=int, default=100, help="optimizer steps of the whole training")
+    parser.add_argument("--step_seconds", type=float, default=0.0, help="how long a step sleeps")
+    parser.add_argument("--largest_micro_batch", type=int, default=10**9, help="a larger one is out of memory")
+    parser.add_argument("--fail_above", type=int, default=10**9, help="a larger micro-batch fails by a bug")
+    parser.add_argument("--local_rank", type=int, default=-1)
+    return deepspeed.add_config_arguments(parser).parse_args()
+
+
+def refuse(micro_batch: int, args: argparse.Namespace) -> None:
+    """Fails as asked, before there is an engine or after."""
+    if micro_batch > args.fail_above:
+        raise ValueError(f"a bug in the user's code, at micro-batch {micro_batch}")
+    if micro_batch > args.largest_micro_batch:
+        raise MemoryError(f"no room for a micro-batch of {micro_batch}")
+
+
+def main() -> None:
+    args = parse_arguments()
+    print(f"pid {os.getpid()} cores {sorted(os.sched_getaffinity(0))} at {time.time()}", flush=True)
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
+    engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+    micro_batch = engine.train_micro_batch_size_per_gpu()
+    for _ in range(args.num_steps):
+        inputs, labels = torch.randn(micro_batch, FEATURES), torch.randint(0, CLASSES, (micro_batch,))
+        refuse(micro_batch, args)
+        engine.backward(F.cross_entropy(engine(inputs), labels))
+        engine.step()
+        time.sleep(args.step_seconds)
+    print(f"trained {args.num_steps} steps at micro-batch {micro_batch}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()

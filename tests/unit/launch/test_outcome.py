@@ -1,0 +1,163 @@
+import pytest
+
+from trial_lib.launch.launcher import Ending
+from trial_lib.launch.outcome import RankRecord, classify
+
+DONE = {"outcome": "completed", "reason": ""}
+PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29500"
+
+
+def failure(kind, message, **changes):
+    record = {"type": kind, "message": message, "in_initialize": False, "ended_early": False, "time": 1.0}
+    return {**record, **changes}
+
+
+def rank(number=0, measurement=None, failure=None, log=""):
+    return RankRecord(measurement, failure, log, f"rank{number}.log")
+
+
+def ended(ranks, by="ranks", statuses=None, kernel_killed=False):
+    statuses = [1] * len(ranks) if statuses is None else statuses
+    outcome, reason = classify(Ending(by, statuses), ranks, 60.0, kernel_killed)
+    return outcome.value, reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you",
+        ),
+        ("MemoryError", ""),
+        ("RuntimeError", "can't start new thread"),
+        (
+            "_ArrayMemoryError",
+            "Unable to allocate 7.45 GiB for an array with shape (10**9,) and data type float64",
+        ),
+        ("OSError", "[Errno 12] Cannot allocate memory"),
+        ("RuntimeError", "DataLoader worker (pid 4242) is killed by signal: Killed. "),
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79 GiB",
+        ),
+        ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        (
+            "DistBackendError",
+            "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.27.7\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+        ),
+    ],
+)
+def test_every_known_way_to_run_out_of_memory_is_recognised(kind, message):
+    died = rank(1, failure=failure(kind, message))
+    peer = rank(0, failure=failure("RuntimeError", PEER))
+    outcome, reason = ended([peer, died])
+    assert outcome == "out_of_memory"
+    assert reason.endswith("Log: rank1.log")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc",
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory.",
+        "node1:123:456 [0] transport/p2p.cc:238 NCCL WARN Cuda failure 2 'out of memory'",
+    ],
+)
+def test_what_python_never_saw_is_read_from_the_log(log):
+    peer = rank(0, failure=failure("RuntimeError", PEER))
+    assert ended([peer, rank(1, log=log)], statuses=[1, -6])[0] == "out_of_memory"
+
+
+def test_a_kill_is_out_of_memory_only_where_the_kernel_says_so():
+    assert ended([rank()], statuses=[-9], kernel_killed=True)[0] == "out_of_memory"
+    assert ended([rank()], statuses=[-9], kernel_killed=False) == (
+        "crashed",
+        "Rank 0 was ended by signal 9. Log: rank0.log",
+    )
+    assert ended([rank()], statuses=[-11], kernel_killed=True)[0] == "crashed"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        PEER,
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:446] Connection reset by peer",
+        "NCCL communicator was aborted on rank 0.",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exited prematurely.",
+        "failed to recv, got 0 bytes",
+        "Broken pipe",
+    ],
+)
+def test_a_lost_connection_is_never_the_cause(message):
+    peer = rank(0, failure=failure("RuntimeError", message, time=1.0))
+    culprit = rank(1, failure=failure("KeyError", "'labels'", time=2.0))
+    assert ended([peer, culprit]) == ("crashed", "The program raised KeyError: 'labels' Log: rank1.log")
+    outcome, reason = ended([peer, rank(1)], statuses=[1, -9])
+    assert (outcome, reason) == ("crashed", "Rank 1 was ended by signal 9. Log: rank1.log")
+
+
+def test_of_several_exceptions_the_first_is_the_cause():
+    late, early = (rank(n, failure=failure("ValueError", str(n), time=2.0 - n)) for n in range(2))
+    assert ended([late, early])[1] == "The program raised ValueError: 1 Log: rank1.log"
+
+
+def test_all_ranks_have_to_be_measured():
+    assert ended([rank(0, DONE), rank(1, DONE)], statuses=[0, 0]) == ("completed", "")
+    assert ended([rank(0, DONE), rank(1)], statuses=[0, 0])[0] == "crashed"
+    assert ended([rank(), rank(1)], statuses=[0, 0])[0] == "crashed"
+
+
+def test_a_measurement_counts_whatever_ended_the_processes_afterwards():
+    for by in ("deadline", "cancel", "guard"):
+        assert ended([rank(0, DONE)], by=by, statuses=[None])[0] == "completed"
+
+
+@pytest.mark.parametrize("outcome", ["invalid", "diverged"])
+def test_what_one_rank_measured_to_be_wrong_is_wrong_for_all(outcome):
+    wrong = {"outcome": outcome, "reason": "because"}
+    assert ended([rank(0, DONE), rank(1, wrong)]) == (outcome, "because")
+    assert ended([rank(0, failure=failure("RuntimeError", PEER)), rank(1, wrong)]) == (outcome, "because")
+
+
+def test_an_error_in_initialize_is_deepspeeds_refusal_unless_something_is_not_installed():
+    refused = failure("AssertionError", "Check batch related parameters.", in_initialize=True)
+    assert ended([rank(failure=refused)]) == (
+        "invalid",
+        "DeepSpeed refuses the configuration: AssertionError: Check batch related parameters. Log: rank0.log",
+    )
+    missing = failure("ModuleNotFoundError", "No module named 'mpi4py'", in_initialize=True)
+    assert ended([rank(failure=missing)])[0] == "crashed"
+
+
+def test_running_out_of_memory_in_initialize_is_no_refusal():
+    assert ended([rank(failure=failure("MemoryError", "", in_initialize=True))])[0] == "out_of_memory"
+
+
+def test_deadline_cancel_and_guard_are_told_apart():
+    assert ended([rank()], by="deadline", statuses=[None]) == (
+        "timed_out",
+        "Still running after its deadline of 60 s. Log: rank0.log",
+    )
+    assert ended([rank()], by="cancel", statuses=[None])[0] == "cancelled"
+    # Cancelled while it waited for its slots.
+    assert ended([rank()], by="cancel", statuses=[])[0] == "cancelled"
+    outcome, reason = ended([rank()], by="guard", statuses=[None])
+    assert outcome == "crashed"
+    assert "guard" in reason
+
+
+def test_last_words_stand_in_for_an_exception():
+    assert ended([rank(log="a\nlicence expired\n")], statuses=[4])[1] == (
+        "Rank 0 left no result; its last words: licence expired Log: rank0.log"
+    )
+
+
+def test_a_long_message_is_cut_to_one_line():
+    message = "1 validation error\nzero_optimization.stage\n  Input should be 3\n" + "more\n" * 50
+    reason = ended([rank(failure=failure("ValidationError", message, in_initialize=True))])[1]
+    assert "ValidationError: 1 validation error zero_optimization.stage Input should be 3 Log:" in reason
+    assert len(ended([rank(failure=failure("ValueError", "x" * 5000))])[1]) < 400

@@ -1,0 +1,71 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from trial_lib.measure.flops import FlopCounter
+
+
+def counted(function):
+    with FlopCounter() as counter:
+        function()
+    return counter.flops
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def test_a_product_of_matrices_is_two_flops_for_each_multiplication():
+    a, b = leaf(3, 5), leaf(5, 7)
+    assert counted(lambda: a @ b) == 2 * 3 * 5 * 7
+    assert counted(lambda: (a @ b).sum().backward()) == 3 * 2 * 3 * 5 * 7
+
+
+def test_what_needs_no_gradient_has_no_backward_pass():
+    a, b = torch.randn(3, 5), leaf(5, 7)
+    assert counted(lambda: (a @ b).sum().backward()) == 2 * 2 * 3 * 5 * 7
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_costs_the_same_on_every_kernel(causal, dropout):
+    # Dropout is not in the fused kernel of a CPU.
+    q, k, v = (leaf(2, 4, 16, 8) for _ in range(3))
+    forward = 2 * 2 * 2 * 4 * 16 * 16 * 8
+    attention = {"is_causal": causal, "dropout_p": dropout}
+    assert counted(lambda: F.scaled_dot_product_attention(q, k, v, **attention)) == forward
+    assert counted(lambda: F.scaled_dot_product_attention(q, k, v, **attention).sum().backward()) == 3 * forward
+
+
+def test_keys_and_values_may_be_of_other_lengths_and_depths():
+    q, k, v = leaf(1, 2, 6, 8), leaf(1, 2, 10, 8), leaf(1, 2, 10, 8)
+    assert counted(lambda: F.scaled_dot_product_attention(q, k, v)) == 2 * 2 * 6 * 10 * (8 + 8)
+
+
+def test_a_convolution_counts_each_output():
+    x, weight = leaf(2, 3, 10, 10), leaf(4, 3, 3, 3)
+    forward = 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
+    assert counted(lambda: F.conv2d(x, weight)) == forward
+    assert counted(lambda: F.conv2d(x, weight).sum().backward()) == 3 * forward
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_is_not_counted(reentrant):
+    a, b = leaf(3, 5), leaf(5, 7)
+
+    def step():
+        checkpoint(lambda x: (x @ b).relu(), a, use_reentrant=reentrant).sum().backward()
+
+    assert counted(step) == 3 * 2 * 3 * 5 * 7
+    assert a.grad is not None
+
+
+def test_a_counter_can_be_entered_again():
+    a, b = leaf(3, 5), leaf(5, 7)
+    counter = FlopCounter()
+    for _ in range(2):
+        with counter:
+            a @ b
+        a @ b
+    assert counter.flops == 2 * 2 * 3 * 5 * 7
