@@ -8,8 +8,11 @@ EXAMPLE := examples/hello_deepspeed
 
 .PHONY: demo test test-all lint setup schema clean
 
+# On a host with a single slot the example takes that one.
 demo: $(PREPARED)
-	$(BIN)/zerotune asha $(EXAMPLE)/deepspeed.yaml $(EXAMPLE) --max-trials 10
+	slots=$$($(BIN)/python -c 'from trial_lib.launch.hardware import this_host; print(min(2, len(this_host().slots)))'); \
+	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/deepspeed.yaml > .venv/demo.yaml
+	$(BIN)/zerotune asha .venv/demo.yaml $(EXAMPLE) --max-trials 10
 
 test: $(PREPARED)
 	$(BIN)/python -m pytest -m "not long"

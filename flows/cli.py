@@ -21,7 +21,8 @@ FOUND, NONE_COMPLETED, BAD_INPUT, INTERRUPTED = 0, 1, 2, EXIT_CODE
 
 
 @click.group(
-    epilog="Exit codes: 0 a configuration was found, 1 no trial completed, 2 the input is wrong, 130 interrupted."
+    epilog="Exit codes: 0 a configuration was found, 1 no trial completed, 2 the input is wrong, 3 the full experiment "
+    "failed, 130 interrupted."
 )
 @click.version_option(package_name="zerotune")
 def cli() -> None:

@@ -11,13 +11,14 @@ import click
 
 from flows.interrupts import interrupts
 from flows.live import LiveView
-from flows.prefect_server import PrefectServer, prefect_server
+from flows.prefect_server import PrefectServer, ServerError, prefect_server, require_configured_server
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.report.leaderboard import leaderboard
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.open_study import OpenStudy, last_opened, new_study, resume_study
 
+FULL_EXPERIMENT_FAILED = 3
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
 
@@ -59,6 +60,9 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             _run_flow(study, server)
         # The flow opens the study anew where it starts it again.
         study = last_opened(study)
+    except ServerError as error:
+        study.finish(StudyStatus.FAILED, str(error))
+        raise
     except KeyboardInterrupt:
         study = last_opened(study)
         # Before the flow, or handed on by it when it had cleaned up.
@@ -72,6 +76,9 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         click.echo(json.dumps(document, indent=2))
     else:
         _tell(study, document)
+    if study.driver.full_experiment_failed:
+        click.echo(f"The full experiment failed; its logs are in {study.paths.full_experiment.root}", err=True)
+        return FULL_EXPERIMENT_FAILED
     return _STATUS_EXIT[study.record.status]
 
 
@@ -82,18 +89,21 @@ def _run_flow(study: OpenStudy, server: PrefectServer | None) -> None:
     from flows.tune import tune
 
     quiet_console()
-    if server is not None:
+    if server is None:
+        require_configured_server()
+    else:
         server.wait_until_ready()
         study.driver.log.debug("the Prefect server is ready")
     flow = tune.with_options(flow_run_name=study.record.study_id)
     try:
         flow(study_dir=study.paths.root, return_state=True)
     finally:
-        if server is not None:
-            from tasks.run_history import wait_for_history
+        from tasks.run_history import wait_for_history
 
-            wait_for_history(study.record.study_id)
+        if wait_for_history(study.record.study_id):
             study.driver.log.debug("Prefect has the whole history")
+        else:
+            study.driver.log.warning("Prefect has not recorded the end of every task run")
 
 
 def quiet_console() -> None:
@@ -163,6 +173,8 @@ def _tell(study: OpenStudy, document: dict[str, Any]) -> None:
     )
     if best["purpose"] == Purpose.SUBMITTED.value:
         say("No configuration was faster than yours.")
+    elif study.driver.submitted is None:
+        say("Your own configuration was not measured (its batch is for your code to decide), so there is no gain.")
     elif record.gain is None:
         say("Your own configuration did not complete, so there is no gain to state.")
     else:
@@ -176,10 +188,11 @@ def _tell(study: OpenStudy, document: dict[str, Any]) -> None:
 
 def _tell_last_words(study: OpenStudy) -> None:
     """Prints the end of the log of the trial that decided the failure."""
-    failed = study.driver.profile
+    failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
     if failed is None or not failed.logs:
         return
-    log = Path(failed.logs[0])
+    # A reason names the log of the rank that failed first.
+    log = Path(next((log for log in failed.logs if log in failed.reason), failed.logs[0]))
     if log.exists():
         print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-15:]), file=sys.stderr)
         print(f"The whole log: {log}", file=sys.stderr)

@@ -24,7 +24,7 @@ _IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_C
 
 
 class ServerError(RuntimeError):
-    """The server that the command started did not come up."""
+    """The Prefect server does not answer: the one that the command started, or the user's own."""
 
 
 class PrefectServer:
@@ -60,8 +60,9 @@ class PrefectServer:
             ServerError: it ended, or did not answer in two minutes.
         """
         deadline = time.monotonic() + _READY_S
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline and self._server.is_running:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.api_url}/health", timeout=2):
+            with contextlib.suppress(OSError), direct.open(f"{self.api_url}/health", timeout=2):
                 return
             time.sleep(_POLL_S)
         self.close()
@@ -71,6 +72,7 @@ class PrefectServer:
         """Points this process, in which Prefect must not be imported yet, at the server."""
         os.environ["PREFECT_API_URL"] = self.api_url
         os.environ["PREFECT_HOME"] = str(self._home)
+        os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
 
     def close(self) -> None:
         """Stops the server."""
@@ -116,7 +118,7 @@ def migrate_own_database() -> None:
 
 def is_configured() -> bool:
     """Returns whether the user has a Prefect server: by PREFECT_API_URL or in their active profile."""
-    if "PREFECT_API_URL" in os.environ:
+    if os.environ.get("PREFECT_API_URL"):
         return True
     home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
     if not (home / "profiles.toml").exists():
@@ -124,6 +126,23 @@ def is_configured() -> bool:
     from prefect.settings import get_current_settings
 
     return get_current_settings().api.url is not None
+
+
+def require_configured_server() -> None:
+    """Makes sure that the user's server answers.
+
+    Raises:
+        ServerError: it does not.
+    """
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+        if error is not None:
+            raise ServerError(
+                f"PREFECT_API_URL: the Prefect server {client.api_url} does not answer ({error}). "
+                "Start it, or unset the variable (and your profile's) to have ZeroTune start one."
+            )
 
 
 @contextlib.contextmanager

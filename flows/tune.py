@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -12,12 +11,16 @@ from flows.experiment import experiment
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
-from tasks.trial import submit
+from tasks.trial import TrialFuture, submit
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.launch.trial import TrialPlan
+from trial_lib.launch.trial import TrialPlan, unstarted
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.driver import StudyDriver
 from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+
+Running = dict[int, tuple[TrialPlan, TrialFuture]]
+"""The trials that run, by their numbers."""
 
 
 @flow(name="tune", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
@@ -87,16 +90,15 @@ def run_study(study: OpenStudy) -> str | None:
     if best is None:
         return "No trial completed."
     report(driver, best, study.tracker.run_url)
-    if driver.arguments.run_full_experiment and not experiment(driver):
-        return f"The full experiment failed; its logs are in {study.paths.full_experiment.root}."
+    if driver.arguments.run_full_experiment:
+        experiment(driver)
     return None
 
 
 def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
     """Runs one trial while no other does."""
-    future = submit(study.driver, plan)
-    result = study.driver.next_result()
-    future.wait()
+    running = {plan.number: (plan, submit(study.driver, plan))}
+    result = next_result(study.driver, running)
     take_in(study, result)
     return result
 
@@ -105,17 +107,36 @@ def search(study: OpenStudy) -> None:
     """Runs the search to its end, up to `concurrency` trials at once."""
     driver = study.driver
     progress = Progress(driver)
-    running: dict[int, PrefectFuture[Any]] = {}
+    running: Running = {}
     while True:
         for plan in driver.next_plans(driver.concurrency - len(running)):
-            running[plan.number] = submit(driver, plan)
+            running[plan.number] = (plan, submit(driver, plan))
         progress.update()
         if not running:
             break
-        result = driver.next_result()
-        running.pop(result.number).wait()
-        take_in(study, result)
+        take_in(study, next_result(driver, running))
     driver.stop("the search has ended")
+
+
+def next_result(driver: StudyDriver, running: Running) -> TrialResult:
+    """Waits for one of the running trials to end, and takes it out of them."""
+    while True:
+        result = driver.next_result(timeout_s=0.5)
+        if result is None:
+            result = next(
+                (lost for plan, future in running.values() if (lost := lost_trial(driver, plan, future))), None
+            )
+        if result is not None:
+            _, future = running.pop(result.number)
+            future.wait()
+            return result
+
+
+def lost_trial(driver: StudyDriver, plan: TrialPlan, future: TrialFuture) -> TrialResult | None:
+    """Returns the result of a trial whose task run ended without running it: Prefect's failure costs that trial."""
+    if not future.wrapped_future.done():
+        return None
+    return driver.next_result(timeout_s=0.0) or unstarted(plan, Outcome.CRASHED, f"Its task run ended: {future.state}")
 
 
 def take_in(study: OpenStudy, result: TrialResult) -> None:

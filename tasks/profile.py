@@ -4,6 +4,7 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.telling import told_if_possible
 from trial_lib.experiment.files import write_whole
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.profile_report import mebibytes, report_profile
@@ -24,17 +25,18 @@ def tell_profile(driver: StudyDriver) -> None:
     rows = "\n".join(
         f"| {stage.stage} | {mebibytes(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages
     )
-    create_markdown_artifact(
-        "\n".join(
-            [
-                "## Profile",
-                *(f"- {line}" for line in report.lines()[:2]),
-                "",
-                "| ZeRO stage | states on a device | largest micro-batch, first guess |",
-                "|---|---|---|",
-                rows,
-            ]
-        ),
-        key="profile",
-        description="What the model needs.",
-    )
+    with told_if_possible(driver.log):
+        create_markdown_artifact(
+            "\n".join(
+                [
+                    "## Profile",
+                    *(f"- {line}" for line in report.lines()[:2]),
+                    "",
+                    "| ZeRO stage | states on a device | largest micro-batch, first guess |",
+                    "|---|---|---|",
+                    rows,
+                ]
+            ),
+            key="profile",
+            description="What the model needs.",
+        )

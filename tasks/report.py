@@ -6,8 +6,9 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.telling import told_if_possible
 from trial_lib.experiment.result import TrialResult
-from trial_lib.study.answer import gain, winning_config, write_answer
+from trial_lib.study.answer import gain, winning_config
 from trial_lib.study.driver import StudyDriver
 
 
@@ -16,28 +17,29 @@ def report(driver: StudyDriver, best: TrialResult, tracking_url: str) -> None:
     """Writes the best configuration, its metrics and its command, and shows them in Prefect with a link to MLflow."""
     candidate = driver.candidates[best.number]
     metric = driver.arguments.metric
-    write_answer(driver.experiment, candidate, best, driver.submitted, metric, driver.paths, driver.host.device)
+    driver.write_answer(best)
     factor = gain(best, driver.submitted, metric)
     said = "" if factor is None else f", {factor:.2f}x the submitted configuration"
     headline = f"trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {best.metrics[metric]:.4g}{said}"
     driver.log.info("best: %s", headline)
     get_run_logger().info("best: %s", headline)
     config = json.dumps(winning_config(driver.experiment, candidate), indent=2)
-    create_markdown_artifact(
-        "\n".join(
-            [
-                f"## {headline}",
-                "```json",
-                config,
-                "```",
-                "```sh",
-                driver.paths.best_command.read_text().rstrip(),
-                "```",
-                f"In MLflow: {tracking_url}",
-            ]
-        ),
-        key="best-configuration",
-        description="The winning DeepSpeed configuration.",
-    )
-    if tracking_url.startswith("http"):
-        create_link_artifact(tracking_url, key="mlflow", link_text="The study in MLflow")
+    with told_if_possible(driver.log):
+        create_markdown_artifact(
+            "\n".join(
+                [
+                    f"## {headline}",
+                    "```json",
+                    config,
+                    "```",
+                    "```sh",
+                    driver.paths.best_command.read_text().rstrip(),
+                    "```",
+                    f"In MLflow: {tracking_url}",
+                ]
+            ),
+            key="best-configuration",
+            description="The winning DeepSpeed configuration.",
+        )
+        if tracking_url.startswith("http"):
+            create_link_artifact(tracking_url, key="mlflow", link_text="The study in MLflow")

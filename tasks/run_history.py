@@ -26,7 +26,7 @@ def wait_for_history(flow_run_name: str) -> bool:
             runs = []
             while page := client.read_task_runs(flow_run_filter=only, limit=200, offset=len(runs)):
                 runs += page
-            if runs and len(runs) == seen and all(run.state is not None and run.state.is_final() for run in runs):
+            if len(runs) == seen and all(run.state is not None and run.state.is_final() for run in runs):
                 return True
             seen = len(runs)
             time.sleep(_POLL_S)

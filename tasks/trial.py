@@ -4,7 +4,7 @@ from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Completed, State
 
 from trial_lib.experiment.result import Outcome
@@ -25,7 +25,11 @@ def trial(driver: StudyDriver, number: int, label: str, plan: Any) -> State:
     return Completed(name=result.outcome.value.replace("_", " ").capitalize(), message=result.reason)
 
 
-def submit(driver: StudyDriver, plan: TrialPlan) -> PrefectFuture[Any]:
+TrialFuture = PrefectConcurrentFuture[Any]
+"""A trial's task run."""
+
+
+def submit(driver: StudyDriver, plan: TrialPlan) -> TrialFuture:
     """Starts a trial beside the flow; its result arrives at `driver.next_result`."""
     label = plan.purpose.label(plan.candidate)
     named = trial.with_options(task_run_name=f"trial-{plan.number:04d}-{label}")

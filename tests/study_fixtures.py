@@ -45,6 +45,8 @@ class Zerotune:
         self.write_config(slots, program, memory)
         self.environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
         self.environment["XDG_DATA_HOME"] = str(home)
+        # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
+        self.environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
 
     def write_config(self, slots: int = 1, program: str = "", memory: str = "600 MiB") -> None:
         """Writes the experiment; `program` is what follows the entrypoint's own arguments."""
@@ -211,7 +213,7 @@ def query(database: Path, sql: str, *values: str) -> list[tuple[Any, ...]]:
 
 
 def migrated_home(root: Path) -> Path:
-    """Returns the folder of ZeroTune's own Prefect home, its database migrated: some ten seconds, once for all tests."""
+    """Returns the folder of ZeroTune's own Prefect home, its database migrated: some ten seconds, for all tests."""
     home = root / "zerotune-home"
     if not home.exists():
         code = "from flows.prefect_server import migrate_own_database; migrate_own_database()"

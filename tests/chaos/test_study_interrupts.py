@@ -13,7 +13,7 @@ from trial_lib.study.history import Asked
 
 SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
 # Long enough to be caught in the middle of it.
-SLOW = "--largest_micro_batch 500 --num_steps 100 --step_seconds 0.2"
+SLOW = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.1"
 
 
 @pytest.fixture
@@ -80,6 +80,7 @@ def test_two_interrupts_during_a_trial_end_the_command_at_once_and_the_study_can
     finish_fast(zerotune)
     resumed = zerotune.run("resume", study.paths.root)
     assert resumed.returncode == 0, resumed.stderr
+    assert "Not everything has reached MLflow" not in resumed.stderr
     times = study.result_times()
     assert {number: times[number] for number in finished} == finished
     assert [event.number for event in study.asked] == [0, 1, 2, 3, 4]
@@ -130,25 +131,25 @@ def test_sigkill_leaves_no_process_and_only_one_command_at_a_time_goes_on_with_t
 
 
 def test_a_resumed_search_asks_what_the_uninterrupted_one_asked(tmp_path: Path, home: Path) -> None:
-    whole = Zerotune(tmp_path, home, program="--largest_micro_batch 500")
-    assert whole.run("binary", "-mt", "6", "-z", "1", "2", "-mct", "2").returncode == 0
+    whole = Zerotune(tmp_path, home, program="--largest_micro_batch 300")
+    # One at a time: the order in which trials that run at once end is not the search's to decide.
+    assert whole.run("binary", "-mt", "6", "-z", "1", "2", "-mct", "1").returncode == 0
     before = whole.study
 
-    # As an interruption in the middle would have left it: two trials in flight, the later ones not decided on.
+    # As an interruption in the middle would have left it: trial 4 in flight, the later ones not decided on.
     root = before.paths.root.with_name("cut")
     shutil.copytree(before.paths.root, root)
     cut = Study(root)
     lines = cut.paths.history.read_text().splitlines(keepends=True)
     last = max(place for place, event in enumerate(cut.history) if isinstance(event, Asked) and event.number == 4)
-    kept = [event for event in cut.history[: last + 1]]
     cut.paths.history.write_text("".join(lines[: last + 1]))
-    for number in range(5, 7):
+    for number in range(4, 7):
         shutil.rmtree(cut.paths.trial(number).root)
-    cut.paths.record.write_text(cut.paths.record.read_text().replace('"completed"', '"running"'))
-    in_flight = {event.number for event in kept if isinstance(event, Asked)} - {event.number for event in cut.told}
+    record = cut.paths.record.read_text().replace('"completed"', '"running"')
+    cut.paths.record.write_text(record.replace(before.record["study_id"], "cut"))
 
     resumed = whole.run("resume", root)
     assert resumed.returncode == 0, resumed.stderr
-    assert {told.number for told in cut.told[-2 - len(in_flight) : -2]} == in_flight
+    assert [told.number for told in cut.told] == list(range(7))
     assert [asked.candidate for asked in cut.asked] == [asked.candidate for asked in before.asked]
     assert sum(asked.purpose is Purpose.SEARCH for asked in cut.asked) == 5

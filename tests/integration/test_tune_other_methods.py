@@ -20,7 +20,7 @@ from trial_lib.experiment.result import Outcome, TrialResult
 def at_random(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Zerotune:
     """A study of `random`, two trials at once, whose code imports from two places outside the model directory."""
     folder = tmp_path_factory.mktemp("random")
-    zerotune = Zerotune(folder, home, program="--step_seconds 0.05 --fail_above 500")
+    zerotune = Zerotune(folder, home, program="--step_seconds 0.02 --fail_above 300")
     package, module = folder / "outside" / "helpers", folder / "elsewhere" / "one_module.py"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("WORD = 'a package'\n")
@@ -29,7 +29,7 @@ def at_random(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Zerotune:
     script = zerotune.model / "train.py"
     imports = "import helpers, one_module\nprint(helpers.WORD, one_module.WORD, flush=True)\n"
     script.write_text(imports + script.read_text().split('"""', 2)[2])
-    options = ("-i", package, module, "-z", "0", "1", "-mct", "2", "-mt", "5", "--run-full-experiment")
+    options = ("-i", package, module, "-z", "0", "1", "-mct", "2", "-mt", "6", "--run-full-experiment")
     ended = zerotune.run("random", *options)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""
@@ -86,7 +86,7 @@ def test_a_bug_in_the_user_s_code_is_a_result_like_any_other(at_random: Zerotune
 def test_the_full_experiment_trains_to_its_own_end_with_the_winner(at_random: Zerotune) -> None:
     paths = at_random.study.paths
     size = json.loads(paths.best_ds_config.read_text())["train_micro_batch_size_per_gpu"]
-    assert f"trained 100 steps at micro-batch {size}" in paths.full_experiment.log(0).read_text()
+    assert f"trained 40 steps at micro-batch {size}" in paths.full_experiment.log(0).read_text()
 
 
 def test_the_full_experiment_is_a_flow_within_the_flow(at_random: Zerotune) -> None:
@@ -125,7 +125,7 @@ def away(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         closed_port = probe.getsockname()[1]
-    zerotune = Zerotune(tmp_path_factory.mktemp("binary"), home, program="--largest_micro_batch 500")
+    zerotune = Zerotune(tmp_path_factory.mktemp("binary"), home, program="--largest_micro_batch 300")
     services = {"PREFECT_API_URL": own_server.api_url, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{closed_port}"}
     command = zerotune.start("binary", "--launcher", "cold", "-m", "latency", "-mt", "3", **services)
     return zerotune, command, command.follow()

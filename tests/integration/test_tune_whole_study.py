@@ -37,7 +37,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Ran:
-    zerotune = Zerotune(tmp_path_factory.mktemp("asha"), home, slots=2, program="--largest_micro_batch 500")
+    zerotune = Zerotune(tmp_path_factory.mktemp("asha"), home, slots=2, program="--largest_micro_batch 300")
     command = zerotune.start("asha", "-mt", "5", "--json")
     return Ran(zerotune, command, command.follow())
 
@@ -120,12 +120,12 @@ def test_the_profile_says_what_the_model_needs_in_the_log_and_in_a_file(ran: Ran
     profile = ran.study.results[0].profile
     assert profile is not None
     assert report["profile"] == profile.model_dump()
-    assert profile.num_params == profile.trainable_num_params == 32 * 64 + 64 + 64 * 8 + 8
+    assert profile.num_params == profile.trainable_num_params == 32 * 64 + 64 + 1024 + 64 * 8 + 8
     assert profile.activation_mem_per_gpu > 0
     assert 0 < profile.gpu_mem < 600 * 2**20
     assert [stage["stage"] for stage in report["stages"]] == [0, 1, 2, 3]
     log = ran.study.paths.log.read_text()
-    assert "parameters: 2,632, trainable: 2,632" in log
+    assert "parameters: 3,656, trainable: 3,656" in log
     assert "device memory for the model: " in log
     assert "activations of one sample: " in log
     for stage in report["stages"]:
@@ -137,7 +137,7 @@ def test_the_command_of_the_answer_trains_without_zerotune(ran: Ran) -> None:
     trained = subprocess.run(["sh", command], text=True, capture_output=True, env=ran.zerotune.environment, timeout=120)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     size = json.loads(ran.study.paths.best_ds_config.read_text())["train_micro_batch_size_per_gpu"]
-    assert trained.stdout.count(f"trained 100 steps at micro-batch {size}") == 2
+    assert trained.stdout.count(f"trained 40 steps at micro-batch {size}") == 2
 
 
 def test_prefect_holds_one_final_task_run_for_each_trial_named_for_its_candidate(ran: Ran) -> None:
@@ -163,7 +163,7 @@ def test_prefect_shows_a_growing_leaderboard_the_progress_the_profile_and_the_an
     tables = [json.loads(json.loads(data)) for key, kind, data in artifacts if key == "leaderboard" and kind == "table"]
     assert len(tables) > 2
     assert len(tables[0]) < len(tables[-1]) == 5
-    progress = [json.loads(data) for key, kind, data in artifacts if key == "progress" and kind == "progress"]
+    progress = [data for key, kind, data in artifacts if key == "progress" and kind == "progress"]
     assert progress == [100.0]
     pages = {key: data for key, kind, data in artifacts if kind == "markdown"}
     assert set(pages) == {"profile", "best-configuration"}
@@ -179,6 +179,13 @@ def test_mlflow_holds_one_parent_and_one_child_for_each_trial(ran: Ran, runs: li
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["gain"] == pytest.approx(ran.study.record["gain"])
     assert parent.data.params["method"] == "asha"
+    profile = ran.study.results[0].profile
+    assert profile is not None
+    for name in ("num_params", "trainable_num_params", "gpu_mem", "activation_mem_per_gpu"):
+        assert parent.data.metrics[f"profile.{name}"] == getattr(profile, name)
+    assert {f"profile.z{stage}.{need}" for stage in range(4) for need in ("states", "largest_micro_batch")} <= set(
+        parent.data.metrics
+    )
     names = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
     assert names == {
         "experiment.yaml",
@@ -202,3 +209,23 @@ def test_nothing_of_the_study_runs_or_listens_afterwards(ran: Ran) -> None:
     for port in ran.command.ports:
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_finished_study_is_not_resumed(ran: Ran) -> None:
+    ended = ran.zerotune.run("resume", ran.study.paths.root)
+    assert ended.returncode == 2
+    assert "this study has finished. Its answer is best_ds_config.json there" in ended.stderr
+
+
+def test_a_study_whose_configuration_has_changed_is_not_resumed(ran: Ran) -> None:
+    record, config = ran.study.paths.record, ran.zerotune.model / "ds_config.json"
+    finished, before = record.read_text(), config.read_text()
+    record.write_text(finished.replace('"completed"', '"cancelled"'))
+    config.write_text(before.replace("1e-3", "1e-4"))
+    try:
+        ended = ran.zerotune.run("resume", ran.study.paths.root)
+    finally:
+        record.write_text(finished)
+        config.write_text(before)
+    assert ended.returncode == 2
+    assert "the DeepSpeed configuration has changed since the study began. Put it back" in ended.stderr

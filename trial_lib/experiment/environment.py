@@ -5,7 +5,9 @@ from collections.abc import Mapping
 
 REDACTED = "<redacted>"
 
-_SECRET_NAME = re.compile(r"(token|secret|passw(or)?d|passphrase|credential|key|auth)s?(?![a-z])", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(token|secret|passw(or)?d|passphrase|pgpass|_pwd|credential|key|auth)s?(?![a-z])", re.IGNORECASE
+)
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 

@@ -54,6 +54,11 @@ class StudyPaths:
         return self.root / "experiment.yaml"
 
     @property
+    def shown_experiment(self) -> Path:
+        """The experiment's YAML without the values that look like secrets: what others are shown."""
+        return self.root / "experiment.redacted.yaml"
+
+    @property
     def record(self) -> Path:
         """The study's own record (`StudyRecord` as JSON)."""
         return self.root / "study.json"

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trial_lib.launch import channel, jit_builds, rank_process
 from trial_lib.launch.guard import Guard, become_subreaper, kill_descendants
 
 _HOUSEKEEPING_S = 0.5
+_GUARDS_S = 2.0
 
 
 def prime(driver: socket.socket, builders: list[str]) -> None:
@@ -43,6 +45,8 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     if get_accelerator().device_name() == "cpu":
         jit_builds.build(builders, note)
         return
+    # The ranks load the ops themselves.
+    jit_builds.wait_for_the_living()
     # Loading a CUDA op asks the device for its architecture, and with that makes a context: in a child, then.
     child = os.fork()
     if child == 0:
@@ -66,10 +70,18 @@ def doubt() -> str | None:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         return f"the fork server has {threads} threads"
-    torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
+    # Opened by the CUDA driver's initialisation, by whichever library; a child of such a process cannot use CUDA.
+    if any(link.startswith("/dev/nvidia-uvm") for link in _open_files()):
         return "the fork server has a CUDA context"
     return None
+
+
+def _open_files() -> list[str]:
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(descriptor.readlink()))
+    return links
 
 
 class ForkServer:
@@ -150,6 +162,10 @@ def _keep(driver: socket.socket, server: int) -> None:
     poll.register(driver, 0)
     while os.waitpid(server, os.WNOHANG)[0] == 0:
         if poll.poll(_HOUSEKEEPING_S * 1000):
+            # The guards have seen it too, and clean up behind their trials.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
+            _wait_for_children(_GUARDS_S)
             kill_descendants()
             return
     # The server was killed. Trials that run have guards of their own, and the driver at the end of their sockets.
@@ -157,6 +173,14 @@ def _keep(driver: socket.socket, server: int) -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
+
+
+def _wait_for_children(seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
 
 
 def main(arguments: list[str]) -> None:

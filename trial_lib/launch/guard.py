@@ -21,6 +21,7 @@ from trial_lib.launch import bootstrap, channel, rank_process
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
+_STUCK_S = 30.0
 
 # What ended a trial's processes.
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
@@ -32,8 +33,12 @@ def become_subreaper() -> None:
 
 
 def kill_descendants() -> None:
-    """Kills every descendant of this process and waits until none is left."""
-    while True:
+    """Kills every descendant of this process and waits until none is left.
+
+    No longer than half a minute: a process that is stuck in a driver dies when the driver lets it.
+    """
+    deadline = time.monotonic() + _STUCK_S
+    while time.monotonic() < deadline:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -43,6 +48,15 @@ def kill_descendants() -> None:
         except ChildProcessError:
             return
         time.sleep(_POLL_S)
+
+
+def remove_shared_memory(address: str, port: str) -> None:
+    """Removes the buffers that DeepSpeed's CPU collectives leave in shared memory, some 70 MB a rank.
+
+    Their names end in the address and port of the rendezvous, and those are one trial's alone.
+    """
+    for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{address}_{port}_*"):
+        buffer.unlink(missing_ok=True)
 
 
 class Guard:
@@ -68,7 +82,8 @@ class Guard:
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         kill_descendants()
-        self._remove_shared_memory()
+        environment = self._request["ranks"][0]["environment"]
+        remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"])
         # A driver that has died cannot be told.
         with contextlib.suppress(OSError):
             channel.send(
@@ -76,16 +91,6 @@ class Guard:
                 {"ended_by": ended_by, "statuses": [self._statuses.get(rank) for rank in range(len(ranks))]},
             )
         os._exit(0)
-
-    def _remove_shared_memory(self) -> None:
-        """Removes the buffers that DeepSpeed's CPU collectives leave in shared memory, some 70 MB a rank.
-
-        Their names end in the address and port of the rendezvous, and those are this trial's alone.
-        """
-        environment = self._request["ranks"][0]["environment"]
-        rendezvous = f"{environment['MASTER_ADDR']}_{environment['MASTER_PORT']}"
-        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{rendezvous}_*"):
-            buffer.unlink(missing_ok=True)
 
     def _wait(self, ranks: dict[int, int], deadline: float) -> str:
         """Waits for all ranks, the deadline or the driver."""

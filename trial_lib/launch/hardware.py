@@ -1,13 +1,17 @@
 """What this host has: its accelerators or cores, and their memory. Asked without importing torch."""
 
+import contextlib
+import itertools
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pynvml
 
 _HOST_RESERVE = 0.1
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,22 @@ def this_host() -> Host:
         names, memory = gpus
         return Host("cuda", names, memory, socket.gethostname())
     cores = sorted(os.sched_getaffinity(0))
-    memory = int(psutil.virtual_memory().total * (1 - _HOST_RESERVE)) // len(cores)
+    memory = int(_host_memory() * (1 - _HOST_RESERVE)) // len(cores)
     return Host("cpu", [str(core) for core in cores], memory, socket.gethostname())
+
+
+def _host_memory() -> int:
+    """Returns the bytes that this process may use: the machine's, or its container's where that has fewer."""
+    total = int(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError, ValueError):
+        return min(total, int(_CONTAINER_LIMIT.read_text()))
+    return total
+
+
+def _visible(variable: str) -> list[str]:
+    """Returns the devices that CUDA_VISIBLE_DEVICES names: as CUDA reads it, up to the first that there is none of."""
+    names = [name.strip() for name in variable.split(",")]
+    return list(itertools.takewhile(lambda name: name not in ("", "-1", "none", "void", "NoDevFiles"), names))
 
 
 def _gpus() -> tuple[list[str], int] | None:
@@ -47,7 +65,7 @@ def _gpus() -> tuple[list[str], int] | None:
     try:
         count = pynvml.nvmlDeviceGetCount()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = [str(index) for index in range(count)] if visible is None else [n for n in visible.split(",") if n]
+        names = [str(index) for index in range(count)] if visible is None else _visible(visible)
         if not names:
             return None
         memory = min(

@@ -5,6 +5,7 @@ Runs in the user's environment.
 
 import contextlib
 import fcntl
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,11 @@ def clear_stale_lock(build_dir: Path) -> bool:
         Whether there was one.
     """
     lock = build_dir / "lock"
-    if not lock.exists() or holds_open(lock):
+    try:
+        # Whose descriptors cannot be seen may hold it open.
+        if lock.stat().st_uid != os.getuid() or holds_open(lock):
+            return False
+    except FileNotFoundError:
         return False
     lock.unlink(missing_ok=True)
     return True
@@ -64,6 +69,22 @@ class _BuilderDiedError(Exception):
     """The process that built an op was killed, and its lock is left."""
 
 
+def wait_for_the_living() -> None:
+    """Has torch's builder, in this process and its forks, wait for another's build only while that process lives."""
+    from torch.utils.file_baton import FileBaton
+
+    def wait(baton: Any) -> None:
+        """Waits as torch does, but not for a process that is dead."""
+        build_dir = Path(baton.lock_file_path).parent
+        print(f"waiting for another process that builds {build_dir.name}", file=sys.stderr, flush=True)
+        while Path(baton.lock_file_path).exists():
+            if clear_stale_lock(build_dir):
+                raise _BuilderDiedError(f"the process that built {build_dir.name} was killed; try again")
+            time.sleep(_POLL_S)
+
+    FileBaton.wait = wait  # type: ignore[assignment, method-assign]
+
+
 def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
     """Builds and loads DeepSpeed ops, where they are not built yet; minutes each, once per machine and version.
 
@@ -73,17 +94,8 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
     """
     from deepspeed.accelerator import get_accelerator
     from torch.utils import cpp_extension
-    from torch.utils.file_baton import FileBaton
 
-    def wait(baton: Any) -> None:
-        """Waits as torch does, but not for a process that is dead."""
-        note(f"waiting for another process that builds {Path(baton.lock_file_path).parent.name}")
-        while Path(baton.lock_file_path).exists():
-            if clear_stale_lock(Path(baton.lock_file_path).parent):
-                raise _BuilderDiedError
-            time.sleep(_POLL_S)
-
-    FileBaton.wait = wait  # type: ignore[assignment, method-assign]
+    wait_for_the_living()
     for name in builders:
         builder = get_accelerator().create_op_builder(name)
         if builder is None or not builder.is_compatible(verbose=False):

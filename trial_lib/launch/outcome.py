@@ -53,9 +53,11 @@ class RankRecord:
 
     @property
     def text(self) -> str:
-        """What is searched for a cause: the recorded exception, and the log for what Python never saw."""
-        recorded = f"{self.failure['type']}: {self.failure['message']}" if self.failure else ""
-        return f"{recorded}\n{self.log_tail}"
+        """What is searched for a cause: the recorded exception; the log where Python saw none, or another's end."""
+        if self.failure is None:
+            return self.log_tail
+        recorded = f"{self.failure['type']}: {self.failure['message']}\n{self.failure['traceback']}"
+        return f"{recorded}\n{self.log_tail}" if _PEER_DIED.search(self.failure["message"]) else recorded
 
 
 def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool) -> tuple[Outcome, str]:

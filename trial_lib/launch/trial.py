@@ -39,7 +39,7 @@ class TrialPlan:
         config_hash: of that configuration.
         program: what it runs.
         window: the steps it measures.
-        memory_limit: bytes that a CPU slot may use; None on an accelerator.
+        memory_limit: bytes that a CPU slot may use; None on a GPU.
         deadline_s: seconds it may take.
         paths: its files.
     """
@@ -107,12 +107,10 @@ def unstarted(plan: TrialPlan, outcome: Outcome, reason: str) -> TrialResult:
     )
 
 
-def refused_trial(plan: TrialPlan, reason: str) -> TrialResult:
-    """Writes and returns the result of a trial whose configuration cannot work: no process was started for it."""
+def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
+    """Writes the records of a trial that needed no process: it cannot work, or is known already."""
     _write_candidate(plan)
-    result = unstarted(plan, Outcome.INVALID, reason)
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
-    return result
 
 
 def _write_candidate(plan: TrialPlan) -> None:

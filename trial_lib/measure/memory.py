@@ -14,22 +14,17 @@ def _status_bytes(field: str) -> int:
 
 
 def limit(budget: int) -> int:
-    """Makes every allocation beyond a budget fail, as one on a full device does.
+    """Makes every allocation beyond a CPU slot's budget fail, as one on a full device does.
 
-    On a CPU by RLIMIT_DATA, which bounds what the process itself allocates; files it maps do not count (RLIMIT_AS would
-    count libraries and the stacks of threads). To be set after the imports, which it would break. On CUDA by the
-    caching allocator's own bound.
+    RLIMIT_DATA bounds what the process itself allocates; files it maps do not count (RLIMIT_AS would count libraries
+    and the stacks of threads). To be set after the imports, which it would break.
 
     Args:
         budget: bytes that this rank may use.
 
     Returns:
-        The bytes of it that are still free for the model: what a CPU process takes for itself is not.
+        The bytes of it that are still free for the model: what the process has taken for itself is not.
     """
-    if torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total))
-        return budget
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (budget, hard))
     return budget - _status_bytes("VmData")

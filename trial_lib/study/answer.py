@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.launch.program import Program
 
 # Sections of a DeepSpeed configuration that only a tuner reads.
 TUNING_KEYS = ("autotuning",)
@@ -38,7 +38,10 @@ def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float
     if submitted is None or submitted.outcome is not Outcome.COMPLETED:
         return None
     ours, theirs = best.metrics[metric], submitted.metrics[metric]
-    return theirs / ours if SEARCH_METRICS[metric].smaller_is_better else ours / theirs
+    if SEARCH_METRICS[metric].smaller_is_better:
+        ours, theirs = theirs, ours
+    # A model without a matrix product has no FLOPs to compare.
+    return ours / theirs if theirs else None
 
 
 def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,32 +54,44 @@ def winning_config(experiment: Experiment, candidate: Candidate) -> dict[str, An
     return candidate.complete(without_tuning_keys(experiment.ds_config))
 
 
-def training_command(experiment: Experiment, config: dict[str, Any], paths: StudyPaths, device: str) -> str:
+def training_command(
+    experiment: Experiment, config: dict[str, Any], paths: StudyPaths, device: str, program: Program
+) -> str:
     """Returns what to type to train with the winning configuration, under the conditions it was measured in."""
     entrypoint = experiment.entrypoint
     arguments, _ = arguments_for(entrypoint, paths.best_ds_config, experiment.config.arg_mappings, config)
     ranks = "--num_gpus" if device == "cuda" else "--num_accelerators"
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
-    assignments = [f"{name}={value}" for name, value in _environment(experiment).items()]
     slots = str(experiment.config.resources.slots_per_trial)
-    words = [*assignments, _deepspeed_launcher(), ranks, slots, *target, *arguments]
-    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", shlex.join(words)]
+    local_rank = [] if entrypoint.passes_local_rank else ["--no_local_rank"]
+    words = [_deepspeed_launcher(program.interpreter), ranks, slots, *local_rank, *target, *arguments]
+    variables, secrets = _environment(experiment, program)
+    assignments = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
+    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", assignments + shlex.join(words)]
+    if secrets:
+        lines.insert(0, f"# Set these first, whose values are not written down: {' '.join(secrets)}")
     if not entrypoint.config_positions:
         lines.insert(0, f"# The program takes its configuration in code: have it read {paths.best_ds_config}")
     return "\n".join(lines) + "\n"
 
 
-def _environment(experiment: Experiment) -> dict[str, str]:
-    """Returns the variables that the trials had and a shell may not have; secrets stay out of a file."""
+def _environment(experiment: Experiment, program: Program) -> tuple[dict[str, str], list[str]]:
+    """Returns the variables that the trials had and a shell may not have, and the names of those that are secret."""
     own = experiment.environment_variables
-    shown = {name: value for name, value in own.items() if redact(own)[name] == value}
-    return {**({} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}), **shown}
+    secrets = [name for name, value in redact(own).items() if value != own[name]]
+    wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - set(secrets)
+    variables = program.environment
+    return {
+        name: variables[name]
+        for name in sorted(wanted)
+        if name in variables and os.environ.get(name) != variables[name]
+    }, secrets
 
 
-def _deepspeed_launcher() -> str:
+def _deepspeed_launcher(interpreter: str) -> str:
     """Returns how to call DeepSpeed's launcher: by its path where a shell would find another one or none."""
-    ours = Path(sys.executable).with_name("deepspeed")
-    return "deepspeed" if shutil.which("deepspeed") == str(ours) else str(ours)
+    launcher = Path(interpreter).with_name("deepspeed")
+    return "deepspeed" if shutil.which("deepspeed") == str(launcher) else str(launcher)
 
 
 def write_answer(
@@ -87,6 +102,7 @@ def write_answer(
     metric: str,
     paths: StudyPaths,
     device: str,
+    program: Program,
 ) -> None:
     """Writes the winning configuration, what it measured, and the command to train with it."""
     config = winning_config(experiment, candidate)
@@ -99,4 +115,4 @@ def write_answer(
         "submitted": submitted.metrics if submitted is not None else {},
     }
     write_whole(paths.best_ds_metrics, json.dumps(metrics, indent=2) + "\n")
-    write_whole(paths.best_command, training_command(experiment, config, paths, device))
+    write_whole(paths.best_command, training_command(experiment, config, paths, device, program))

@@ -17,7 +17,8 @@ def deadline_s(profile: TrialResult, profiled: Candidate, candidate: Candidate, 
     Five times what the start took, and five times the window's first steps at the profile's time per sample, over a
     floor of two minutes: a trial within it can be slow, one beyond it hangs.
     """
-    setup = sum(profile.phases.get(phase, 0.0) for phase in ("start", "import", "initialize"))
+    # The profile's own start holds the priming and the builds, which no later trial pays.
+    setup = sum(profile.phases.get(phase, 0.0) for phase in ("import", "initialize"))
     samples = candidate.micro_batch_size * candidate.gradient_accumulation_steps
     profiled_samples = profiled.micro_batch_size * profiled.gradient_accumulation_steps
     step = profile.metrics["latency"] * samples / profiled_samples

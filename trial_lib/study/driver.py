@@ -23,10 +23,10 @@ from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.program import Program
 from trial_lib.launch.training import TrainingPlan, run_training
-from trial_lib.launch.trial import TrialPlan, refused_trial, run_trial, unstarted
+from trial_lib.launch.trial import TrialPlan, run_trial, unstarted, write_unstarted
 from trial_lib.search.base import Search
 from trial_lib.search.create import create_search
-from trial_lib.study.answer import best_result, without_tuning_keys
+from trial_lib.study.answer import best_result, without_tuning_keys, write_answer
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.history import Asked, History, Stopped, Told
@@ -72,6 +72,7 @@ class StudyDriver:
         self.candidates: dict[int, Candidate] = {}
         self.cancelled = threading.Event()
         self.search: Search | None = None
+        self.full_experiment_failed = False
         self._launcher = launcher
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
         self._environment = environment_of(experiment, arguments.include)
@@ -131,7 +132,7 @@ class StudyDriver:
                 asked = search.ask()
                 if asked is None:
                     break
-                number, candidate = max(self.candidates) + 1, asked
+                number, candidate = max(*self.candidates, SUBMITTED_NUMBER) + 1, asked
                 self._history.append(Asked(number, Purpose.SEARCH, candidate))
                 self._remember(number, Purpose.SEARCH, candidate)
             known = self._by_hash.get(candidate.config_hash(self.base_config))
@@ -143,7 +144,11 @@ class StudyDriver:
 
     def _tell_known(self, number: int, result: TrialResult) -> None:
         """Tells the search what is known already: the same configuration is never run twice."""
-        again = result.model_copy(update={"number": number, "purpose": Purpose.SEARCH})
+        plan = self._plan(number, Purpose.SEARCH, self.candidates[number])
+        again = result.model_copy(
+            update={"number": number, "purpose": Purpose.SEARCH, "trial_id": plan.trial_id, "phases": {}}
+        )
+        write_unstarted(plan, again)
         self.log.info("trial %d is the same configuration as trial %d", number, result.number)
         self.tell(again)
 
@@ -156,7 +161,8 @@ class StudyDriver:
             if refusal is None:
                 result = run_trial(plan, self._launcher, self.host, self._lock_dir, self.cancelled, self.log.info)
             else:
-                result = refused_trial(plan, refusal)
+                result = unstarted(plan, Outcome.INVALID, refusal)
+                write_unstarted(plan, result)
         except Exception as error:
             # A full disk, say: it costs this trial and nothing else.
             reason = f"The trial could not be run: {type(error).__name__}: {error}"
@@ -164,6 +170,21 @@ class StudyDriver:
             self.log.exception("trial %d could not be run", plan.number)
         self._ended.put(result)
         return result
+
+    def write_answer(self, best: TrialResult) -> None:
+        """Writes the winning configuration, what it measured, and the command to train with it."""
+        candidate = self.candidates[best.number]
+        program = self._program(self.paths.best_ds_config, candidate.complete(self.base_config))
+        write_answer(
+            self.experiment,
+            candidate,
+            best,
+            self.submitted,
+            self.arguments.metric,
+            self.paths,
+            self.host.device,
+            program,
+        )
 
     def run_full_experiment(self) -> bool:
         """Trains at full length with the winning configuration, in fresh processes; returns whether it ended well."""
@@ -178,7 +199,10 @@ class StudyDriver:
             max_restarts=self.experiment.config.max_restarts,
         )
         launcher = ColdLauncher(plan.program.interpreter, [], plan.program.environment, self.log.info)
-        return run_training(plan, launcher, self.host, self._lock_dir, self.cancelled, self.log.warning)
+        self.full_experiment_failed = not run_training(
+            plan, launcher, self.host, self._lock_dir, self.cancelled, self.log.warning
+        )
+        return not self.full_experiment_failed
 
     def _refusal(self, plan: TrialPlan) -> str | None:
         """Returns why a candidate of the search need not run: a rule that it breaks and the user's own does not."""
@@ -191,14 +215,12 @@ class StudyDriver:
         broken = [rule for rule in broken_rules(plan.ds_config, device, pipeline, replicas) if rule.name not in own]
         return broken[0].reason if broken else None
 
-    def next_result(self) -> TrialResult:
-        """Waits for a trial to end."""
-        while True:
-            try:
-                # With a time-out, so that the main thread hears signals.
-                return self._ended.get(timeout=0.5)
-            except queue.Empty:
-                continue
+    def next_result(self, timeout_s: float) -> TrialResult | None:
+        """Waits for a trial to end; None if none has within the time-out, which lets the main thread hear signals."""
+        try:
+            return self._ended.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
 
     def prime(self) -> None:
         """Has the launcher import what the profile trial had imported, if there is one; waits for its server."""
@@ -345,10 +367,11 @@ class StudyDriver:
         )
 
     def _memory_limit(self) -> int | None:
+        """Returns the budget of a CPU slot; a GPU has its own memory."""
+        if self.host.device != "cpu":
+            return None
         asked = self.experiment.config.resources.memory_per_slot
-        if asked is not None:
-            return int(asked)
-        return self.host.memory_per_slot if self.host.device == "cpu" else None
+        return self.host.memory_per_slot if asked is None else int(asked)
 
 
 def interpreter_of(experiment: Experiment) -> str:

@@ -5,14 +5,14 @@ import logging
 import os
 import re
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
+from trial_lib.experiment.environment import redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
@@ -29,7 +29,7 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 STUDIES = "zerotune-studies"
 _TRACKING_CLOSE_S = 30.0
-_TRACKING_CANCEL_S = 5.0  # somebody waits for the command to end
+_TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
 
 
 class OpenStudy:
@@ -92,9 +92,9 @@ class OpenStudy:
         self._closed = True
         self.driver.cancel()
         self._launcher.close()
-        cancelled = self._record.status is StudyStatus.CANCELLED
+        is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
         try:
-            return self.tracker.close(_TRACKING_CANCEL_S if cancelled else _TRACKING_CLOSE_S)
+            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
         finally:
             self._lock.release()
 
@@ -132,7 +132,7 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
     tracking_uri = default_tracking_uri(work_dir)
     try:
         paths.trials.mkdir(parents=True)
-        shutil.copyfile(experiment.path, paths.experiment)
+        keep_experiment(experiment, paths)
     except OSError as error:
         raise InputError(
             f"the study's folder cannot be written ({error.strerror}).",
@@ -150,6 +150,18 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
         started_at=time.time(),
     )
     return _open(record, arguments, experiment, host, paths, tracking_uri)
+
+
+def keep_experiment(experiment: Experiment, paths: StudyPaths) -> None:
+    """Keeps the YAML as it is, for this user alone, and without its secrets, for everybody who sees the study."""
+    text = experiment.path.read_text(encoding="utf-8")
+    paths.experiment.touch(mode=0o600)
+    paths.experiment.write_text(text, encoding="utf-8")
+    variables = experiment.environment_variables
+    for name, shown in redact(variables).items():
+        if shown != variables[name] and variables[name]:
+            text = text.replace(variables[name], shown)
+    write_whole(paths.shown_experiment, text)
 
 
 def resume_study(root: Path) -> OpenStudy:
@@ -171,8 +183,15 @@ def resume_study(root: Path) -> OpenStudy:
             where=str(root),
             remedy=f"Name one of the folders in {STUDIES}.",
         )
-    record = StudyRecord.model_validate_json(paths.record.read_text())
-    arguments = StudyArguments.model_validate(record.arguments)
+    try:
+        record = StudyRecord.model_validate_json(paths.record.read_text())
+        arguments = StudyArguments.model_validate(record.arguments)
+    except ValidationError as error:
+        raise InputError(
+            f"the study's record is damaged or of another version ({error.error_count()} mistakes).",
+            where=str(paths.record),
+            remedy="Start a new study.",
+        ) from None
     if record.status is StudyStatus.COMPLETED:
         raise InputError(
             "this study has finished.",
@@ -257,7 +276,7 @@ def _open(
     log = _logger(record.study_id, paths.log)
     launcher = _launcher(arguments, experiment, paths, log.info)
     # Of this host and this boot, like what it hands out.
-    lock_dir = Path(tempfile.gettempdir()) / f"zerotune-{os.getuid()}"
+    lock_dir = Path("/tmp") / f"zerotune-{os.getuid()}"
     driver = StudyDriver(record.study_id, experiment, arguments, paths, host, launcher, lock_dir, log)
     study = OpenStudy(record, paths, driver, launcher, StudyTracker(paths, tracking_uri), lock)
     _opened[paths.root] = study

@@ -69,7 +69,11 @@ class RunContent:
 def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
     """Returns the parent run of a study."""
     answer = json.loads(paths.best_ds_metrics.read_text()) if paths.best_ds_metrics.exists() else {}
-    metrics = {**answer.get("metrics", {}), **({} if record.gain is None else {"gain": record.gain})}
+    metrics = {
+        **_profile_metrics(paths),
+        **answer.get("metrics", {}),
+        **({} if record.gain is None else {"gain": record.gain}),
+    }
     tags = {
         "reason": record.reason,
         "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
@@ -89,9 +93,22 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
     )
 
 
+def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
+    """Returns what the profile trial found out, bytes and counts, and what each ZeRO stage would need."""
+    if not paths.profile.exists():
+        return {}
+    report = json.loads(paths.profile.read_text())
+    needs = {
+        f"profile.z{stage['stage']}.{name}": float(stage[name])
+        for stage in report["stages"]
+        for name in ("states", "largest_micro_batch")
+    }
+    return {**{f"profile.{name}": float(value) for name, value in report["profile"].items()}, **needs}
+
+
 def study_artifacts(paths: StudyPaths) -> list[Path]:
     """Returns the files of a study that MLflow gets as soon as they exist."""
-    return [paths.experiment, paths.profile, paths.best_ds_config, paths.best_ds_metrics, paths.best_command]
+    return [paths.shown_experiment, paths.profile, paths.best_ds_config, paths.best_ds_metrics, paths.best_command]
 
 
 def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> RunContent:

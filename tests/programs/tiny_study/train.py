@@ -1,4 +1,4 @@
-"""A training of a few thousand parameters: a step takes milliseconds."""
+"""A training of a few thousand parameters that keeps 256 KiB a sample: a step takes milliseconds."""
 
 import argparse
 import os
@@ -9,12 +9,23 @@ import deepspeed.comm as dist
 import torch
 import torch.nn.functional as F
 
-FEATURES, CLASSES = 32, 8
+FEATURES, CLASSES, COPIES = 32, 8, 1024
+
+
+class Widen(torch.nn.Module):
+    """Scales its input in a thousand ways and averages them: memory without arithmetic, so that few samples fill it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = torch.nn.Parameter(torch.rand(COPIES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x.unsqueeze(-1) * self.scales).mean(-1)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--num_steps", type=int, default=100, help="optimizer steps of the whole training")
+    parser.add_argument("--num_steps", type=int, default=40, help="optimizer steps of the whole training")
     parser.add_argument("--step_seconds", type=float, default=0.0, help="how long a step sleeps")
     parser.add_argument("--largest_micro_batch", type=int, default=10**9, help="a larger one is out of memory")
     parser.add_argument("--fail_above", type=int, default=10**9, help="a larger micro-batch fails by a bug")
@@ -34,7 +45,7 @@ def main() -> None:
     args = parse_arguments()
     print(f"pid {os.getpid()} cores {sorted(os.sched_getaffinity(0))} at {time.time()}", flush=True)
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), Widen(), torch.nn.Linear(64, CLASSES))
     engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
     micro_batch = engine.train_micro_batch_size_per_gpu()
     for _ in range(args.num_steps):

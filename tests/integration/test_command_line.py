@@ -1,0 +1,167 @@
+"""What the command says to input that it cannot use, and what its help says."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from study_fixtures import BIN, Zerotune
+
+MAX_CPU_S = 2.0  # of a refusal; on an idle machine it is its wall time
+
+# One refusal each: what is edited (file, old, new), the options, and what the message names: the place, the remedy.
+EDITS = {
+    "yaml": ("experiment.yaml", "resources:", "resources: [", ["experiment.yaml:7:18:", "Mend the YAML there."]),
+    "key": ("experiment.yaml", "slots_per_trial", "slots_per_trail", ["experiment.yaml:6", "slots_per_trial"]),
+    "type": ("experiment.yaml", "slots_per_trial: 1", "slots_per_trial: two", ["experiment.yaml:6", "slots_per_trial"]),
+    "no config": (
+        "experiment.yaml",
+        "  deepspeed_config: ds_config.json",
+        "  lr: 1",
+        ["experiment.yaml:3", "Add `deepspeed_config: ds_config.json`"],
+    ),
+    "other config": (
+        "experiment.yaml",
+        "--deepspeed_config ds_config.json",
+        "--deepspeed_config other.json",
+        ["experiment.yaml:2", "other.json", "Name the same file in both places."],
+    ),
+    "slots": (
+        "experiment.yaml",
+        "slots_per_trial: 1",
+        "slots_per_trial: 4096",
+        ["experiment.yaml", "4096", "Set resources.slots_per_trial to at most"],
+    ),
+    "entrypoint": ("experiment.yaml", "train.py", "trian.py", ["experiment.yaml:2", "trian.py", "Name a script"]),
+    "json": ("model/ds_config.json", '"optimizer":', '"optimizer"', ["ds_config.json:3:", "experiment.yaml:4"]),
+}
+OPTIONS = {
+    "one trial": (["-mt", "1"], ["--max-trials", "Allow at least 2."]),
+    "no trial": (["-mt", "0"], ["--max-trials", "greater than 0"]),
+    "metric": (["-m", "speed"], ["--metric", "speed", "throughput"]),
+    "stage": (["-z", "1", "7"], ["--zero-stages", "7", "0<=x<=3"]),
+    "include": (["-i", "none.py"], ["--include none.py", "Name an existing file or folder."]),
+    "max slots": (["-ms", "4096"], ["--max-slots", "4096", "Leave it out"]),
+    "window": (["--start-profile-step", "9"], ["start_profile_step(9)", "zerotune asha --help"]),
+    "setting": (["--divisor", "1"], ["--divisor", "greater than or equal to 2"]),
+}
+
+
+@pytest.fixture
+def zerotune(tmp_path: Path) -> Zerotune:
+    return Zerotune(tmp_path, tmp_path / "unused-home")
+
+
+def contents(zerotune: Zerotune) -> set[str]:
+    """Returns what stands in the working folder, but for what this test redirects there."""
+    files = (file for file in zerotune.folder.rglob("*") if file.suffix not in (".out", ".err"))
+    return {str(file.relative_to(zerotune.folder)) for file in files}
+
+
+def refusal(zerotune: Zerotune, *arguments: str | Path) -> str:
+    """Runs the command, checks that it refuses as it should, and returns its message."""
+    before, cpu_before = contents(zerotune), os.times()
+    ended = zerotune.run(*arguments)
+    cpu = os.times()
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    assert len([line for line in ended.stderr.splitlines() if line.startswith(("zerotune: ", "Error: "))]) == 1
+    assert contents(zerotune) == before
+    assert cpu.children_user + cpu.children_system - cpu_before.children_user - cpu_before.children_system < MAX_CPU_S
+    return ended.stderr
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_a_mistake_in_a_file_is_told_with_its_place_and_its_remedy(zerotune: Zerotune, case: str) -> None:
+    name, old, new, said = EDITS[case]
+    file = zerotune.folder / name
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    message = refusal(zerotune, "asha")
+    for words in said:
+        assert words in message, message
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_a_mistake_in_a_flag_is_told_with_its_name_and_its_remedy(zerotune: Zerotune, case: str) -> None:
+    options, said = OPTIONS[case]
+    message = refusal(zerotune, "asha", *options)
+    for words in said:
+        assert words in message, message
+
+
+def test_a_yaml_or_a_model_directory_that_does_not_exist_is_told(zerotune: Zerotune) -> None:
+    zerotune.config = zerotune.folder / "none.yaml"
+    assert "none.yaml: the file does not exist." in refusal(zerotune, "binary")
+    zerotune.config, zerotune.model = zerotune.folder / "experiment.yaml", zerotune.folder / "none"
+    assert "none: the model directory does not exist." in refusal(zerotune, "random")
+
+
+def test_a_working_folder_that_cannot_hold_studies_is_told(zerotune: Zerotune) -> None:
+    (zerotune.folder / "zerotune-studies").touch()
+    message = refusal(zerotune, "asha")
+    assert "zerotune-studies" in message
+    assert "Run zerotune in a folder that you may write to." in message
+
+
+def test_a_folder_that_is_no_study_cannot_be_resumed(zerotune: Zerotune) -> None:
+    message = refusal(zerotune, "resume", zerotune.model)
+    assert f"{zerotune.model}: this is not a study's folder: it has no study.json." in message
+
+
+def test_neither_torch_nor_prefect_is_imported_for_a_refusal(zerotune: Zerotune) -> None:
+    zerotune.write_config(slots=4096)
+    ended = zerotune.run("asha", PYTHONPROFILEIMPORTTIME="1")
+    assert ended.returncode == 2
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time")}
+    assert "pydantic" in imported
+    assert not {"torch", "deepspeed", "prefect", "mlflow"} & imported
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        (
+            "asha",
+            {
+                "--max-rungs": "5",
+                "--min-binary-search-trials": "3",
+                "--asha-early-stopping": "0",
+                "--divisor": "2",
+                "--search-range-factor": "1.0",
+            },
+        ),
+        ("binary", {"--search-range-factor": "1.0"}),
+        ("random", {"--trials-per-random-config": "5", "--early-stopping": "never"}),
+    ],
+)
+def test_help_says_the_predecessor_s_flags_their_defaults_and_units(method: str, flags: dict[str, str]) -> None:
+    shown = subprocess.run([BIN / "zerotune", method, "--help"], text=True, capture_output=True, check=True).stdout
+    text = " ".join(shown.split())
+    common = {
+        "-i, --include": "",
+        "-mt, --max-trials": "50",
+        "-ms, --max-slots": "all of this host",
+        "-mct, --max-concurrent-trials": "16",
+        "-m, --metric": "FLOPS_per_gpu",
+        "--run-full-experiment": "",
+        "-z, --zero-stages": "(1 2 3)",
+        "--start-profile-step": "3",
+        "--end-profile-step": "5",
+        "-r, --random-seed": "42",
+        "--max-search-runner-restarts": "5",
+    }
+    for flag, default in {**common, **flags}.items():
+        assert flag in text
+        after = text.split(f"{flag} ", 1)[1]
+        assert not default or f"[default: {default}" in after.split(" --", 1)[0], flag
+    for unit in ("FLOPS_per_gpu in FLOP/s", "throughput in samples/s", "latency in s"):
+        assert unit in text
+
+
+def test_a_configured_prefect_server_that_does_not_answer_is_told(zerotune: Zerotune) -> None:
+    ended = zerotune.run("asha", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert ended.returncode == 1
+    assert "PREFECT_API_URL: the Prefect server http://127.0.0.1:9/api" in ended.stderr
+    assert "Traceback" not in ended.stderr

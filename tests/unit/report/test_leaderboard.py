@@ -1,0 +1,64 @@
+"""The order of the leaderboard."""
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Memory, Outcome, TrialResult
+from trial_lib.report.leaderboard import leaderboard
+
+CANDIDATES = {
+    number: Candidate(knobs={"zero_optimization": {"stage": 1, "overlap_comm": True}}, micro_batch_size=number + 1)
+    for number in range(6)
+}
+
+
+def trial(
+    number: int, purpose: Purpose = Purpose.SEARCH, outcome: Outcome = Outcome.COMPLETED, **metrics: float
+) -> TrialResult:
+    return TrialResult(
+        trial_id=f"study-{number:04d}",
+        number=number,
+        purpose=purpose,
+        config_hash=str(number),
+        outcome=outcome,
+        reason="" if outcome is Outcome.COMPLETED else "No room.",
+        metrics=metrics,
+        memory=Memory(peak=[2**20, 3 * 2**20]),
+    )
+
+
+RESULTS = {
+    result.number: result
+    for result in (
+        trial(0, Purpose.PROFILE, latency=0.001, throughput=999.0),
+        trial(1, Purpose.SUBMITTED, latency=0.2, throughput=10.0),
+        trial(5, outcome=Outcome.CRASHED),
+        trial(2, latency=0.3, throughput=30.0),
+        trial(3, outcome=Outcome.OUT_OF_MEMORY),
+        trial(4, latency=0.3, throughput=30.0),
+    )
+}
+
+
+def test_completed_trials_stand_first_best_to_worst_then_the_failed_ones_in_their_order() -> None:
+    assert [row.trial for row in leaderboard(RESULTS, CANDIDATES, "throughput")] == [2, 4, 1, 3, 5]
+
+
+def test_a_metric_of_time_is_best_when_it_is_smallest() -> None:
+    assert [row.trial for row in leaderboard(RESULTS, CANDIDATES, "latency")] == [1, 2, 4, 3, 5]
+
+
+def test_a_row_shows_its_metric_memory_of_the_worst_rank_and_knobs() -> None:
+    row = leaderboard(RESULTS, CANDIDATES, "latency")[1].for_people()
+    assert row["trial"] == "0002"
+    assert row["candidate"] == "z1-mbs3"
+    assert row["latency"] == "0.3"
+    assert row["peak MiB"] == "3"
+    assert row["knobs"] == "stage=1 overlap_comm=True"
+
+
+def test_a_failed_trial_shows_its_reason_in_place_of_a_value() -> None:
+    row = leaderboard(RESULTS, CANDIDATES, "throughput")[3].for_people()
+    assert (row["outcome"], row["reason"], row["throughput"], row["samples/s"]) == ("out_of_memory", "No room.", "", "")
+
+
+def test_no_trial_has_ended_yet() -> None:
+    assert leaderboard({}, {}, "throughput") == []

@@ -1,0 +1,63 @@
+"""The answer of a study: which trial won, by how much, and the configuration to train with."""
+
+import pytest
+
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.study.answer import best_result, gain, without_tuning_keys
+
+
+def trial(
+    number: int, purpose: Purpose = Purpose.SEARCH, outcome: Outcome = Outcome.COMPLETED, **metrics: float
+) -> TrialResult:
+    return TrialResult(
+        trial_id=f"study-{number:04d}",
+        number=number,
+        purpose=purpose,
+        config_hash=str(number),
+        outcome=outcome,
+        metrics=metrics,
+    )
+
+
+def test_the_largest_throughput_and_the_smallest_latency_win() -> None:
+    trials = [trial(2, throughput=10.0, latency=0.3), trial(3, throughput=20.0, latency=0.4)]
+    throughput, latency = best_result(trials, "throughput"), best_result(trials, "latency")
+    assert throughput is not None
+    assert latency is not None
+    assert (throughput.number, latency.number) == (3, 2)
+
+
+def test_of_equals_the_earlier_wins() -> None:
+    best = best_result([trial(1, Purpose.SUBMITTED, throughput=10.0), trial(2, throughput=10.0)], "throughput")
+    assert best is not None
+    assert best.number == 1
+
+
+def test_the_submitted_configuration_can_win_and_the_profile_cannot() -> None:
+    trials = [trial(0, Purpose.PROFILE, throughput=99.0), trial(1, Purpose.SUBMITTED, throughput=2.0)]
+    best = best_result([*trials, trial(2, throughput=1.0)], "throughput")
+    assert best is not None
+    assert best.number == 1
+
+
+def test_a_trial_that_failed_or_lacks_the_metric_does_not_win() -> None:
+    trials = [trial(2, outcome=Outcome.DIVERGED, throughput=10.0), trial(3, latency=1.0)]
+    assert best_result(trials, "throughput") is None
+
+
+@pytest.mark.parametrize(("metric", "ours", "theirs"), [("throughput", 30.0, 20.0), ("latency", 0.2, 0.3)])
+def test_a_gain_above_one_is_better_in_either_direction(metric: str, ours: float, theirs: float) -> None:
+    best, submitted = trial(2, **{metric: ours}), trial(1, Purpose.SUBMITTED, **{metric: theirs})
+    assert gain(best, submitted, metric) == pytest.approx(1.5)
+
+
+def test_there_is_no_gain_over_a_configuration_that_did_not_complete_or_was_not_measured() -> None:
+    best = trial(2, throughput=30.0)
+    assert gain(best, trial(1, Purpose.SUBMITTED, Outcome.OUT_OF_MEMORY), "throughput") is None
+    assert gain(best, None, "throughput") is None
+
+
+def test_sections_that_only_a_tuner_reads_are_left_out() -> None:
+    config = {"autotuning": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    assert without_tuning_keys(config) == {"zero_optimization": {"stage": 1}}

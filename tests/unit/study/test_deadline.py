@@ -1,0 +1,43 @@
+"""How long a trial may take."""
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.window import StepWindow
+from trial_lib.study.deadline import deadline_s
+
+WINDOW = StepWindow(start_step=3, end_step=5, max_seconds=2.0)
+PROFILED = Candidate(micro_batch_size=1, gradient_accumulation_steps=2)
+
+
+def profile(latency: float = 0.1, **phases: float) -> TrialResult:
+    return TrialResult(
+        trial_id="study-0000",
+        number=0,
+        purpose=Purpose.PROFILE,
+        config_hash="",
+        outcome=Outcome.COMPLETED,
+        metrics={"latency": latency},
+        phases=phases,
+    )
+
+
+def test_a_trial_has_two_minutes_and_five_times_what_it_should_take() -> None:
+    candidate = Candidate(micro_batch_size=8, gradient_accumulation_steps=2)
+    seconds = deadline_s(profile(**{"import": 1.0, "initialize": 2.0}), PROFILED, candidate, WINDOW)
+    assert seconds == 120 + 5 * (3.0 + 5 * 0.1 * 8 + 2.0)
+
+
+def test_steps_are_scaled_by_samples_a_rank() -> None:
+    small, large = (Candidate(micro_batch_size=size, gradient_accumulation_steps=2) for size in (1, 100))
+    assert deadline_s(profile(), PROFILED, large, WINDOW) - deadline_s(profile(), PROFILED, small, WINDOW) == (
+        5 * 5 * 0.1 * 99
+    )
+
+
+def test_the_profile_s_wait_for_priming_and_builds_is_not_counted() -> None:
+    waited, started = profile(start=300.0), profile(start=0.1)
+    assert deadline_s(waited, PROFILED, PROFILED, WINDOW) == deadline_s(started, PROFILED, PROFILED, WINDOW)
+
+
+def test_phases_that_a_failed_rank_did_not_reach_count_nothing() -> None:
+    assert deadline_s(profile(latency=0.0), PROFILED, PROFILED, WINDOW) == 120 + 5 * 2.0

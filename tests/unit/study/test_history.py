@@ -1,0 +1,91 @@
+"""The history of a study: what is written is what is read, also after a crash in the middle of a line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
+from trial_lib.study.history import Asked, Event, History, Stopped, Told, read_history
+
+CANDIDATE = Candidate(knobs={"zero_optimization": {"stage": 2}}, micro_batch_size=4, slots=2, data_parallel_size=2)
+RESULT = TrialResult(
+    trial_id="study-0002",
+    number=2,
+    purpose=Purpose.SEARCH,
+    config_hash="abc",
+    outcome=Outcome.COMPLETED,
+    metrics={"latency": 0.1},
+    memory=Memory(peak=[1, 2]),
+    profile=ModelProfile(
+        num_params=1,
+        trainable_num_params=1,
+        activation_mem_per_gpu=1,
+        gpu_mem=1,
+        data_parallel_size=1,
+        flops_per_sample=1.5,
+    ),
+    started_at=12.5,
+)
+EVENTS: list[Event] = [
+    Asked(0, Purpose.PROFILE, CANDIDATE),
+    Asked(2, Purpose.SEARCH, CANDIDATE),
+    Told(2, RESULT),
+    Stopped("the search has ended — über"),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    history = History(tmp_path / "history.jsonl")
+    for event in EVENTS:
+        history.append(event)
+    return tmp_path / "history.jsonl"
+
+
+def test_events_are_read_as_they_were_written_in_order(path: Path) -> None:
+    assert read_history(path) == EVENTS
+    assert History(path).replayed == EVENTS
+
+
+def test_each_event_is_one_line_of_json(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert [next(iter(json.loads(line))) for line in lines] == ["ask", "ask", "tell", "stop"]
+
+
+def test_a_history_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+    assert read_history(tmp_path / "none.jsonl") == []
+
+
+def test_a_torn_last_line_is_dropped_wherever_it_was_torn(path: Path) -> None:
+    whole = path.read_bytes()
+    last_begins = whole.rindex(b"\n", 0, -1) + 1
+    for end in range(last_begins, len(whole)):
+        path.write_bytes(whole[:end])
+        assert read_history(path) == EVENTS[:-1]
+
+
+def test_what_is_appended_after_a_torn_line_is_read(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+    history = History(path)
+    history.append(Stopped("again"))
+    assert read_history(path) == [*EVENTS[:-1], Stopped("again")]
+
+
+def test_reading_does_not_mend_the_file_that_another_process_writes(path: Path) -> None:
+    torn = path.read_bytes()[:-5]
+    path.write_bytes(torn)
+    read_history(path)
+    assert path.read_bytes() == torn
+
+
+@given(reason=st.text())
+def test_any_reason_stays_one_line(tmp_path_factory: pytest.TempPathFactory, reason: str) -> None:
+    path = tmp_path_factory.mktemp("history") / "history.jsonl"
+    history = History(path)
+    history.append(Stopped(reason))
+    history.append(Stopped("next"))
+    assert read_history(path) == [Stopped(reason), Stopped("next")]

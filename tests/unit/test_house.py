@@ -1,0 +1,41 @@
+"""The rules of the house that no single module shows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("flows", "tasks", "trial_lib")
+MAX_LINES = 450
+
+
+def test_imports_run_one_way() -> None:
+    linter = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"], cwd=ROOT, text=True, capture_output=True
+    )
+    assert linter.returncode == 0, linter.stdout + linter.stderr
+
+
+@pytest.mark.parametrize("module", ["flows.cli", "flows.command"])
+def test_the_command_line_imports_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    imported = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert not {"torch", "deepspeed", "prefect", "mlflow"} & set(imported.stdout.split())
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    folders = [*PACKAGES, "tests", "examples", "benchmarks"]
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    too_long = {str(file.relative_to(ROOT)): lines for file in files if (lines := _lines(file)) > MAX_LINES}
+    assert too_long == {}
+
+
+def _lines(file: Path) -> int:
+    return len(file.read_text().splitlines())
+
+
+def test_every_module_says_what_it_is() -> None:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    assert [str(file) for file in files if not file.read_text().startswith('"""')] == []
