@@ -188,7 +188,7 @@ def test_mlflow_holds_one_parent_and_one_child_for_each_trial(ran: Ran, runs: li
     )
     names = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
     assert names == {
-        "experiment.yaml",
+        "experiment.redacted.yaml",
         "profile.json",
         "best_ds_config.json",
         "best_ds_metrics.json",

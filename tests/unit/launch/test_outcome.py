@@ -8,8 +8,9 @@ PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed b
 
 
 def failure(kind, message, **changes):
-    record = {"type": kind, "message": message, "in_initialize": False, "ended_early": False, "time": 1.0}
-    return {**record, **changes}
+    trace = f"Traceback (most recent call last):\n{kind}: {message}"
+    record = {"type": kind, "message": message, "traceback": trace, "in_initialize": False}
+    return {**record, "ended_early": False, "time": 1.0, **changes}
 
 
 def rank(number=0, measurement=None, failure=None, log=""):
@@ -161,3 +162,15 @@ def test_a_long_message_is_cut_to_one_line():
     reason = ended([rank(failure=failure("ValidationError", message, in_initialize=True))])[1]
     assert "ValidationError: 1 validation error zero_optimization.stage Input should be 3 Log:" in reason
     assert len(ended([rank(failure=failure("ValueError", "x" * 5000))])[1]) < 400
+
+
+def test_a_memory_error_that_the_program_survived_does_not_decide_how_it_ended():
+    survived = rank(failure=failure("ValueError", "bad label"), log="warning: MemoryError, trying a smaller chunk\n")
+    assert ended([survived])[0] == "crashed"
+
+
+def test_a_memory_error_behind_the_programs_own_exception_is_the_cause():
+    trace = (
+        "MemoryError\n\nThe above exception was the direct cause of the following exception:\n\nRuntimeError: step 3"
+    )
+    assert ended([rank(failure=failure("RuntimeError", "step 3", traceback=trace))])[0] == "out_of_memory"
