@@ -15,11 +15,11 @@ from trial_lib.study.driver import StudyDriver
 
 failures, wait = [], StudyDriver.next_result
 
-def next_result(driver):
+def next_result(driver, **options):
     if driver.submitted is not None and len(failures) < 2:
         failures.append(1)
         raise RuntimeError("the search has a bug")
-    return wait(driver)
+    return wait(driver, **options)
 
 StudyDriver.next_result = next_result
 main()

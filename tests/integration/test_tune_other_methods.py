@@ -20,7 +20,7 @@ from trial_lib.experiment.result import Outcome, TrialResult
 def at_random(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Zerotune:
     """A study of `random`, two trials at once, whose code imports from two places outside the model directory."""
     folder = tmp_path_factory.mktemp("random")
-    zerotune = Zerotune(folder, home, program="--step_seconds 0.02 --fail_above 300")
+    zerotune = Zerotune(folder, home, program="--start_seconds 0.7 --fail_above 300")
     package, module = folder / "outside" / "helpers", folder / "elsewhere" / "one_module.py"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("WORD = 'a package'\n")

@@ -38,7 +38,7 @@ def clear_stale_lock(build_dir: Path) -> bool:
         # Whose descriptors cannot be seen may hold it open.
         if lock.stat().st_uid != os.getuid() or holds_open(lock):
             return False
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     lock.unlink(missing_ok=True)
     return True

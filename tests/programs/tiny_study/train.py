@@ -26,6 +26,7 @@ class Widen(torch.nn.Module):
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--num_steps", type=int, default=40, help="optimizer steps of the whole training")
+    parser.add_argument("--start_seconds", type=float, default=0.0, help="how long it sleeps before the first step")
     parser.add_argument("--step_seconds", type=float, default=0.0, help="how long a step sleeps")
     parser.add_argument("--largest_micro_batch", type=int, default=10**9, help="a larger one is out of memory")
     parser.add_argument("--fail_above", type=int, default=10**9, help="a larger micro-batch fails by a bug")
@@ -48,6 +49,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), Widen(), torch.nn.Linear(64, CLASSES))
     engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
     micro_batch = engine.train_micro_batch_size_per_gpu()
+    time.sleep(args.start_seconds)
     for _ in range(args.num_steps):
         inputs, labels = torch.randn(micro_batch, FEATURES), torch.randint(0, CLASSES, (micro_batch,))
         refuse(micro_batch, args)
