@@ -100,7 +100,7 @@ def new_study(folder: Path, trials: int, study_id: str = "hello-1", **changes: A
     """Writes the folder of a study, as a driver writes it; the last trial is the fastest."""
     paths = StudyPaths(folder / study_id)
     paths.trials.mkdir(parents=True)
-    paths.experiment.write_text("name: hello\n")
+    paths.shown_experiment.write_text("name: hello\n")
     record = StudyRecord(
         study_id=study_id, name="hello", method="asha", metric="throughput", started_at=1000.0, ds_config={}
     )
@@ -189,7 +189,7 @@ def test_all_of_a_study_arrives(where: str, request: pytest.FixtureRequest, tmp_
     assert parent.data.metrics == {"throughput": 20.0, "gain": 1.5}
     assert "1.50 times" in parent.data.tags["mlflow.note.content"]
     assert files_of(uri, parent) == {
-        "experiment.yaml",
+        "experiment.redacted.yaml",
         "best_ds_config.json",
         "best_ds_metrics.json",
         "best_command.txt",
