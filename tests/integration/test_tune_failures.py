@@ -59,7 +59,8 @@ def test_a_search_that_fails_goes_on_where_it_was(tmp_path: Path, home: Path) ->
     ended = Running([*words, "--max-search-runner-restarts", "2"], tmp_path, zerotune.environment).end()
     assert ended.returncode == 0, ended.stderr
     assert [asked.number for asked in zerotune.study.asked] == [0, 1, 2, 3]
-    assert [told.number for told in zerotune.study.told] == [0, 1, 2, 3]
+    # The last two may run at once.
+    assert sorted(told.number for told in zerotune.study.told) == [0, 1, 2, 3]
     assert zerotune.study.record["status"] == "completed"
     name = zerotune.study.paths.root.name
     assert query(zerotune.prefect_database, "select state_type from flow_run where name = ?", name) == [("COMPLETED",)]
