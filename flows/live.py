@@ -39,6 +39,7 @@ class LiveView:
         self._candidates: dict[int, Candidate] = {}
         self._purposes: dict[int, Purpose] = {}
         self._results: dict[int, TrialResult] = {}
+        self._ended_before = 0
         self._history_size = -1
         self._printed: set[int] = set()
         self._done = threading.Event()
@@ -52,6 +53,8 @@ class LiveView:
 
     def __enter__(self) -> "LiveView":
         """Starts following."""
+        self._read()
+        self._ended_before = self._ended()
         self._thread.start()
         return self
 
@@ -87,6 +90,10 @@ class LiveView:
             elif isinstance(event, Told):
                 self._results[event.number] = event.result
 
+    def _ended(self) -> int:
+        """Returns the trials of the budget that have ended."""
+        return sum(self._purposes[number] is not Purpose.SUBMITTED for number in self._results)
+
     def _print_new(self) -> None:
         metric = self._arguments.metric
         for number, result in self._results.items():
@@ -115,15 +122,16 @@ class LiveView:
 
     def _headline(self, rows: list[Row]) -> str:
         elapsed = time.monotonic() - self._started
-        ended = [number for number in self._results if self._purposes[number] is not Purpose.SUBMITTED]
-        words = [f"{self._arguments.method}: {len(ended)} of at most {self._arguments.max_trials} trials"]
+        ended = self._ended()
+        words = [f"{self._arguments.method}: {ended} of at most {self._arguments.max_trials} trials"]
         failed = sum(result.outcome is not Outcome.COMPLETED for result in self._results.values())
         if failed:
             words.append(f"{failed} failed")
         words.append(f"{_clock(elapsed)} so far")
-        if len(ended) > 2:
-            per_trial = elapsed / len(ended)
-            words.append(f"{_clock(per_trial * (self._arguments.max_trials - len(ended)))} left at most")
+        of_this_run = ended - self._ended_before
+        if of_this_run > 2:
+            per_trial = elapsed / of_this_run
+            words.append(f"{_clock(per_trial * (self._arguments.max_trials - ended))} left at most")
         return ", ".join(words)
 
     def _table(self, rows: list[Row]) -> Table:

@@ -100,19 +100,29 @@ def migrate_own_database() -> None:
     """Brings the database of ZeroTune's own server to this Prefect's schema; some ten seconds, once per version.
 
     Ahead of the server, which would run into its own time-out on a fresh home.
+
+    Raises:
+        ServerError: it could not.
     """
     home = _own_home()
     done = home / f"migrated-{version('prefect')}"
     with FileLock(home / "migration.lock"):
         if done.exists() and (home / "prefect.db").exists():
             return
-        subprocess.run(
+        migration = subprocess.run(
             [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
             env=_own_environment(home),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        if migration.returncode != 0:
+            said = migration.stdout.strip().splitlines() or ["it said nothing"]
+            raise ServerError(
+                f"Prefect could not bring its database {home / 'prefect.db'} to this version's schema ({said[-1]}). "
+                "Move the file away to begin with an empty one."
+            )
         done.touch()
 
 

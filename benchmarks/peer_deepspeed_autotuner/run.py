@@ -40,24 +40,44 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def shared_buffers() -> set[Path]:
+    """Returns what DeepSpeed's CPU collectives hold in shared memory, 69 MB a rank; its launcher leaves it there."""
+    return set(Path("/dev/shm").glob("deepspeed_allreduce_buffer_*"))
+
+
 def timed(command: list[str], cwd: Path, log: Path, **variables: str) -> float:
+    before = shared_buffers()
     started = time.perf_counter()
-    with log.open("w") as output:
-        subprocess.run(command, cwd=cwd, env={**environment(), **variables}, stdout=output, stderr=output, check=True)
-    return time.perf_counter() - started
-
-
-def training_seconds(logs: list[Path], samples_per_step: dict[Path, int]) -> float:
-    """Returns the seconds of the steps that the script logged."""
-    total = 0.0
-    for log in logs:
-        for rate in LOGGED.findall(log.read_text(errors="replace")):
-            total += samples_per_step[log] / float(rate)
-    return total
+    try:
+        with log.open("w") as output:
+            subprocess.run(
+                command, cwd=cwd, env={**environment(), **variables}, stdout=output, stderr=output, check=True
+            )
+        return time.perf_counter() - started
+    finally:
+        for left_behind in shared_buffers() - before:
+            left_behind.unlink()
 
 
 def samples_per_step(config: dict[str, Any]) -> int:
     return int(config["train_micro_batch_size_per_gpu"]) * int(config.get("gradient_accumulation_steps", 1))
+
+
+def record(wall: float, trials: list[tuple[Path, dict[str, Any]]], winner: dict[str, Any]) -> dict[str, Any]:
+    """Returns what both tuners are compared by, from the log and the DeepSpeed configuration of each trial."""
+    training = sum(
+        samples_per_step(config) / float(rate)
+        for log, config in trials
+        for rate in LOGGED.findall(log.read_text(errors="replace"))
+    )
+    return {
+        "wall_s": wall,
+        "trials": len(trials),
+        "s_per_trial": wall / len(trials),
+        "training_s": training,
+        "training_share": training / wall,
+        "winner": winner,
+    }
 
 
 def run_peer(trials: int, work: Path) -> dict[str, Any]:
@@ -84,23 +104,14 @@ def run_peer(trials: int, work: Path) -> dict[str, Any]:
         PYTHONPATH=str(hidden),
     )
     results = work / "autotuning_results"
-    logs, sizes_of = [], {}
-    for folder in results.iterdir():
-        log, exp = folder / "stdout.log", folder / "exp.json"
-        if log.exists() and exp.exists():
-            logs.append(log)
-            sizes_of[log] = samples_per_step(json.loads(exp.read_text())["ds_config"])
+    ran = [
+        (folder / "stdout.log", json.loads((folder / "exp.json").read_text())["ds_config"])
+        for folder in results.iterdir()
+        if (folder / "stdout.log").exists() and (folder / "exp.json").exists()
+    ]
     winner = json.loads((results / "ds_config_optimal.json").read_text())
     winner.pop("autotuning", None)
-    training = training_seconds(logs, sizes_of)
-    return {
-        "wall_s": wall,
-        "trials": len(logs),
-        "s_per_trial": wall / len(logs),
-        "training_s": training,
-        "training_share": training / wall,
-        "winner": winner,
-    }
+    return record(wall, ran, winner)
 
 
 def study(work: Path, *flags: str) -> tuple[float, dict[str, Any]]:
@@ -136,21 +147,14 @@ def study(work: Path, *flags: str) -> tuple[float, dict[str, Any]]:
 def run_zerotune(trials: int, factor: float, work: Path) -> dict[str, Any]:
     wall, document = study(work, "--max-trials", str(trials), "--search-range-factor", f"{factor:.5f}")
     folder = Path(document["folder"])
-    logs, sizes_of = [], {}
-    for trial in sorted((folder / "trials").iterdir()):
-        log = trial / "rank0.log"
-        if log.exists():
-            logs.append(log)
-            sizes_of[log] = samples_per_step(json.loads((trial / "ds_config.json").read_text()))
-    training = training_seconds(logs, sizes_of)
+    ran = [
+        (trial / "rank0.log", json.loads((trial / "ds_config.json").read_text()))
+        for trial in sorted((folder / "trials").iterdir())
+        if (trial / "rank0.log").exists()
+    ]
     return {
-        "wall_s": wall,
-        "trials": len(logs),
-        "s_per_trial": wall / len(logs),
-        "training_s": training,
-        "training_share": training / wall,
+        **record(wall, ran, document["best_ds_config"]),
         "seconds_by_part": seconds_by_part(folder, wall),
-        "winner": document["best_ds_config"],
     }
 
 

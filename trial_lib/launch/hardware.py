@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +22,11 @@ class Host:
         slots: what a trial is given to address each: the index or UUID of a GPU as CUDA_VISIBLE_DEVICES spells it, the
             number of a core.
         memory_per_slot: bytes of one device; on a CPU the host's memory over the slots, less a reserve of a tenth.
-        name: the host's name.
     """
 
     device: str
     slots: list[str]
     memory_per_slot: int
-    name: str
 
 
 def this_host() -> Host:
@@ -37,10 +34,10 @@ def this_host() -> Host:
     gpus = _gpus()
     if gpus is not None:
         names, memory = gpus
-        return Host("cuda", names, memory, socket.gethostname())
+        return Host("cuda", names, memory)
     cores = sorted(os.sched_getaffinity(0))
     memory = int(_host_memory() * (1 - _HOST_RESERVE)) // len(cores)
-    return Host("cpu", [str(core) for core in cores], memory, socket.gethostname())
+    return Host("cpu", [str(core) for core in cores], memory)
 
 
 def _host_memory() -> int:

@@ -53,7 +53,7 @@ class Row(BaseModel):
         }
 
 
-def flat_knobs(knobs: Mapping[str, Any], prefix: str = "") -> str:
+def flat_knobs(knobs: Mapping[str, Any]) -> str:
     """Returns knobs as `key=value` words, without the sections they stand in."""
     words = []
     for key, value in knobs.items():

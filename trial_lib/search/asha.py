@@ -4,14 +4,12 @@ The resource that successive halving gives out is trials of a lineage's binary s
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
 from heapq import heappop, heappush
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from trial_lib.experiment.knobs import SearchSpace
-from trial_lib.experiment.result import ModelProfile
+from trial_lib.search.base import SearchProblem
 from trial_lib.search.binary import BinarySearch, BinarySettings
 from trial_lib.search.lineage import Lineage
 
@@ -66,16 +64,9 @@ class AshaSearch(BinarySearch):
     When the last unused lineage is in play and the rule would leave places empty, the best that was not promoted is.
     """
 
-    def __init__(
-        self,
-        settings: AshaSettings,
-        space: SearchSpace,
-        profile: ModelProfile,
-        base_config: Mapping[str, Any],
-        slots: int,
-    ) -> None:
-        """Starts with nothing asked for; the arguments are those of `Search`."""
-        super().__init__(settings, space, profile, base_config, slots)
+    def __init__(self, settings: AshaSettings, problem: SearchProblem) -> None:
+        """Starts with nothing asked for."""
+        super().__init__(settings, problem)
         self._divisor = settings.divisor
         self._trials_of_rung = [
             settings.min_binary_search_trials * settings.divisor ** (settings.asha_early_stopping + rung)

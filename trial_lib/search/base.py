@@ -3,6 +3,7 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Annotated, Any
@@ -48,6 +49,23 @@ class SearchSettings(BaseModel):
     concurrency: PositiveInt = 1
 
 
+@dataclass(frozen=True)
+class SearchProblem:
+    """What a search is about.
+
+    Attributes:
+        space: the lineages to draw from.
+        profile: what the profile trial found out.
+        base_config: the user's DeepSpeed configuration, for its precision and gradient accumulation.
+        slots: devices a trial takes.
+    """
+
+    space: SearchSpace
+    profile: ModelProfile
+    base_config: Mapping[str, Any]
+    slots: int
+
+
 class Search(ABC):
     """Proposes candidates and is told how their trials ended.
 
@@ -63,41 +81,28 @@ class Search(ABC):
     the lineage ends.
     """
 
-    def __init__(
-        self,
-        settings: SearchSettings,
-        space: SearchSpace,
-        profile: ModelProfile,
-        base_config: Mapping[str, Any],
-        slots: int,
-    ) -> None:
-        """Starts with nothing asked for.
-
-        Args:
-            settings: the method's settings.
-            space: the lineages to draw from.
-            profile: what the profile trial found out.
-            base_config: the user's DeepSpeed configuration, for its precision and gradient accumulation.
-            slots: devices a trial takes.
-        """
+    def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
+        """Starts with nothing asked for."""
         self.metric = SEARCH_METRICS[settings.metric]
         self._seed = settings.seed
         self._budget = settings.max_trials - 1
         self._concurrency = settings.concurrency
-        self._space = space
-        precision = precision_of(base_config)
-        self._first_guess = {stage: first_guess(stage, profile, precision, slots) for stage in ZERO_STAGES}
-        accumulation = base_config.get(ACCUMULATION, "auto")
+        self._space = problem.space
+        precision = precision_of(problem.base_config)
+        self._first_guess = {
+            stage: first_guess(stage, problem.profile, precision, problem.slots) for stage in ZERO_STAGES
+        }
+        accumulation = problem.base_config.get(ACCUMULATION, "auto")
         self._batch = {
             ACCUMULATION: 1 if accumulation == "auto" else accumulation,
-            "slots": slots,
-            "data_parallel_size": profile.data_parallel_size,
+            "slots": problem.slots,
+            "data_parallel_size": problem.profile.data_parallel_size,
         }
 
         self._asked = 0
         self._in_flight: dict[tuple[str, int], Proposal] = {}
         self._lineages: dict[str, Lineage] = {}
-        self._unused = {stage: list(range(space.size(stage))) for stage in space.stages}
+        self._unused = {stage: list(range(problem.space.size(stage))) for stage in problem.space.stages}
         self._waiting: list[tuple[tuple[int, ...], int, Lineage]] = []
         self._arrivals = count()
         self._best: tuple[Candidate, TrialResult] | None = None

@@ -1,14 +1,11 @@
 """The predecessor's `binary`: random lineages, each with a binary search for the largest micro-batch size that runs."""
 
 import random
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from trial_lib.experiment.knobs import SearchSpace
-from trial_lib.experiment.result import ModelProfile
-from trial_lib.search.base import Search, SearchSettings
+from trial_lib.search.base import Search, SearchProblem, SearchSettings
 from trial_lib.search.lineage import Lineage
 
 
@@ -28,16 +25,9 @@ class BinarySearch(Search):
     A lineage that has no size left gives its place to a new random one.
     """
 
-    def __init__(
-        self,
-        settings: BinarySettings,
-        space: SearchSpace,
-        profile: ModelProfile,
-        base_config: Mapping[str, Any],
-        slots: int,
-    ) -> None:
-        """Starts with nothing asked for; the arguments are those of `Search`."""
-        super().__init__(settings, space, profile, base_config, slots)
+    def __init__(self, settings: BinarySettings, problem: SearchProblem) -> None:
+        """Starts with nothing asked for."""
+        super().__init__(settings, problem)
         self._range_factor = settings.search_range_factor
 
     def _first_range(self, stage: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import Any
 from trial_lib.experiment.knobs import SearchSpace
 from trial_lib.experiment.result import ModelProfile
 from trial_lib.search.asha import AshaSearch, AshaSettings
-from trial_lib.search.base import Search, SearchSettings
+from trial_lib.search.base import Search, SearchProblem, SearchSettings
 from trial_lib.search.binary import BinarySearch, BinarySettings
 from trial_lib.search.random import RandomSearch, RandomSettings
 
@@ -45,4 +45,4 @@ def create_search(
     """
     checked = SETTINGS[method](**settings)
     space = SearchSpace.for_model(checked.zero_stages, profile.num_params, base_config)
-    return _SEARCHES[method](checked, space, profile, base_config, slots)
+    return _SEARCHES[method](checked, SearchProblem(space, profile, base_config, slots))

@@ -1,15 +1,12 @@
 """The predecessor's `random`: random lineages with random sizes, each new one from where its stage's best stands."""
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from math import sqrt
-from typing import Any
 
 from pydantic import PositiveInt
 
-from trial_lib.experiment.knobs import SearchSpace
-from trial_lib.experiment.result import ModelProfile
-from trial_lib.search.base import Search, SearchSettings
+from trial_lib.search.base import Search, SearchProblem, SearchSettings
 from trial_lib.search.lineage import Lineage, Proposal
 
 EXACT_COIN_FLIPS = 4096
@@ -34,16 +31,9 @@ class RandomSearch(Search):
     then been seen to fail, and would be tried twice.
     """
 
-    def __init__(
-        self,
-        settings: RandomSettings,
-        space: SearchSpace,
-        profile: ModelProfile,
-        base_config: Mapping[str, Any],
-        slots: int,
-    ) -> None:
-        """Starts with nothing asked for; the arguments are those of `Search`."""
-        super().__init__(settings, space, profile, base_config, slots)
+    def __init__(self, settings: RandomSettings, problem: SearchProblem) -> None:
+        """Starts with nothing asked for."""
+        super().__init__(settings, problem)
         self._trials_per_lineage = settings.trials_per_random_config
         self._early_stopping = settings.early_stopping
         self._trials_since_best = 0

@@ -1,5 +1,6 @@
 """The history of a study: one line for each ask, tell and stop, in order. Resuming is replaying it."""
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import TrialResult
 
 
@@ -64,10 +66,16 @@ class History:
             line = {"tell": event.number, "result": event.result.model_dump(mode="json")}
         else:
             line = {"stop": event.reason}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self._path.open("ab", buffering=0) as file:
+            length = file.seek(0, os.SEEK_END)
+            record = json.dumps(line).encode() + b"\n"
+            try:
+                if file.write(record) < len(record):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(length)
+                raise
 
 
 def read_history(path: Path) -> list[Event]:
@@ -76,15 +84,26 @@ def read_history(path: Path) -> list[Event]:
 
 
 def _read(path: Path) -> tuple[list[Event], int]:
-    """Returns the whole lines' events, and the bytes that those lines take."""
+    """Returns the whole lines' events, and the bytes that those lines take.
+
+    Raises:
+        InputError: a line but for a torn last one is not a record.
+    """
     events: list[Event] = []
     length = 0
     if not path.exists():
         return events, length
-    for line in path.read_bytes().splitlines(keepends=True):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
-        events.append(_event(json.loads(line)))
+        try:
+            events.append(_event(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                "This line is damaged, and a study is resumed by replaying them all.",
+                where=f"{path}, line {number}",
+                remedy="Restore the file, or start a new study.",
+            ) from error
         length += len(line)
     return events, length
 

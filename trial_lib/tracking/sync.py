@@ -69,6 +69,7 @@ class StudySync:
         self._client: Any = None
         self._runs: dict[str, str] = {}  # record id -> run id
         self._sent: dict[str, str] = {}  # record id -> hash of the files it came from
+        self._seen: dict[Path, int] = {}  # result that has been sent -> when it was written, in ns
 
     def run(self) -> None:
         """Sends what is new: trials that have ended, and then the study, so that a parent that has ended is whole."""
@@ -112,12 +113,16 @@ class StudySync:
                 return
 
     def _send_trial(self, record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> None:
-        if not paths.result.exists():
+        try:
+            written = paths.result.stat().st_mtime_ns
+        except FileNotFoundError:
+            return
+        if self._seen.get(paths.result) == written:
             return
         fingerprint = _fingerprint([paths.result])
-        if fingerprint in self._sent.values():  # a result holds its trial's id, so no two have one hash
-            return
-        self._send(trial_content(record, paths, parent_run_id), fingerprint)
+        if fingerprint not in self._sent.values():  # a result holds its trial's id, so no two have one hash
+            self._send(trial_content(record, paths, parent_run_id), fingerprint)
+        self._seen[paths.result] = written
 
     def _run_of(self, content: RunContent) -> str:
         """Returns the id of the run of a record, and creates it if there is none."""

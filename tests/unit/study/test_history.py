@@ -1,6 +1,8 @@
 """The history of a study: what is written is what is read, also after a crash in the middle of a line."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
 from trial_lib.study.history import Asked, Event, History, Stopped, Told, read_history
 
@@ -66,6 +69,29 @@ def test_a_torn_last_line_is_dropped_wherever_it_was_torn(path: Path) -> None:
     for end in range(last_begins, len(whole)):
         path.write_bytes(whole[:end])
         assert read_history(path) == EVENTS[:-1]
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 40 + b"\n", b"{}\n", b'{"tell": 3, "result": {}}\n'])
+def test_a_damaged_line_before_the_last_is_named(path: Path, damage: bytes) -> None:
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + damage + b"".join(others))
+    with pytest.raises(InputError, match="line 2: This line is damaged"):
+        read_history(path)
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(path: Path) -> None:
+    history = History(path)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    received = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 7, hard))
+        with pytest.raises(OSError, match=r"File too large|No space left"):
+            history.append(Stopped("no room for this"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, received)
+    assert path.read_bytes() == before
 
 
 def test_what_is_appended_after_a_torn_line_is_read(path: Path) -> None:
