@@ -21,8 +21,8 @@ FOUND, NONE_COMPLETED, BAD_INPUT, INTERRUPTED = 0, 1, 2, EXIT_CODE
 
 
 @click.group(
-    epilog="Exit codes: 0 a configuration was found, 1 no trial completed, 2 the input is wrong, 3 the full experiment "
-    "failed, 130 interrupted."
+    epilog="Exit codes: 0 a configuration was found (train: it has trained to its end), 1 no trial completed, 2 the "
+    "input is wrong, 3 the full experiment failed, 130 interrupted."
 )
 @click.version_option(package_name="zerotune")
 def cli() -> None:
@@ -54,6 +54,39 @@ def resume(study: Path, as_json: bool) -> None:
     from flows.command import resume_command
 
     _run(lambda: resume_command(study, as_json))
+
+
+@cli.command()
+@click.argument("config_path", type=click.Path(path_type=Path))
+@click.argument("model_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--ds-config",
+    type=click.Path(path_type=Path),
+    help="A DeepSpeed configuration that is merged into the experiment's own, such as a study's best_ds_config.json.",
+)
+@click.option(
+    "-i",
+    "--include",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the newest full experiment of this name, in this folder, that has not come to its end.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output.")
+def train(resume: bool, as_json: bool, **options: Any) -> None:
+    """Trains at full length: the experiment in CONFIG_PATH, with the code in MODEL_DIR."""
+
+    def command() -> int:
+        from flows.train_command import train_command
+        from trial_lib.study.full_experiment import TrainingArguments
+
+        return train_command(TrainingArguments(**options), resume, as_json)
+
+    _run(command)
 
 
 def _tune(method: str, options: dict[str, Any]) -> None:

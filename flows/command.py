@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +18,11 @@ from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.report.leaderboard import leaderboard
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.open_full_experiment import full_experiment_id, read_full_experiment
 from trial_lib.study.open_study import OpenStudy, last_opened, new_study, resume_study
+
+if TYPE_CHECKING:
+    from prefect import Flow
 
 FULL_EXPERIMENT_FAILED = 3
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
@@ -48,7 +54,7 @@ def resume_command(root: Path, as_json: bool) -> int:
 
 def _run(study: OpenStudy, as_json: bool) -> int:
     arguments = study.driver.arguments
-    interrupts.study = study.paths.root
+    interrupts.resume_command = shlex.join(["zerotune", "resume", str(study.paths.root)])
     for note in study.driver.experiment.notes:
         click.echo(f"note: {note}", err=True)
     study.driver.log.debug("the study is open, its servers are coming up")
@@ -56,8 +62,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     click.echo(f"tracking: {study.tracker.tracking_uri}", err=True)
     try:
         with LiveView(study.paths, arguments) as view, prefect_server() as server:
-            study.driver.log.addHandler(_ViewHandler(view))
-            _run_flow(study, server)
+            study.driver.log.addHandler(NoteHandler(view.note))
+            run_flow(server, _tune_flow, _flow_runs(study), study.driver.log, study_dir=study.paths.root)
         # The flow opens the study anew where it starts it again.
         study = last_opened(study)
     except ServerError as error:
@@ -76,34 +82,63 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         click.echo(json.dumps(document, indent=2))
     else:
         _tell(study, document)
-    if study.driver.full_experiment_failed:
-        click.echo(f"The full experiment failed; its logs are in {study.paths.full_experiment.root}", err=True)
+    if study.driver.full_experiment_failure is not None:
+        _tell_failed_training(study)
         return FULL_EXPERIMENT_FAILED
     return _STATUS_EXIT[study.record.status]
 
 
-def _run_flow(study: OpenStudy, server: PrefectServer | None) -> None:
+def _tune_flow() -> "Flow[..., Any]":
+    from flows.tune import tune
+
+    return tune
+
+
+def _flow_runs(study: OpenStudy) -> list[str]:
+    """Returns the name of the study's flow run, and that of its full experiment's."""
+    full_experiment = [full_experiment_id(study.record.study_id)] if study.driver.arguments.run_full_experiment else []
+    return [study.record.study_id, *full_experiment]
+
+
+def run_flow(
+    server: PrefectServer | None,
+    load: Callable[[], "Flow[..., Any]"],
+    names: Sequence[str],
+    log: logging.Logger,
+    **parameters: Any,
+) -> None:
+    """Runs a flow against a server, and returns when that has its whole history.
+
+    Args:
+        server: one that is coming up; None for the user's own.
+        load: imports the flow, which has to know the server by then.
+        names: of the flow's run, and of those within it.
+        log: of what is run.
+        parameters: of the flow.
+
+    Raises:
+        ServerError: the server does not answer.
+    """
     if server is not None:
         server.use()
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    from flows.tune import tune
-
+    flow = load()
     quiet_console()
     if server is None:
         require_configured_server()
     else:
         server.wait_until_ready()
-        study.driver.log.debug("the Prefect server is ready")
-    flow = tune.with_options(flow_run_name=study.record.study_id)
+        log.debug("the Prefect server is ready")
     try:
-        flow(study_dir=study.paths.root, return_state=True)
+        flow.with_options(flow_run_name=names[0])(**parameters, return_state=True)
     finally:
         from tasks.run_history import wait_for_history
 
-        if wait_for_history(study.record.study_id):
-            study.driver.log.debug("Prefect has the whole history")
+        complete = [wait_for_history(name) for name in names]
+        if all(complete):
+            log.debug("Prefect has the whole history")
         else:
-            study.driver.log.warning("Prefect has not recorded the end of every task run")
+            log.warning("Prefect has not recorded the end of every task run")
 
 
 def quiet_console() -> None:
@@ -118,16 +153,16 @@ def quiet_console() -> None:
                 logger.removeHandler(handler)
 
 
-class _ViewHandler(logging.Handler):
-    """Shows the study's log in the live view."""
+class NoteHandler(logging.Handler):
+    """Shows a log's messages, without the tracebacks, which stand in its file."""
 
-    def __init__(self, view: LiveView) -> None:
+    def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
-        self._view = view
+        self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one message."""
-        self._view.note(record.getMessage())
+        self._show(record.getMessage())
 
 
 def _document(study: OpenStudy) -> dict[str, Any]:
@@ -135,6 +170,7 @@ def _document(study: OpenStudy) -> dict[str, Any]:
     driver, record = study.driver, study.record
     rows = leaderboard(driver.results, driver.candidates, record.metric)
     found = record.status is StudyStatus.COMPLETED
+    full_experiment = read_full_experiment(study)
     return {
         "study": record.study_id,
         "folder": str(study.paths.root),
@@ -146,6 +182,7 @@ def _document(study: OpenStudy) -> dict[str, Any]:
         "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
         "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
         "command": study.paths.best_command.read_text() if found else None,
+        "full_experiment": None if full_experiment is None else full_experiment.model_dump(mode="json"),
         "tracking_uri": study.tracker.tracking_uri,
         "trials": [row.model_dump(mode="json") for row in rows],
     }
@@ -184,6 +221,15 @@ def _tell(study: OpenStudy, document: dict[str, Any]) -> None:
     say(f"All trials:    {study.tracker.ui_command}")
     if study.tracker.last_error:
         say(f"Not everything has reached MLflow ({study.tracker.last_error}); the study's folder has it all.")
+
+
+def _tell_failed_training(study: OpenStudy) -> None:
+    """Prints why the full experiment failed, and how to train again with the study's answer."""
+    record = study.record
+    again = ["zerotune", "train", record.arguments["config_path"], record.model_dir]
+    click.echo(f"The full experiment failed. {study.driver.full_experiment_failure}", err=True)
+    click.echo(f"Its files:     {study.paths.full_experiment.root}", err=True)
+    click.echo(f"Train again:   {shlex.join([*again, '--ds-config', str(study.paths.best_ds_config)])}", err=True)
 
 
 def _tell_last_words(study: OpenStudy) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 from typing import NoReturn
 
 EXIT_CODE = 130
@@ -14,11 +13,11 @@ class Interrupts:
     """Hears the signals of one command, in its main thread.
 
     Attributes:
-        study: the folder of the study that can be gone on with, once there is one.
+        resume_command: what to type to go on, once there is something to go on with.
     """
 
     def __init__(self) -> None:
-        self.study: Path | None = None
+        self.resume_command: str | None = None
         self._heard = False
 
     def listen(self) -> None:
@@ -29,9 +28,9 @@ class Interrupts:
     @property
     def message(self) -> str:
         """What a person is told: nothing was started, or how to go on."""
-        if self.study is None:
+        if self.resume_command is None:
             return "zerotune: interrupted before anything was started."
-        return f"Interrupted. Go on with: zerotune resume {self.study}"
+        return f"Interrupted. Go on with: {self.resume_command}"
 
     def _hear(self, _signal: int, _frame: object) -> NoReturn:
         if self._heard:

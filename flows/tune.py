@@ -17,6 +17,7 @@ from trial_lib.experiment.study import StudyStatus
 from trial_lib.launch.trial import TrialPlan, unstarted
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.open_full_experiment import full_experiment_of
 from trial_lib.study.open_study import OpenStudy, new_study, resume_study
 
 Running = dict[int, tuple[TrialPlan, TrialFuture]]
@@ -91,8 +92,25 @@ def run_study(study: OpenStudy) -> str | None:
         return "No trial completed."
     report(driver, best, study.tracker.run_url)
     if driver.arguments.run_full_experiment:
-        experiment(driver)
+        train_with_winner(study)
     return None
+
+
+def train_with_winner(study: OpenStudy) -> None:
+    """Trains at full length with the winning configuration, as a flow within this one; notes where that failed."""
+    full_experiment = full_experiment_of(study)
+    if full_experiment is None:
+        return
+    named = experiment.with_options(flow_run_name=full_experiment.record.experiment_id)
+    try:
+        state = named(experiment_dir=full_experiment.paths.root, return_state=True)
+    finally:
+        full_experiment.close()
+    if state.is_cancelled():
+        # It has heard the interrupt, which is this study's as well.
+        raise KeyboardInterrupt
+    if not state.is_completed():
+        study.driver.full_experiment_failure = full_experiment.record.reason or str(state.message)
 
 
 def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:

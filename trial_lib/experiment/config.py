@@ -199,6 +199,14 @@ class Environment(Section):
     ports: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
 
 
+class Reproducibility(Section):
+    """Where random numbers come from."""
+
+    experiment_seed: NonNegativeInt = Field(
+        default=0, description="Seeds Python, numpy, torch and the data loaders of a trial class."
+    )
+
+
 class ExperimentConfig(Section):
     """An experiment: the training code's entrypoint, its hyperparameters and what it runs on."""
 
@@ -238,6 +246,12 @@ class ExperimentConfig(Section):
     records_per_epoch: PositiveInt | None = Field(
         default=None, description="Training samples in one epoch; for code that asks for its length in epochs."
     )
+    scheduling_unit: PositiveInt = Field(
+        default=100, description="Optimizer steps from one report of a trial class's training metrics to the next."
+    )
+    reproducibility: Reproducibility = Field(
+        default_factory=Reproducibility, description="Where random numbers come from."
+    )
     project: NotUsed = Field(default=None, description="Not used: a study is found by its name.")
     workspace: NotUsed = Field(default=None, description="Not used: a study is found by its name.")
     bind_mounts: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
@@ -245,8 +259,6 @@ class ExperimentConfig(Section):
         default=None, description="Not used: checkpoints are written where your code says."
     )
     profiling: NotUsed = Field(default=None, description="Not used: every trial is measured.")
-    reproducibility: NotUsed = Field(default=None, description="Not used: see --random-seed.")
-    scheduling_unit: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
 
     @model_validator(mode="after")
     def _maps_each_flag_once(self) -> "ExperimentConfig":

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trial_lib.experiment.command_line import Words, split_command
-from trial_lib.experiment.errors import InputError
 
 CONFIG_FLAGS = ("--deepspeed", "--deepspeed_config")
 """The flags by which a script takes the path of its DeepSpeed configuration."""
 
+_OWN_MODULE = "trial_lib.training"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _TRIAL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -31,6 +31,7 @@ class Entrypoint(BaseModel):
         interpreter_options: options of the interpreter itself, such as `-u`.
         script: the script, relative to the model directory; None where a module is run.
         module: the module behind `-m`; None where a script is run.
+        trial_class: a `DeepSpeedTrial`, as `module:Class`; None where a script or a module is run.
         arguments: what the script is given, byte for byte.
         config_positions: which of the arguments name the user's DeepSpeed configuration.
         environment: assignments that stood before the command.
@@ -45,6 +46,7 @@ class Entrypoint(BaseModel):
     interpreter_options: tuple[str, ...] = ()
     script: str | None = None
     module: str | None = None
+    trial_class: str | None = None
     arguments: tuple[str, ...] = ()
     config_positions: tuple[int, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
@@ -70,7 +72,7 @@ def parse_entrypoint(
 
     Raises:
         InputError: the command needs a shell, starts something other than Python, has a launcher or interpreter
-            option that ZeroTune cannot follow, or names no script.
+            option that ZeroTune cannot follow, or names neither script nor trial class.
 
     Example:
         >>> parse_entrypoint("deepspeed --num_gpus 2 train.py --lr 0.1").arguments
@@ -177,7 +179,7 @@ def _parse_command(words: Words) -> dict[str, Any]:
     if not words:
         raise words.error("the entrypoint names no command.")
     if _TRIAL_CLASS.fullmatch(words.first):
-        raise _trial_class(words, words.first)
+        return _trial_class(words, words.take())
     command = words.take()
     folder, program = os.path.split(command)
     if program in ("python", "python3") or (folder and re.fullmatch(r"python3\.\d+", program)):
@@ -223,11 +225,15 @@ def _take_script(words: Words) -> str:
     return script
 
 
-def _trial_class(words: Words, name: str) -> InputError:
-    return words.error(
-        f"DeepSpeedTrial classes are not supported yet ({name}).",
-        "Name a script that calls deepspeed.initialize: `python3 SCRIPT ARGUMENTS`.",
-    )
+def _trial_class(words: Words, name: str) -> dict[str, Any]:
+    if not _TRIAL_CLASS.fullmatch(name):
+        raise words.error(f"{name!r} is not a trial class.", "Write `--trial MODULE:CLASS`, such as model_def:MyTrial.")
+    if words:
+        raise words.error(
+            f"{words.first} follows the trial class {name}, which takes no arguments.",
+            "Leave it out, and put values under `hyperparameters`.",
+        )
+    return {"trial_class": name}
 
 
 # What the options of a launcher ask for. Those that ZeroTune decides itself are dropped with a note.
@@ -236,6 +242,7 @@ _PORT = "every trial has a port of its own"
 _ONE_NODE = "a trial runs on one node"
 _LOGS = "every rank has a log of its own"
 _CORES = "ZeroTune hands out the cores"
+_OWN_RANKS = "the launcher determined.launch is left out: ZeroTune starts the ranks itself."
 _DEEPSPEED_DROPPED = {
     "--num_gpus": _SLOTS,
     "--num_accelerators": _SLOTS,
@@ -272,6 +279,8 @@ def _parse_deepspeed(words: Words) -> dict[str, Any]:
         else:
             _drop(words, "deepspeed", option, _DEEPSPEED_DROPPED, nodes="--num_nodes")
     name = _take_script(words)
+    if module and name == _OWN_MODULE:
+        return _parse_own(words)
     return {("module" if module else "script"): name, "passes_local_rank": passes_local_rank}
 
 
@@ -292,17 +301,25 @@ def _parse_torchrun(words: Words) -> dict[str, Any]:
 
 
 def _parse_predecessor(words: Words) -> dict[str, Any]:
-    """Reads what follows `python3 -m determined.launch.deepspeed`: a command of its own, or a trial class."""
+    """Reads what follows `python3 -m determined.launch.deepspeed`: a command of its own, or `--trial module:Class`."""
     while words and words.first.startswith("-"):
         option = words.take()
         if _flag_of(option) == "--trial":
-            raise _trial_class(words, words.take_value(option))
+            words.notes.append(_OWN_RANKS)
+            return _trial_class(words, words.take_value(option))
         if option != "--":
             _drop(words, "determined.launch", option, _DEEPSPEED_DROPPED | _TORCHRUN_DROPPED, nodes="--num_nodes")
-    words.notes.append("the launcher determined.launch is left out: ZeroTune starts the ranks itself.")
+    words.notes.append(_OWN_RANKS)
     if words and words.first.endswith(".py"):
         return {"script": words.take()}
     return {key: value for key, value in _parse_command(words).items() if value is not None and value != ()}
+
+
+def _parse_own(words: Words) -> dict[str, Any]:
+    """Reads what follows `python3 -m trial_lib.training`: `--trial module:Class`."""
+    if words and _flag_of(words.first) == "--trial":
+        return _trial_class(words, words.take_value(words.take()))
+    raise words.error("trial_lib.training is given no trial class.", "Write `--trial MODULE:CLASS` behind it.")
 
 
 def _drop(words: Words, launcher: str, option: str, dropped: Mapping[str, str], *, nodes: str) -> None:
@@ -332,4 +349,5 @@ _LAUNCHERS: dict[str, Callable[[Words], dict[str, Any]]] = {
     "torch.distributed.run": _parse_torchrun,
     "determined.launch.deepspeed": _parse_predecessor,
     "determined.launch.torch_distributed": _parse_predecessor,
+    _OWN_MODULE: _parse_own,
 }

@@ -1,5 +1,6 @@
 """Writing a file whole. A rank imports this module from the user's environment: standard library only."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -8,15 +9,38 @@ from pathlib import Path
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that a reader sees all of it or nothing: to a temporary name beside it, then renamed.
 
+    That holds when the power goes, too: its text is on the disk before it has its name, which is when this returns.
+
     Raises:
-        OSError: the disk is full, or the folder cannot be written; the file is then as it was.
+        OSError: the disk is full, or the folder cannot be written; the file is then as it was. Where the disk failed
+            after the renaming, the file is the new one.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to the disk: what was created, renamed or removed there is so after a loss of power.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems refuse this for folders: they order names themselves, and nothing can be done here.
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

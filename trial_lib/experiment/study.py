@@ -25,6 +25,16 @@ class TrialPaths:
         return self.root / "ds_config.json"
 
     @property
+    def training_spec(self) -> Path:
+        """What the ranks of a trial class were told (`TrainingSpec` as JSON)."""
+        return self.root / "training.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """What a trial class wrote for TensorBoard."""
+        return self.root / "tensorboard"
+
+    @property
     def result(self) -> Path:
         """How the trial ended (`TrialResult` as JSON)."""
         return self.root / "result.json"

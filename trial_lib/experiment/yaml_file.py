@@ -3,6 +3,7 @@
 Imports neither torch nor DeepSpeed: a mistake is told in a fraction of a second.
 """
 
+import ast
 import difflib
 import importlib.util
 import os
@@ -18,6 +19,7 @@ from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.explain import explain, one_error
+from trial_lib.experiment.hparams import inline_ds_config
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.yaml_document import YamlDocument, read_yaml
 
@@ -32,7 +34,8 @@ class Experiment:
         path: the YAML file, absolute.
         model_dir: the folder that the entrypoint runs in, absolute.
         config: the YAML's fields.
-        ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in.
+        ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in; empty where a
+            training needs none and the file names none.
         entrypoint: the command, taken apart.
         notes: one sentence for each thing in the YAML that has no effect.
     """
@@ -55,8 +58,13 @@ class Experiment:
         return {**self.config.environment.environment_variables, **self.entrypoint.environment}
 
 
-def read_experiment(config_path: Path, model_dir: Path) -> Experiment:
+def read_experiment(config_path: Path, model_dir: Path, *, needs_ds_config: bool = True) -> Experiment:
     """Returns the experiment that a YAML file and a model directory describe.
+
+    Args:
+        config_path: the YAML file.
+        model_dir: the folder that the entrypoint runs in.
+        needs_ds_config: whether the experiment has to name a DeepSpeed configuration, which a search starts from.
 
     Raises:
         InputError: anything in them cannot be used. Several mistakes are listed in one error.
@@ -75,7 +83,7 @@ def read_experiment(config_path: Path, model_dir: Path) -> Experiment:
         raise one_error(explain(document, error), config_path) from None
 
     errors: list[InputError] = []
-    ds_config = _collect(errors, lambda: _read_deepspeed_config(document, config, model_dir))
+    ds_config = _collect(errors, lambda: _read_deepspeed_config(document, config, model_dir, needs_ds_config))
     entrypoint = _collect(errors, lambda: _read_entrypoint(document, config, model_dir))
     if ds_config is None or entrypoint is None:
         raise one_error(errors, config_path)
@@ -97,11 +105,18 @@ def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:
         return None
 
 
-def _read_deepspeed_config(document: YamlDocument, config: ExperimentConfig, model_dir: Path) -> dict[str, Any]:
+def _read_deepspeed_config(
+    document: YamlDocument, config: ExperimentConfig, model_dir: Path, is_needed: bool
+) -> dict[str, Any]:
     hyperparameters = config.hyperparameters
-    base = hyperparameters.deepspeed_config
+    base: Any = hyperparameters.deepspeed_config
     if base is None:
         typo = difflib.get_close_matches("deepspeed_config", hyperparameters.model_extra or {}, n=1)
+        inline = inline_ds_config(hyperparameters)
+        if inline is not None and not typo:
+            return overwrite_deepspeed_config(inline, hyperparameters.overwrite_deepspeed_args)
+        if not is_needed and not typo:
+            return {}
         raise InputError(
             "the experiment names no DeepSpeed configuration, and a search starts from one.",
             where=document.where(("hyperparameters",), key=True),
@@ -120,7 +135,7 @@ def _read_deepspeed_config(document: YamlDocument, config: ExperimentConfig, mod
 
 def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, model_dir: Path) -> Entrypoint:
     where = document.where(("entrypoint",))
-    base = config.hyperparameters.deepspeed_config
+    base = config.hyperparameters.deepspeed_config or inline_ds_config(config.hyperparameters)
     named = base if isinstance(base, str) else None
     entrypoint = parse_entrypoint(config.entrypoint, deepspeed_config=named, where=where)
     _refuse_another_config(entrypoint, base, model_dir, where)
@@ -136,6 +151,8 @@ def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, model_dir
             where=where,
             remedy="Name a script relative to the model directory, or pass the directory that holds it.",
         )
+    if entrypoint.trial_class is not None:
+        _refuse_missing_class(entrypoint.trial_class, model_dir, where)
     if entrypoint.module is not None and not _has_module(entrypoint, entrypoint.module, model_dir):
         raise InputError(
             f"the module {entrypoint.module} is neither in the model directory {model_dir} nor installed.",
@@ -172,6 +189,51 @@ def _has_module(entrypoint: Entrypoint, module: str, model_dir: Path) -> bool:
         return True
     # What another interpreter has installed cannot be known without starting it.
     return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _refuse_missing_class(name: str, model_dir: Path, where: str) -> None:
+    """Refuses a trial class whose module is not there, or binds no such name; the module is read, not imported."""
+    module, _, class_name = name.partition(":")
+    path = model_dir.joinpath(*module.split("."))
+    file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if _is_file(file)), None)
+    if file is None:
+        raise InputError(
+            f"the module {module} of the trial class {name} is not in the model directory {model_dir}.",
+            where=where,
+            remedy=f"Put it in {module.replace('.', '/')}.py, or pass the directory that holds it.",
+        )
+    try:
+        names = _bound_names(ast.parse(file.read_bytes()))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise InputError(
+            f"this is not Python ({error}).",
+            where=f"{file}:{line or 1}",
+            remedy="Correct it: the trial class is there.",
+        ) from None
+    if names is not None and class_name not in names:
+        near = difflib.get_close_matches(class_name, names, n=1)
+        raise InputError(
+            f"{file} has no {class_name}.",
+            where=where,
+            remedy=f"Did you mean {module}:{near[0]}?" if near else "Name a DeepSpeedTrial class of that module.",
+        )
+
+
+def _bound_names(tree: ast.Module) -> set[str] | None:
+    """Returns the names that a module binds; None where only running it tells (`from x import *`)."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                if alias.name == "*":
+                    return None
+                names.add(alias.asname or alias.name.partition(".")[0])
+    return names
 
 
 def _is_file(path: Path) -> bool:

@@ -14,6 +14,7 @@ from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
 from trial_lib.experiment.study import TrialPaths
+from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
@@ -42,6 +43,7 @@ class TrialPlan:
         memory_limit: bytes that a CPU slot may use; None on a GPU.
         deadline_s: seconds it may take.
         paths: its files.
+        training_spec: what the ranks of a trial class are told; None where they run a script or a module.
     """
 
     trial_id: str
@@ -55,6 +57,7 @@ class TrialPlan:
     memory_limit: int | None
     deadline_s: float
     paths: TrialPaths
+    training_spec: TrainingSpec | None = None
 
 
 def run_trial(
@@ -117,6 +120,8 @@ def _write_candidate(plan: TrialPlan) -> None:
     plan.paths.root.mkdir(parents=True, exist_ok=True)
     write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
     write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
+    if plan.training_spec is not None:
+        plan.training_spec.write(plan.paths.training_spec)
 
 
 def _clear(plan: TrialPlan) -> None:

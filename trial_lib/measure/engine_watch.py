@@ -163,6 +163,8 @@ class EngineWatch:
         self._observer = observer
         # Between a forward pass and its backward pass.
         self._is_open = False
+        # While another engine's backward pass runs.
+        self._is_elsewhere = False
         self._install()
 
     def _counter(self, with_activations: bool) -> ModelCounter:
@@ -191,7 +193,7 @@ class EngineWatch:
 
         def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             # `engine.backward` comes here as well, and so does what has nothing to do with this engine.
-            if not self._is_open:
+            if not self._is_open or self._is_elsewhere:
                 return tensor_backward(loss, *args, **kwargs)
             self._is_open = False
             self.loss = loss.detach()
@@ -213,6 +215,19 @@ class EngineWatch:
         engine.forward = watched_forward
         engine.backward = watched_backward
         engine.step = watched_step
+
+    def leave_out(self, engine: Any) -> None:
+        """Has the backward passes of another engine not taken for this one's, as in a GAN between two of its own."""
+        backward = engine.backward
+
+        def backward_elsewhere(*args: Any, **kwargs: Any) -> Any:
+            self._is_elsewhere = True
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._is_elsewhere = False
+
+        engine.backward = backward_elsewhere
 
     def batch_arrived(self, inputs: Any) -> None:
         """Notes the size of one training micro-batch."""

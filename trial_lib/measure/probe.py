@@ -99,6 +99,8 @@ class Probe:
                 built = original(args, *positional, config=merged, **kwargs)
             if self._watch is None:
                 self._engine_built(built[0])
+            else:
+                self._watch.leave_out(built[0])
             return built
 
         initialize.__wrapped__ = original  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ import platform
 import resource
 import runpy
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -65,16 +66,30 @@ def run(payload: dict[str, Any], rank: int) -> None:
 
 
 def train(payload: dict[str, Any], rank: int) -> None:
-    """Runs one rank of a full experiment: the user's program as it is, to its own end.
+    """Runs one rank of a full experiment: the user's program as it is, to its own end; it does not return.
 
     Args:
-        payload: `program`, `arguments` and `passes_local_rank`, as for `run`.
+        payload: `program`, `arguments` and `passes_local_rank`, as for `run`, and `finished` and `failures`, the
+            records' paths by rank.
         rank: this rank.
     """
-    _run_program(payload["program"], _arguments(payload))
+    try:
+        try:
+            _run_program(payload["program"], _arguments(payload))
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                raise
+        # As the interpreter does: a checkpoint may still be written in a thread.
+        threading._shutdown()  # type: ignore[attr-defined]
+        write_whole(Path(payload["finished"][rank]), json.dumps({"outcome": "completed", "time": time.time()}))
+    except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
+        _fail(payload, rank, {}, error)
     # What runs at exit does; the interpreter's own end does not: gloo's threads, which may still hold tensors of the
-    # last step, abort there now and then, and a training that ended well would look like a crash.
-    atexit._run_exitfuncs()
+    # last step, abort there now and then. A status other than 0 would have the guard end the ranks that still save.
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:  # noqa: BLE001 - the program has returned: the training has ended well
+        traceback.print_exc()
     _end(0)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.launch.program import Program
+from trial_lib.study.program import interpreter_of
 
 # Sections of a DeepSpeed configuration that only a tuner reads.
 TUNING_KEYS = ("autotuning",)
@@ -55,18 +56,29 @@ def winning_config(experiment: Experiment, candidate: Candidate) -> dict[str, An
 
 
 def training_command(
-    experiment: Experiment, config: dict[str, Any], paths: StudyPaths, device: str, program: Program
+    experiment: Experiment, config: dict[str, Any], paths: StudyPaths, device: str, environment: Mapping[str, str]
 ) -> str:
-    """Returns what to type to train with the winning configuration, under the conditions it was measured in."""
+    """Returns what to type to train with the winning configuration, under the conditions it was measured in.
+
+    Args:
+        experiment: what the user submitted.
+        config: the winning configuration.
+        paths: the study's files, that configuration's among them.
+        device: `cuda` or `cpu`.
+        environment: what the trials' ranks started from.
+    """
     entrypoint = experiment.entrypoint
+    variables, secrets = _environment(experiment, environment)
+    assignments = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
+    if entrypoint.trial_class is not None:
+        words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
+        return assignments + shlex.join([*words, "--ds-config", str(paths.best_ds_config)]) + "\n"
     arguments, _ = arguments_for(entrypoint, paths.best_ds_config, experiment.config.arg_mappings, config)
     ranks = "--num_gpus" if device == "cuda" else "--num_accelerators"
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
     slots = str(experiment.config.resources.slots_per_trial)
     local_rank = [] if entrypoint.passes_local_rank else ["--no_local_rank"]
-    words = [_deepspeed_launcher(program.interpreter), ranks, slots, *local_rank, *target, *arguments]
-    variables, secrets = _environment(experiment, program)
-    assignments = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
+    words = [_beside(interpreter_of(experiment), "deepspeed"), ranks, slots, *local_rank, *target, *arguments]
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", assignments + shlex.join(words)]
     if secrets:
         lines.insert(0, f"# Set these first, whose values are not written down: {' '.join(secrets)}")
@@ -75,12 +87,11 @@ def training_command(
     return "\n".join(lines) + "\n"
 
 
-def _environment(experiment: Experiment, program: Program) -> tuple[dict[str, str], list[str]]:
+def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Returns the variables that the trials had and a shell may not have, and the names of those that are secret."""
     own = experiment.environment_variables
     secrets = [name for name, value in redact(own).items() if value != own[name]]
     wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - set(secrets)
-    variables = program.environment
     return {
         name: variables[name]
         for name in sorted(wanted)
@@ -88,10 +99,10 @@ def _environment(experiment: Experiment, program: Program) -> tuple[dict[str, st
     }, secrets
 
 
-def _deepspeed_launcher(interpreter: str) -> str:
-    """Returns how to call DeepSpeed's launcher: by its path where a shell would find another one or none."""
-    launcher = Path(interpreter).with_name("deepspeed")
-    return "deepspeed" if shutil.which("deepspeed") == str(launcher) else str(launcher)
+def _beside(interpreter: str, name: str) -> str:
+    """Returns how to call a program of an environment: by its path where a shell would find another one or none."""
+    program = Path(interpreter).with_name(name)
+    return name if shutil.which(name) == str(program) else str(program)
 
 
 def write_answer(
@@ -102,7 +113,7 @@ def write_answer(
     metric: str,
     paths: StudyPaths,
     device: str,
-    program: Program,
+    environment: Mapping[str, str],
 ) -> None:
     """Writes the winning configuration, what it measured, and the command to train with it."""
     config = winning_config(experiment, candidate)
@@ -115,4 +126,4 @@ def write_answer(
         "submitted": submitted.metrics if submitted is not None else {},
     }
     write_whole(paths.best_ds_metrics, json.dumps(metrics, indent=2) + "\n")
-    write_whole(paths.best_command, training_command(experiment, config, paths, device, program))
+    write_whole(paths.best_command, training_command(experiment, config, paths, device, environment))

@@ -1,16 +1,13 @@
 """The driver of a study: decides on trials, runs them, remembers how they ended."""
 
-import json
 import logging
 import queue
-import sys
 import threading
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.entrypoint import arguments_for
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import ACCUMULATION, config_hash
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -18,11 +15,8 @@ from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.launch.cold import ColdLauncher, rank_environment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
-from trial_lib.launch.program import Program
-from trial_lib.launch.training import TrainingPlan, run_training
 from trial_lib.launch.trial import TrialPlan, run_trial, unstarted, write_unstarted
 from trial_lib.search.base import Search
 from trial_lib.search.create import create_search
@@ -30,6 +24,8 @@ from trial_lib.study.answer import best_result, without_tuning_keys, write_answe
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.history import Asked, History, Stopped, Told
+from trial_lib.study.program import environment_of, program_of
+from trial_lib.study.trial_class import tuning_spec
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
@@ -48,6 +44,10 @@ class StudyDriver:
         launcher: starts the trials.
         lock_dir: the locks of slots and ports on this host.
         log: for people; goes to the study's log file.
+
+    Attributes:
+        environment: what the ranks start from.
+        full_experiment_failure: why the full experiment failed, if it has.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class StudyDriver:
         self.candidates: dict[int, Candidate] = {}
         self.cancelled = threading.Event()
         self.search: Search | None = None
-        self.full_experiment_failed = False
+        self.full_experiment_failure: str | None = None
         self._launcher = launcher
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
-        self._environment = environment_of(experiment, arguments.include)
+        self.environment = environment_of(experiment, arguments.include)
         self._lock_dir = lock_dir
         self._history = History(paths.history)
         self._purposes: dict[int, Purpose] = {}
@@ -174,7 +174,6 @@ class StudyDriver:
     def write_answer(self, best: TrialResult) -> None:
         """Writes the winning configuration, what it measured, and the command to train with it."""
         candidate = self.candidates[best.number]
-        program = self._program(self.paths.best_ds_config, candidate.complete(self.base_config))
         write_answer(
             self.experiment,
             candidate,
@@ -183,26 +182,8 @@ class StudyDriver:
             self.arguments.metric,
             self.paths,
             self.host.device,
-            program,
+            self.environment,
         )
-
-    def run_full_experiment(self) -> bool:
-        """Trains at full length with the winning configuration, in fresh processes; returns whether it ended well."""
-        paths = self.paths.full_experiment
-        paths.root.mkdir(exist_ok=True)
-        config = json.loads(self.paths.best_ds_config.read_text())
-        slots = self.experiment.config.resources.slots_per_trial
-        plan = TrainingPlan(
-            program=self._program(self.paths.best_ds_config, config),
-            slots=slots,
-            logs=[paths.log(rank) for rank in range(slots)],
-            max_restarts=self.experiment.config.max_restarts,
-        )
-        launcher = ColdLauncher(plan.program.interpreter, [], plan.program.environment, self.log.info)
-        self.full_experiment_failed = not run_training(
-            plan, launcher, self.host, self._lock_dir, self.cancelled, self.log.warning
-        )
-        return not self.full_experiment_failed
 
     def _refusal(self, plan: TrialPlan) -> str | None:
         """Returns why a candidate of the search need not run: a rule that it breaks and the user's own does not."""
@@ -347,23 +328,12 @@ class StudyDriver:
             candidate=candidate,
             ds_config=config,
             config_hash=config_hash(config),
-            program=self._program(paths.ds_config, config),
+            program=program_of(self.experiment, self.environment, paths.ds_config, config, paths.training_spec),
             window=window,
             memory_limit=self._memory_limit(),
             deadline_s=deadline,
             paths=paths,
-        )
-
-    def _program(self, ds_config_path: Path, config: dict[str, Any]) -> Program:
-        entrypoint = self.experiment.entrypoint
-        arguments, _ = arguments_for(entrypoint, ds_config_path, self.experiment.config.arg_mappings, config)
-        return Program(
-            interpreter=interpreter_of(self.experiment),
-            target={"module": entrypoint.module} if entrypoint.module else {"script": entrypoint.script or ""},
-            arguments=arguments,
-            passes_local_rank=entrypoint.passes_local_rank,
-            model_dir=self.experiment.model_dir,
-            environment=self._environment,
+            training_spec=tuning_spec(self.experiment, config, paths.ds_config, paths.tensorboard),
         )
 
     def _memory_limit(self) -> int | None:
@@ -372,19 +342,3 @@ class StudyDriver:
             return None
         asked = self.experiment.config.resources.memory_per_slot
         return self.host.memory_per_slot if asked is None else int(asked)
-
-
-def interpreter_of(experiment: Experiment) -> str:
-    """Returns the Python that runs the user's code: the one they name by a path, else ZeroTune's own."""
-    named = experiment.entrypoint.interpreter
-    return sys.executable if named is None else str((experiment.model_dir / named).absolute())
-
-
-def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[str, str]:
-    """Returns the environment that ranks start from."""
-    environment = {**rank_environment(interpreter_of(experiment)), **experiment.environment_variables}
-    if include:
-        # The predecessor copies these beside the code; here they become importable from where they stand.
-        folders = [str(path.resolve().parent) for path in include]
-        environment["PYTHONPATH"] = ":".join([*folders, environment.get("PYTHONPATH", "")]).rstrip(":")
-    return environment

@@ -23,7 +23,8 @@ from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.warm import WarmLauncher
 from trial_lib.study.answer import gain
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver, environment_of, interpreter_of
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.program import environment_of, interpreter_of
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 

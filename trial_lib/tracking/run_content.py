@@ -1,4 +1,4 @@
-"""What MLflow shows of a study and of a trial: their records, put in its terms. Knows no MLflow."""
+"""What MLflow shows of a study, a trial and a full experiment: their records, put in its terms. Knows no MLflow."""
 
 import json
 import math
@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus, TrialPaths
 
 STUDY_ID = "study_id"
-RECORD_ID = "record_id"  # the tag a run is known by: a study's id, or a trial's
+RECORD_ID = "record_id"  # the tag a run is known by: a study's id, a trial's or a full experiment's
+KIND = "kind"  # the tag that full experiments have and others have not
+FULL_EXPERIMENT = "full_experiment"
 _PARENT = "mlflow.parentRunId"
 _DESCRIPTION = "mlflow.note.content"
 _PARAM_CHARACTERS = 6000
 _TAG_CHARACTERS = 5000
 _NAME_CHARACTERS = 250
-_STUDY_STATUS = {
+_STATUS = {
     StudyStatus.RUNNING: "RUNNING",
     StudyStatus.COMPLETED: "FINISHED",
     StudyStatus.FAILED: "FAILED",
@@ -83,7 +86,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
     return RunContent(
         record_id=record.study_id,
         name=record.study_id,
-        status=_STUDY_STATUS[record.status],
+        status=_STATUS[record.status],
         started_at=record.started_at,
         ended_at=record.ended_at,
         tags=_tags({STUDY_ID: record.study_id, RECORD_ID: record.study_id, **tags}),
@@ -198,6 +201,62 @@ def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, An
     return "\n\n".join(lines)
 
 
+def full_experiment_content(
+    record: FullExperimentRecord, paths: FullExperimentPaths, parent_run_id: str | None
+) -> RunContent:
+    """Returns the run of a full experiment, but for its metrics, which are sent as they come.
+
+    Args:
+        record: the full experiment's.
+        paths: its files.
+        parent_run_id: the run of the study that it belongs to; None for one of its own.
+    """
+    best = {} if record.best_metric is None else {"best_metric": f"{record.best_metric:.6g}"}
+    tags = {
+        **({} if parent_run_id is None else {_PARENT: parent_run_id}),
+        **({} if record.study_id is None else {STUDY_ID: record.study_id}),
+        RECORD_ID: record.experiment_id,
+        KIND: FULL_EXPERIMENT,
+        "reason": record.reason,
+        "attempts": str(record.attempts),
+        "batches": "" if record.batches is None else str(record.batches),
+        "best_checkpoint": record.best_checkpoint or "",
+        **best,
+        _DESCRIPTION: _training_description(record, paths),
+    }
+    params = {
+        **record.ds_config,
+        "zero_stage": (record.ds_config.get("zero_optimization") or {}).get("stage", 0),
+        "model_dir": record.model_dir,
+        "hyperparameters": record.hparams,
+    }
+    has_ended = record.ended_at is not None
+    artifacts = [*full_experiment_artifacts(paths), *([paths.log] if has_ended else [])]
+    return RunContent(
+        record_id=record.experiment_id,
+        name=record.experiment_id,
+        status=_STATUS[record.status],
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        tags=_tags(tags),
+        params=_params(params),
+        artifacts=[file for file in artifacts if file.exists()],
+    )
+
+
+def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
+    """Returns the files of a full experiment that MLflow gets from its beginning."""
+    return [paths.shown_experiment, paths.ds_config]
+
+
+def _training_description(record: FullExperimentRecord, paths: FullExperimentPaths) -> str:
+    lines = [f"The full experiment of **{record.name}**: trained at full length."]
+    lines.append(f"Status: {record.status.value}. {record.reason}".rstrip())
+    if record.best_checkpoint is not None:
+        lines.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
+    return "\n\n".join(lines)
+
+
 def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested sections as one level of dotted names.
 
@@ -215,24 +274,24 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _params(values: Mapping[str, Any]) -> dict[str, str]:
-    return {_name(key): _cut(_text(value), _PARAM_CHARACTERS) for key, value in flatten(values).items()}
+    return {legal_name(key): _cut(_text(value), _PARAM_CHARACTERS) for key, value in flatten(values).items()}
 
 
 def _tags(values: Mapping[str, str]) -> dict[str, str]:
-    return {_name(key): _cut(value, _TAG_CHARACTERS) for key, value in values.items()}
+    return {legal_name(key): _cut(value, _TAG_CHARACTERS) for key, value in values.items()}
 
 
 def _points(values: Mapping[str, float]) -> list[Point]:
     # MLflow turns an infinite value into the largest float, which then wins every comparison.
-    return [Point(_name(name), value) for name, value in values.items() if math.isfinite(value)]
+    return [Point(legal_name(name), value) for name, value in values.items() if math.isfinite(value)]
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _name(name: str) -> str:
-    """Returns the name in MLflow's alphabet."""
+def legal_name(name: str) -> str:
+    """Returns a name in MLflow's alphabet."""
     return re.sub(r"[^A-Za-z0-9_\-. /]", "_", name)[:_NAME_CHARACTERS]
 
 

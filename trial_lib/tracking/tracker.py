@@ -1,36 +1,59 @@
-"""Sends a study to MLflow while it runs, from a thread of its own: nothing that MLflow does holds the study up."""
+"""Sends a folder to MLflow while it grows, from a thread of its own: nothing that MLflow does holds anything up."""
 
 import math
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
+from trial_lib.experiment.full_experiment import FullExperimentPaths
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.tracking import tracking_uri as uris
+from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.sync import StudySync
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
 
-class StudyTracker:
-    """Keeps MLflow up to date with a study's folder.
+class Sync(Protocol):
+    """Sends a folder, again and again as it grows.
+
+    Attributes:
+        experiment_id: MLflow's, once known.
+        run_id: the folder's run, once known.
+    """
+
+    experiment_id: str | None
+    run_id: str | None
+
+    def run(self) -> None:
+        """Sends what is new; after an error, a new one has to be taken."""
+
+
+class Tracker:
+    """Keeps MLflow up to date with a folder.
+
+    Args:
+        new_sync: returns what sends the folder.
+        tracking_uri: MLflow's store or server.
 
     Attributes:
         tracking_uri: as it may be shown, without a password.
         last_error: why the last attempt failed; None after one that did not.
     """
 
-    def __init__(self, paths: StudyPaths, tracking_uri: str) -> None:
+    def __init__(self, new_sync: Callable[[], Sync], tracking_uri: str) -> None:
         self.tracking_uri = uris.without_password(tracking_uri)
         self.last_error: str | None = None
-        self._paths = paths
         self._uri = tracking_uri
-        self._sync = StudySync(paths, tracking_uri)
+        self._new_sync = new_sync
+        self._sync = new_sync()
         self._changed = threading.Condition()
         self._noted = 0  # notifications so far
         self._arrived = 0  # those among them whose news MLflow has
         self._deadline = math.inf
-        self._thread = threading.Thread(target=self._run, daemon=True, name="study-tracker")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="tracker")
 
     def start(self) -> None:
         """Starts the thread, which sends what is there already."""
@@ -47,7 +70,7 @@ class StudyTracker:
         """Sends the rest, and waits for it no longer than the timeout.
 
         Returns:
-            Whether MLflow has everything; what it has not can be sent any time later, by `sync_study`.
+            Whether MLflow has everything; what it has not can be sent any time later, by a sync of the folder.
         """
         with self._changed:
             self._deadline = time.monotonic() + timeout_s
@@ -58,7 +81,7 @@ class StudyTracker:
 
     @property
     def run_url(self) -> str:
-        """The parent run's page, or what names it; the tracking URI until there is one."""
+        """The run's page, or what names it; the tracking URI until there is one."""
         if self._sync.experiment_id is None or self._sync.run_id is None:
             return self.tracking_uri
         return uris.run_url(self._uri, self._sync.experiment_id, self._sync.run_id)
@@ -93,9 +116,23 @@ class StudyTracker:
     def _send(self) -> bool:
         try:
             self._sync.run()
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong with MLflow, the study goes on
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with MLflow, the work goes on
             self.last_error = str(error).replace(self._uri, self.tracking_uri)
-            self._sync = StudySync(self._paths, self._uri)
+            self._sync = self._new_sync()
             return False
         self.last_error = None
         return True
+
+
+class StudyTracker(Tracker):
+    """Keeps MLflow up to date with a study's folder."""
+
+    def __init__(self, paths: StudyPaths, tracking_uri: str) -> None:
+        super().__init__(lambda: StudySync(paths, tracking_uri), tracking_uri)
+
+
+class FullExperimentTracker(Tracker):
+    """Keeps MLflow up to date with a full experiment's folder."""
+
+    def __init__(self, paths: FullExperimentPaths, tracking_uri: str) -> None:
+        super().__init__(lambda: FullExperimentSync(paths, tracking_uri), tracking_uri)

@@ -96,6 +96,29 @@ def test_the_predecessors_launcher_is_left_out(rest: str) -> None:
     assert (entrypoint.script, entrypoint.arguments) == ("train.py", ("--x",))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "model_def:MyTrial",
+        "python3 -m determined.launch.deepspeed --trial model_def:MyTrial",
+        "python3 -m determined.launch.deepspeed --num_gpus 2 --trial=model_def:MyTrial",
+        "python3 -m determined.launch.torch_distributed --trial model_def:MyTrial",
+        "python3 -m trial_lib.training --trial model_def:MyTrial",
+        "deepspeed --module trial_lib.training --trial model_def:MyTrial",
+    ],
+)
+def test_a_trial_class_stands_alone_or_behind_a_launcher(command: str) -> None:
+    entrypoint = parse_entrypoint(command)
+    assert (entrypoint.trial_class, entrypoint.script, entrypoint.module) == ("model_def:MyTrial", None, None)
+
+
+def test_a_trial_class_keeps_its_interpreter_and_environment() -> None:
+    entrypoint = parse_entrypoint("A=1 env/bin/python -m determined.launch.deepspeed --trial pkg.model_def:MyTrial")
+    assert entrypoint.trial_class == "pkg.model_def:MyTrial"
+    assert entrypoint.interpreter == "env/bin/python"
+    assert entrypoint.environment == {"A": "1"}
+
+
 REFUSALS = {
     "": "names no command",
     "python": "names no script",
@@ -112,8 +135,10 @@ REFUSALS = {
     "deepspeed --num_nodes 2 train.py": "--num_nodes 2 asks for several nodes",
     "deepspeed --num_gpus": "nothing follows --num_gpus",
     "torchrun --nnodes=1:4 train.py": "--nnodes 1:4 asks for several nodes",
-    "model_def:MyTrial": "DeepSpeedTrial classes are not supported yet (model_def:MyTrial)",
-    "python3 -m determined.launch.deepspeed --trial model_def:MyTrial": "DeepSpeedTrial classes are not supported yet",
+    "model_def:MyTrial --lr 1": "--lr follows the trial class model_def:MyTrial, which takes no arguments",
+    "python3 -m determined.launch.deepspeed --trial model_def": "'model_def' is not a trial class",
+    "python3 -m determined.launch.deepspeed --trial": "nothing follows --trial",
+    "python3 -m trial_lib.training spec.json": "trial_lib.training is given no trial class",
     "cd a && python train.py": "the entrypoint has '&&', which only a shell understands",
     "python train.py | tee log": "the entrypoint has '|'",
     "python train.py; ls": "the entrypoint has ';'",

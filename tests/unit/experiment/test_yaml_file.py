@@ -22,6 +22,7 @@ def model_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "train.py").touch()
+    (folder / "model_def.py").write_text("class MyTrial:\n    pass\n")
     (folder / "ds_config.json").write_text('{"train_batch_size": 16, "zero_optimization": {"stage": 1}}')
     return folder
 
@@ -97,6 +98,31 @@ labels: [small]
 def test_a_configuration_may_stand_in_the_yaml_itself(model_dir: Path) -> None:
     text = "entrypoint: python3 train.py\nhyperparameters: {deepspeed_config: {train_batch_size: 8}}"
     assert read(model_dir, text).ds_config == {"train_batch_size": 8}
+
+
+def test_a_configuration_may_stand_among_the_hyperparameters(model_dir: Path) -> None:
+    text = "entrypoint: python3 train.py\nhyperparameters: {train_batch_size: 8, lr: 1, zero_optimization: {stage: 1}}"
+    assert read(model_dir, text).ds_config == {"train_batch_size": 8, "zero_optimization": {"stage": 1}}
+
+
+def test_a_training_may_do_without_a_configuration(model_dir: Path) -> None:
+    path = model_dir.parent / "experiment.yaml"
+    path.write_text("entrypoint: python3 train.py\nhyperparameters: {lr: 1}")
+    assert read_experiment(path, model_dir, needs_ds_config=False).ds_config == {}
+
+
+def test_a_trial_class_is_found_without_importing_its_module(model_dir: Path) -> None:
+    experiment = read(model_dir, MINIMAL.replace("python3 train.py", "model_def:MyTrial"))
+    assert experiment.entrypoint.trial_class == "model_def:MyTrial"
+    (model_dir / "model_def.py").write_text("from elsewhere import *")
+    assert read(model_dir, MINIMAL.replace("python3 train.py", "model_def:Any")).entrypoint.trial_class
+
+
+def test_a_trial_class_in_a_module_that_is_no_python_is_told_with_its_line(model_dir: Path) -> None:
+    (model_dir / "model_def.py").write_text("x = 1\nclass MyTrial(:\n")
+    assert "model_def.py:2: this is not Python" in refusal(
+        model_dir, MINIMAL.replace("python3 train.py", "model_def:MyTrial")
+    )
 
 
 def test_an_assignment_in_the_entrypoint_wins_over_the_environment(model_dir: Path) -> None:
@@ -214,6 +240,14 @@ REFUSALS = {
     "a module that is not there": (
         MINIMAL.replace("train.py", "-m no_such.module"),
         "experiment.yaml:1:13: the module no_such.module is neither in the model directory",
+    ),
+    "a trial class whose module is not there": (
+        MINIMAL.replace("python3 train.py", "no_such:Trial"),
+        "experiment.yaml:1:13: the module no_such of the trial class no_such:Trial is not in the model directory",
+    ),
+    "a trial class that its module does not have": (
+        MINIMAL.replace("python3 train.py", "model_def:MyTrail"),
+        "model_def.py has no MyTrail. Did you mean model_def:MyTrial?",
     ),
     "an interpreter that is not there": (
         MINIMAL.replace("python3", "./env/bin/python"),

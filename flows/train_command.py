@@ -1,0 +1,128 @@
+"""What `zerotune train` does once its arguments are read: a server up, the flow, the answer; and everything down."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flows.command import FULL_EXPERIMENT_FAILED, NoteHandler, run_flow
+from flows.interrupts import interrupts
+from flows.prefect_server import ServerError, prefect_server
+from trial_lib.experiment.study import StudyStatus
+from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
+
+if TYPE_CHECKING:
+    from prefect import Flow
+
+_STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.CANCELLED: 130}
+
+
+def train_command(arguments: TrainingArguments, resume: bool, as_json: bool) -> int:
+    """Trains at full length, and prints how it ended.
+
+    Args:
+        arguments: of the full experiment.
+        resume: whether to go on with the newest one of the same name that has not come to its end.
+        as_json: whether to print one JSON document on standard output.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: nothing was started.
+    """
+    opened = go_on_with_newest if resume else new_full_experiment
+    return _run(opened(arguments, Path.cwd()), arguments, as_json)
+
+
+def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json: bool) -> int:
+    interrupts.resume_command = _resume_command(arguments)
+    log = full_experiment.log
+    for note in full_experiment.experiment.notes:
+        _say(f"note: {note}")
+    _say(f"full experiment: {full_experiment.paths.root}")
+    _say(f"tracking: {full_experiment.tracker.tracking_uri}")
+    log.addHandler(NoteHandler(_say))
+    try:
+        with prefect_server() as server:
+            name, root = full_experiment.record.experiment_id, full_experiment.paths.root
+            run_flow(server, _experiment_flow, [name], log, experiment_dir=root)
+    except ServerError as error:
+        full_experiment.finish(StudyStatus.FAILED, str(error))
+    except KeyboardInterrupt:
+        # Before the flow, or handed on by it when it had cleaned up.
+        full_experiment.stop()
+        full_experiment.finish(StudyStatus.CANCELLED, "interrupted")
+    finally:
+        full_experiment.close()
+        log.debug("everything is down")
+    if as_json:
+        click.echo(json.dumps(_document(full_experiment), indent=2))
+    else:
+        _tell(full_experiment)
+    return _STATUS_EXIT.get(full_experiment.record.status, FULL_EXPERIMENT_FAILED)
+
+
+def _experiment_flow() -> "Flow[..., Any]":
+    from flows.experiment import experiment
+
+    return experiment
+
+
+def _resume_command(arguments: TrainingArguments) -> str:
+    words = ["zerotune", "train", str(arguments.config_path), str(arguments.model_dir)]
+    if arguments.ds_config is not None:
+        words += ["--ds-config", str(arguments.ds_config)]
+    for path in arguments.include:
+        words += ["--include", str(path)]
+    return shlex.join([*words, "--resume"])
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _document(full_experiment: FullExperiment) -> dict[str, Any]:
+    """Returns how a full experiment ended as a program reads it."""
+    record, paths = full_experiment.record, full_experiment.paths
+    best = record.best_checkpoint
+    return {
+        "experiment": record.experiment_id,
+        "folder": str(paths.root),
+        "status": record.status.value,
+        "reason": record.reason,
+        "attempts": record.attempts,
+        "batches": record.batches,
+        "metric": full_experiment.experiment.config.searcher.metric,
+        "best_checkpoint": None if best is None else str(paths.checkpoints / best),
+        "best_metric": record.best_metric,
+        "validation": full_experiment.validation,
+        "ds_config": record.ds_config,
+        "tracking_uri": full_experiment.tracker.tracking_uri,
+    }
+
+
+def _tell(full_experiment: FullExperiment) -> None:
+    """Prints how a full experiment ended for a person, on standard error."""
+    record, paths, tracker = full_experiment.record, full_experiment.paths, full_experiment.tracker
+    _say("")
+    if record.status is StudyStatus.CANCELLED:
+        _say(interrupts.message)
+        return
+    done = "" if record.batches is None else f" {record.batches} batches"
+    if record.status is StudyStatus.COMPLETED:
+        _say(f"Trained{done} to the end.")
+    else:
+        _say(f"The full experiment failed{f' after{done}' if done else ''}. {record.reason}")
+        _say(f"When that is mended, go on with: {interrupts.resume_command}")
+    if record.best_checkpoint is not None:
+        metric = full_experiment.experiment.config.searcher.metric
+        value = "" if record.best_metric is None else f", {metric} {record.best_metric:.6g}"
+        _say(f"Best checkpoint: {paths.checkpoints / record.best_checkpoint}{value}")
+    _say(f"Folder:          {paths.root}")
+    _say(f"In MLflow:       {tracker.ui_command}")
+    if tracker.last_error:
+        _say(f"Not everything has reached MLflow ({tracker.last_error}); the folder has it all.")

@@ -1,0 +1,107 @@
+"""Full experiments that are killed: nothing of them stays, and what is lost is since the last checkpoint."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from full_experiment_fixtures import Folder, new_store, prefect_server_of, run_to_its_end
+from study_fixtures import Running, is_alive
+
+from flows.prefect_server import PrefectServer
+from trial_lib.experiment.metrics_file import MetricsReader
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.study import program
+from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[PrefectServer]:
+    with prefect_server_of(home) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # What this process starts itself needs none of DeepSpeed's ops, and looking for them takes seconds.
+    monkeypatch.setattr(ColdLauncher, "_build", lambda launcher: None)
+    return Folder(tmp_path, empty_store)
+
+
+def start(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Running:
+    command = folder.command(home)
+    return command.start(*command.arguments, *options, PREFECT_API_URL=server.api_url)
+
+
+def latest(folder: Folder, kind: str) -> int:
+    """Returns the last batch that the training has told of."""
+    return max(folder.told(kind), default=0) if (folder.root / "zerotune-experiments").exists() else 0
+
+
+def test_sigkill_and_ctrl_c_leave_no_process_and_resume_goes_on_from_the_last_checkpoint(
+    folder: Folder, home: Path, server: PrefectServer
+) -> None:
+    folder.write_class(batches=5000, period=5, hparams={"step_seconds": 0.05})
+    command = start(folder, home, server)
+    command.wait_until(lambda: latest(folder, "checkpoint") >= 5, "the first checkpoint")
+    command.wait_until(lambda: latest(folder, "training") % 5 == 2, "a batch between two checkpoints")
+    command.process.kill()
+    command.process.wait()
+    assert command.left_over(2) == []
+    assert folder.record["status"] == "running"
+    killed_at, saved = latest(folder, "training"), latest(folder, "checkpoint")
+
+    command = start(folder, home, server, "--resume")
+    command.wait_until(lambda: latest(folder, "training") > killed_at, "the training to go on")
+    command.process.send_signal(signal.SIGINT)
+    ended = command.end(timeout=20)
+    assert ended.returncode == 130, ended.stderr
+    assert f"Go on with: zerotune train {folder.config} {folder.model} --resume" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert command.left_over(2) == []
+    assert folder.record["status"] == "cancelled"
+    stopped_at, saved_again = latest(folder, "training"), latest(folder, "checkpoint")
+
+    arguments = folder.write_class(batches=stopped_at + 4, period=5)
+    assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
+    assert (folder.record["batches"], folder.record["attempts"]) == (stopped_at + 4, 3)
+    assert [step for step, _ in folder.history("training.loss")] == list(range(1, stopped_at + 5))
+    # What was trained again is what came after the last checkpoint.
+    assert folder.told("training") == [
+        *range(1, killed_at + 1),
+        *range(saved + 1, stopped_at + 1),
+        *range(saved_again + 1, stopped_at + 5),
+    ]
+
+
+@pytest.mark.parametrize("victim", ["rank", "guard"])
+def test_a_killed_rank_or_guard_costs_the_work_since_the_last_checkpoint(
+    folder: Folder, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "_TRIAL_CLASS_MODULE", "stand_in")
+    arguments = folder.write_class(batches=40, period=5, max_restarts=1, hparams={"step_seconds": 0.05})
+    full_experiment = new_full_experiment(arguments, folder.root)
+    full_experiment.begin()
+    try:
+        while latest(folder, "training") < 12:
+            assert full_experiment.wait(0.02) is None
+        (rank,) = folder.pids()
+        os.kill(rank if victim == "rank" else psutil.Process(rank).ppid(), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while (end := full_experiment.wait(0.05)) is None:
+            assert time.monotonic() < deadline
+    finally:
+        full_experiment.close()
+    assert end.completed, end.reason
+    notes = [line.text for line in MetricsReader(folder.paths.metrics).read() if line.kind == "note"]
+    assert notes == ["going on from batch 0", "going on from batch 10"]
+    assert not any(psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) for pid in folder.pids())

@@ -1,0 +1,389 @@
+"""A trial class on real ranks: the loop calls what it promises, when it promises, and says what is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_fixtures import DS_CONFIG, Trainings
+
+from trial_lib.launch.warm import WarmLauncher
+
+PIPELINE = {**DS_CONFIG, "train_micro_batch_size_per_gpu": 4}
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, warm_launcher: WarmLauncher) -> Trainings:
+    return Trainings(tmp_path, warm_launcher)
+
+
+def hparams(trainings: Trainings, name: str = "training", **values: Any) -> dict[str, Any]:
+    return {"deepspeed_config": str(trainings.root / name / "ds_config.json"), **values}
+
+
+# -- batches, epochs, lengths ----------------------------------------------------------------------------------------
+
+
+def test_train_batch_is_called_for_each_micro_batch_and_counts_as_one_batch(trainings: Trainings) -> None:
+    training = trainings.run("Tiny", length={"batches": 3})
+    assert training.succeeded, training.logs[0]
+    calls = [line for line in training.said() if line.startswith("train_batch")]
+    assert calls == [f"train_batch epoch 0 batch {batch}" for batch in (0, 0, 1, 1, 2, 2)]
+    assert training.finished is not None
+    assert training.finished["batches"] == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "batches"), [({"batches": 5}, 5), ({"records": 10}, 3), ({"epochs": 2}, 8)], ids=lambda value: str(value)
+)
+def test_a_length_counts_batches_records_or_epochs(trainings: Trainings, length: dict[str, int], batches: int) -> None:
+    # A batch is 4 samples, an epoch 16.
+    training = trainings.run("Tiny", length=length, hparams=hparams(trainings, samples=16))
+    assert training.finished is not None, training.logs[0]
+    assert training.finished["batches"] == batches
+
+
+def test_ranks_share_a_batch_of_the_whole_world(trainings: Trainings) -> None:
+    training = trainings.run("Tiny", slots=2, length={"records": 16})
+    assert training.finished is not None, training.logs[0]
+    assert training.finished["batches"] == 2
+
+
+def test_epochs_that_end_within_a_batch_are_told(trainings: Trainings) -> None:
+    exact = trainings.run("Tiny", "exact", length={"epochs": 1}, hparams=hparams(trainings, "exact", samples=16))
+    inexact = trainings.run("Tiny", "inexact", length={"epochs": 2}, hparams=hparams(trainings, "inexact", samples=10))
+    assert exact.notes == []
+    assert "an epoch has 5 micro-batches on each replica, which is no multiple of the 2 of a batch" in inexact.notes[0]
+    assert inexact.finished is not None
+    assert inexact.finished["batches"] == 5  # of two micro-batches each: ten, which are two epochs
+
+
+def test_an_epoch_begins_and_ends_where_the_context_says(trainings: Trainings) -> None:
+    training = trainings.run("Watches", length={"epochs": 2}, hparams=hparams(trainings, samples=12))
+    told = [line for line in training.said() if line.startswith("batch")]
+    first_of_each_batch = told[::2]
+    assert first_of_each_batch == [
+        "batch 0 starts True ends False",
+        "batch 1 starts False ends False",
+        "batch 2 starts False ends True",
+        "batch 3 starts True ends False",
+        "batch 4 starts False ends False",
+        "batch 5 starts False ends True",
+    ]
+
+
+def test_an_experiment_in_epochs_needs_data_of_a_known_length(trainings: Trainings) -> None:
+    values = hparams(trainings, iterable=True)
+    training = trainings.run("Streams", length={"epochs": 1}, hparams=values)
+    assert "Set records_per_epoch in the YAML" in training.logs[0]
+    told = trainings.run("Streams", "told", length={"epochs": 1}, records_per_epoch=8, hparams=values)
+    assert told.finished is not None, told.logs[0]
+    assert told.finished["batches"] == 2
+
+
+# -- accumulation ----------------------------------------------------------------------------------------------------
+
+
+def test_without_automatic_accumulation_train_batch_takes_the_whole_batch(trainings: Trainings) -> None:
+    training = trainings.run("Accumulates", length={"batches": 2}, hparams=hparams(trainings, takes=2))
+    assert training.finished is not None, training.logs[0]
+    assert training.finished["batches"] == 2
+    assert len([line for line in training.said() if line.startswith("train_batch")]) == 4
+
+
+def test_without_automatic_accumulation_the_wrong_number_of_micro_batches_is_counted(trainings: Trainings) -> None:
+    training = trainings.run("Accumulates", hparams=hparams(trainings, takes=3))
+    assert not training.succeeded
+    assert "train_batch took 3 micro-batches through the first engine" in training.logs[0]
+    assert "gradient_accumulation_steps, which is 2" in training.logs[0]
+
+
+# -- configuration ---------------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_is_a_file(trainings: Trainings) -> None:
+    assert trainings.run("UsesDsat").succeeded
+
+
+def test_the_configuration_is_a_file_with_overwrites(trainings: Trainings) -> None:
+    values = hparams(trainings, overwrite_deepspeed_args={"gradient_accumulation_steps": 3})
+    for trial in ("Tiny", "OverwritesItsConfig"):
+        training = trainings.run(trial, length={"batches": 1}, hparams=values)
+        assert len([line for line in training.said() if line.startswith("train_batch")]) == 3, training.logs[0]
+        (trainings.root / "training" / "checkpoints").rename(trainings.root / f"old-{trial}")
+        (trainings.root / "training" / "rank0.log").unlink()
+
+
+def test_the_configuration_stands_among_the_hyperparameters(trainings: Trainings) -> None:
+    inline = {
+        "optimizer": {
+            "type": "Adam",
+            "params": {"betas": [0.8, 0.999], "eps": 1.0e-08, "lr": 0.001, "weight_decay": 3.0e-07, "torch_adam": True},
+        },
+        "train_batch_size": 16,
+        "zero_optimization": {
+            "stage": 0,
+            "allgather_bucket_size": 50000000,
+            "allgather_partitions": True,
+            "contiguous_gradients": True,
+            "cpu_offload": False,
+            "overlap_comm": True,
+            "reduce_bucket_size": 50000000,
+            "reduce_scatter": True,
+        },
+        "samples": 64,
+    }
+    training = trainings.run("PassesItsHparams", hparams=inline)
+    assert training.succeeded, training.logs[0]
+
+
+def test_the_configuration_is_found_in_args_and_deepspeed_builds_the_loader(trainings: Trainings) -> None:
+    training = trainings.run("PassesArgs", length={"epochs": 1})
+    assert training.finished is not None, training.logs[0]
+    assert training.finished["batches"] == 16  # 64 samples
+
+
+# -- loaders ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_of_torch_is_refused_unless_the_checks_are_disabled(trainings: Trainings) -> None:
+    refused = trainings.run("TorchLoader")
+    assert "build_training_data_loader returned a torch.utils.data.dataloader.DataLoader" in refused.logs[0]
+    assert "disable_dataset_reproducibility_checks" in refused.logs[0]
+    allowed = trainings.run("TorchLoader", "allowed", hparams=hparams(trainings, "allowed", allows=True))
+    assert allowed.succeeded, allowed.logs[0]
+
+
+# -- the process group -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "before"),
+    [({}, True), ({"DET_MANUAL_INIT_DISTRIBUTED": "1"}, False), ({"ZEROTUNE_MANUAL_INIT_DISTRIBUTED": "1"}, False)],
+    ids=["by the loop", "the predecessor's variable", "our variable"],
+)
+def test_the_process_group_is_there_before_the_trial_unless_it_asks_otherwise(
+    trainings: Trainings, variables: dict[str, str], before: bool
+) -> None:
+    training = trainings.run("InitialisesItself", environment=variables)
+    assert training.said()[0] == f"initialised before: {before}"
+    assert training.succeeded, training.logs[0]
+
+
+# -- what a trial gets wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ("none", "train_batch returned None"),
+        ("list", "train_batch returned a list"),
+        ("vector", "of shape (3,)"),
+        ("other keys", "evaluate_batch returned other metrics in batch 1"),
+        ("tensor", "evaluate_batch returned a tensor"),
+        ("too much", "evaluate_batch took more than the validation data hold"),
+    ],
+)
+def test_a_wrong_return_is_named(trainings: Trainings, returns: str, message: str) -> None:
+    training = trainings.run("Returns", length={"batches": 1}, hparams=hparams(trainings, returns=returns))
+    assert not training.succeeded
+    assert f"InvalidTrialError: {message}" in training.logs[0] or message in training.logs[0]
+    assert training.finished is None
+
+
+@pytest.mark.parametrize(
+    ("misbehaves", "message"),
+    [
+        ("mpu before the engine", "set_mpu was called before an engine is registered"),
+        ("mpu twice", "set_mpu was called twice"),
+        ("no engine", "has registered no engine"),
+        ("wraps the module", "the first of what deepspeed.initialize returns"),
+        ("wraps twice", "the same engine twice"),
+        ("asks too early", "There is no current batch before the training starts"),
+    ],
+)
+def test_a_misuse_of_the_context_is_named(trainings: Trainings, misbehaves: str, message: str) -> None:
+    training = trainings.run("Misbehaves", hparams=hparams(trainings, misbehaves=misbehaves))
+    assert not training.succeeded
+    assert message in training.logs[0]
+
+
+def test_a_class_that_is_no_trial_is_named(trainings: Trainings) -> None:
+    assert "no DeepSpeedTrial. Derive the class from trial_lib.DeepSpeedTrial" in trainings.run("NoTrial").logs[0]
+
+
+# -- callbacks, reducers, stopping, watching -------------------------------------------------------------------------
+
+
+def test_callbacks_are_called_in_order(trainings: Trainings) -> None:
+    training = trainings.run(
+        "WithCallbacks",
+        length={"epochs": 2},
+        validation_period={"epochs": 1},
+        report_period=2,
+        hparams=hparams(trainings, samples=16, validation_samples=4),
+    )
+    said = [line for line in training.said() if not line.startswith(("train_batch", "evaluate_batch"))]
+    checkpoint = ["checkpoint save start", "checkpoint write end"]
+    validation = ["validation start", "validation outputs 2", "validation end ['validation_loss']"]
+    assert said[:8] == [
+        "startup 0 None",
+        "training start",
+        "epoch start 0",
+        "workload end ['loss'] 4",
+        "epoch end 0 total 1",
+        "workload end ['loss'] 4",
+        *validation[:2],
+    ]
+    assert said[8:12] == [validation[2], *checkpoint, "checkpoint end batch-00000004"]
+    assert said[-2:] == ["checkpoint end batch-00000008", "shutdown"] or said[-1] == "shutdown"
+    assert "training end" in said
+
+
+def test_the_state_of_a_callback_is_in_the_checkpoint(trainings: Trainings) -> None:
+    values = hparams(trainings, samples=16)
+    trainings.run("WithCallbacks", length={"epochs": 1}, hparams=values)
+    training = trainings.run("WithCallbacks", length={"epochs": 2}, hparams=values)
+    said = training.said()
+    assert "startup 4 batch-00000004" in said
+    assert "checkpoint load start" in said
+    assert "epoch end 1 total 2" in said
+
+
+def test_reducers_see_the_values_of_all_ranks_in_either_phase(trainings: Trainings) -> None:
+    training = trainings.run("Reduces", slots=2, length={"batches": 2}, report_period=2)
+    assert training.succeeded, training.logs[0]
+    assert training.metric("samples") == {2: 16.0}
+    assert training.metric("samples", "validation") == {2: 8.0}
+    assert training.metric("largest", "validation") == {2: 11.0}
+    assert training.metric("smallest", "validation") == {2: 0.0}
+    assert "largest" not in training.of_kind("training")[0]["metrics"]
+
+
+def test_one_rank_that_asks_to_stop_stops_all_of_them_after_a_report(trainings: Trainings) -> None:
+    training = trainings.run("StopsItself", slots=2, length={"batches": 100}, report_period=4)
+    assert training.finished is not None, training.logs[0]
+    assert training.finished["batches"] == 8
+    assert training.checkpoints == ["batch-00000008"]
+
+
+def test_the_profiler_and_tensorboard_leave_their_files(trainings: Trainings) -> None:
+    training = trainings.run("Watches", length={"batches": 2})
+    assert training.succeeded, training.logs[0]
+    files = [path.name for path in (training.root / "tensorboard").iterdir()]
+    assert any(name.startswith("events.out.tfevents") for name in files)
+    assert any(name.endswith(".pt.trace.json") for name in files)
+
+
+# -- validation and checkpoints --------------------------------------------------------------------------------------
+
+
+def test_it_validates_and_saves_when_it_is_due_and_at_the_end(trainings: Trainings) -> None:
+    training = trainings.run(
+        "Tiny", length={"batches": 7}, validation_period={"batches": 3}, checkpoint_period={"batches": 2}
+    )
+    assert list(training.metric("validation_loss", "validation")) == [3, 6, 7]
+    saved = [record["batch"] for record in training.of_kind("checkpoint")]
+    assert {2, 4, 6, 7} <= set(saved)
+    assert training.finished is not None
+    assert training.finished["latest_checkpoint"] == "batch-00000007"
+    best = min(training.metric("validation_loss", "validation").items(), key=lambda pair: pair[1])
+    assert training.finished["best_checkpoint"] == f"batch-{best[0]:08d}"
+    assert training.finished["best_metric"] == best[1]
+    assert training.checkpoints == sorted({f"batch-{best[0]:08d}", "batch-00000007"} | set(training.checkpoints[:1]))
+
+
+def test_a_metric_that_the_validation_does_not_have_is_told_and_costs_nothing(trainings: Trainings) -> None:
+    training = trainings.run("Tiny", metric="accuracy")
+    assert training.succeeded
+    assert "the validation metrics (validation_loss) have no accuracy" in training.notes[0]
+    assert training.finished is not None
+    assert training.finished["best_checkpoint"] is None
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_killed_training_goes_on_with_the_same_losses_to_the_last_bit(trainings: Trainings, stage: int) -> None:
+    config = {**DS_CONFIG, "zero_optimization": {**DS_CONFIG["zero_optimization"], "stage": stage}}
+    options: dict[str, Any] = {
+        "slots": 2,
+        "ds_config": config,
+        "length": {"batches": 9},
+        "validation_period": {"batches": 4},
+        "checkpoint_period": {"batches": 3},
+    }
+    whole = trainings.run("DrawsEverywhere", "whole", hparams=hparams(trainings, "whole"), **options)
+    values = hparams(trainings, "killed", dies_at=7)
+    killed = trainings.run("DrawsEverywhere", "killed", hparams=values, **options)
+    assert whole.succeeded, whole.logs[0]
+    assert not killed.succeeded
+    assert max(killed.metric("loss")) == 7
+    resumed = trainings.run("DrawsEverywhere", "killed", hparams=values, **options)
+    assert resumed.succeeded, resumed.logs[0]
+    assert [record["batch"] for record in resumed.of_kind("training")] == [*range(1, 8), 7, 8, 9]
+    assert resumed.metric("loss") == whole.metric("loss")
+    assert resumed.metric("validation_loss", "validation") == whole.metric("validation_loss", "validation")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(trainings: Trainings) -> None:
+    options: dict[str, Any] = {"checkpoint_period": {"batches": 2}, "metric": "none"}
+    first = trainings.run("Tiny", length={"batches": 4}, **options)
+    assert first.checkpoints == ["batch-00000002", "batch-00000004"]
+    engine_file = next((first.root / "checkpoints" / "batch-00000004").rglob("*model_states.pt"))
+    engine_file.write_bytes(engine_file.read_bytes()[:-100])
+    second = trainings.run("Tiny", length={"batches": 6}, **options)
+    assert second.succeeded, second.logs[0]
+    assert any("batch-00000004 is damaged" in note for note in second.notes)
+    assert [record["batch"] for record in second.of_kind("training")] == [1, 2, 3, 4, 3, 4, 5, 6]
+
+
+def test_what_a_trial_saves_itself_belongs_to_the_checkpoint(trainings: Trainings) -> None:
+    trainings.run("SavesItsOwn", length={"batches": 2})
+    training = trainings.run("SavesItsOwn", length={"batches": 4})
+    assert "own file kept" in training.said()
+
+
+def test_another_number_of_ranks_is_told_what_to_do(trainings: Trainings) -> None:
+    trainings.run("Tiny", slots=2, length={"batches": 2})
+    training = trainings.run("Tiny", slots=1, length={"batches": 4})
+    assert not training.succeeded
+    assert "ds_to_universal" in training.logs[0]
+
+
+# -- pipelines -------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_takes_a_batch_in_one_call_and_finds_its_data_itself(trainings: Trainings) -> None:
+    training = trainings.run("TwoStages", slots=2, ds_config=PIPELINE, length={"epochs": 1})
+    assert training.succeeded, training.logs[0] + training.logs[1]
+    for rank in range(2):
+        said = training.said(rank)
+        assert said.count("builds loaders") == 1
+        assert [line for line in said if line.startswith("train_batch")] == [
+            f"train_batch epoch 0 batch {batch}" for batch in range(8)
+        ]
+        assert [line for line in said if line.startswith("evaluate_batch")] == ["evaluate_batch 0", "evaluate_batch 1"]
+
+
+def test_a_pipeline_goes_on_with_the_same_losses(trainings: Trainings) -> None:
+    options: dict[str, Any] = {"slots": 2, "ds_config": PIPELINE}
+    whole = trainings.run("TwoStages", "whole", length={"batches": 6}, checkpoint_period={"batches": 3}, **options)
+    trainings.run("TwoStages", "parts", length={"batches": 3}, **options)
+    parts = trainings.run("TwoStages", "parts", length={"batches": 6}, **options)
+    assert parts.metric("loss") == whole.metric("loss"), parts.logs[0]
+
+
+def test_a_pipeline_needs_enough_validation_data_for_one_call(trainings: Trainings) -> None:
+    values = hparams(trainings, validation_samples=4)
+    training = trainings.run("TwoStages", slots=2, ds_config=PIPELINE, hparams=values)
+    assert "The validation loader holds 1 batches on each replica, and evaluate_batch takes 2" in training.logs[0]
+
+
+# -- a tuning trial --------------------------------------------------------------------------------------------------
+
+
+def test_a_training_without_a_length_neither_validates_nor_saves(trainings: Trainings) -> None:
+    training = trainings.run("DiesLater", length=None, checkpoints=None, metrics=None, finished=None)
+    assert not training.succeeded
+    assert not any(line.startswith("evaluate_batch") for line in training.said())
+    assert json.loads((training.root / "training.json").read_text())["length"] is None
+    assert training.checkpoints == []

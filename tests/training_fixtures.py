@@ -1,0 +1,146 @@
+"""What the tests of trial classes share: a full-length training on real ranks, started warm, and what it leaves."""
+
+import json
+import math
+import re
+import shutil
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.training_spec import TrainingSpec
+from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.hardware import this_host
+from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
+from trial_lib.launch.ports import reserved_port
+from trial_lib.launch.program import Program, rank_requests
+
+TRIAL_CLASSES = Path(__file__).parent / "programs" / "trial_classes"
+DS_CONFIG: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000},
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training has left.
+
+    Attributes:
+        root: its folder.
+        ending: how its processes ended.
+        logs: what each rank printed, all runs of this folder together.
+    """
+
+    root: Path
+    ending: Ending
+    logs: list[str]
+
+    @property
+    def succeeded(self) -> bool:
+        return self.ending.statuses != [] and all(status == 0 for status in self.ending.statuses)
+
+    @property
+    def finished(self) -> dict[str, Any] | None:
+        path = self.root / "finished.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        path = self.root / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+    def metric(self, name: str, kind: str = "training") -> dict[int, float]:
+        """Returns a metric by batch; of a batch that was repeated, the last."""
+        return {record["batch"]: record["metrics"][name] for record in self.of_kind(kind)}
+
+    @property
+    def notes(self) -> list[str]:
+        return [record["text"] for record in self.of_kind("note")]
+
+    def said(self, rank: int = 0) -> list[str]:
+        """Returns what the trial said on a rank (its lines that begin with `> `)."""
+        return re.findall(r"^> (.*)$", self.logs[rank], re.MULTILINE)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        folder = self.root / "checkpoints"
+        return (
+            sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) if folder.exists() else []
+        )
+
+
+class Trainings:
+    """Runs trial classes, each training in a folder of its own; the same name goes on in the same folder."""
+
+    def __init__(self, root: Path, launcher: Launcher) -> None:
+        self.root = root
+        self._launcher = launcher
+
+    def run(
+        self,
+        trial: str,
+        name: str = "training",
+        *,
+        slots: int = 1,
+        ds_config: dict[str, Any] | None = None,
+        model_dir: Path = TRIAL_CLASSES,
+        environment: dict[str, str] | None = None,
+        hparams: dict[str, Any] | None = None,
+        deadline_s: float = 120.0,
+        **spec: Any,
+    ) -> Training:
+        """Trains `model_def:<trial>` and returns what it left; `spec` are fields of `TrainingSpec`."""
+        folder = self.root / name
+        if not folder.exists():
+            shutil.copytree(model_dir, folder / "model", ignore=shutil.ignore_patterns("__pycache__"))
+        config_path = folder / "ds_config.json"
+        config_path.write_text(json.dumps(ds_config or DS_CONFIG))
+        TrainingSpec(
+            trial=f"model_def:{trial}",
+            hparams={"deepspeed_config": str(config_path)} if hparams is None else hparams,
+            **{
+                "length": {"batches": 4},
+                "report_period": 1,
+                "checkpoints": str(folder / "checkpoints"),
+                "metrics": str(folder / "metrics.jsonl"),
+                "finished": str(folder / "finished.json"),
+                "tensorboard": str(folder / "tensorboard"),
+                **spec,
+            },
+        ).write(folder / "training.json")
+        program = Program(
+            interpreter=sys.executable,
+            target={"module": "trial_lib.training"},
+            arguments=[str(folder / "training.json")],
+            passes_local_rank=False,
+            model_dir=folder / "model",
+            environment={**rank_environment(), **(environment or {})},
+        )
+        payload = {
+            "program": program.target,
+            "arguments": program.arguments,
+            "passes_local_rank": False,
+            "finished": [str(folder / f"rank{rank}.finished.json") for rank in range(slots)],
+        }
+        logs = [folder / f"rank{rank}.log" for rank in range(slots)]
+        host = this_host()
+        with reserved_port(self.root / "locks") as port:
+            ranks = rank_requests(program, host, host.slots[:slots], port, logs)
+            request = LaunchRequest(
+                sys.executable,
+                "trial_lib.measure.rank:train",
+                payload,
+                str(program.model_dir),
+                ranks,
+                deadline_s if deadline_s else math.inf,
+            )
+            ending = self._launcher.launch(request).wait_or_cancel(threading.Event())
+        return Training(folder, ending, [log.read_text() for log in logs])

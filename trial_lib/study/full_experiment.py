@@ -1,0 +1,269 @@
+"""The driver of a full experiment: the user's training at full length, told to the record, the log and MLflow."""
+
+import contextlib
+import json
+import logging
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict
+
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.metrics_file import (
+    CHECKPOINT,
+    NOTE,
+    VALIDATION,
+    MetricsReader,
+    MetricsRecord,
+    drop_torn_line,
+)
+from trial_lib.experiment.overrides import TRAIN_BATCH
+from trial_lib.experiment.study import StudyStatus
+from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.training import TrainingEnd, TrainingPlan, run_training
+from trial_lib.study.system_metrics import SystemMonitor
+from trial_lib.tracking.tracker import FullExperimentTracker
+
+_CANCEL_S = 10.0  # what takes longer ends with this process
+_TRACKING_CLOSE_S = 30.0
+_TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
+
+
+class TrainingArguments(BaseModel):
+    """The arguments of a full experiment, as the command line, a deployment or a record gives them.
+
+    Attributes:
+        config_path: the experiment's YAML.
+        model_dir: the model directory.
+        ds_config: a DeepSpeed configuration that is merged into the experiment's own, such as a study's
+            `best_ds_config.json`; None trains with the experiment's own.
+        include: files and folders that the code imports from outside the model directory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config_path: Path
+    model_dir: Path
+    ds_config: Path | None = None
+    include: tuple[Path, ...] = ()
+
+
+class FullExperiment:
+    """A full experiment that runs in this process.
+
+    Only the thread that opened it may call its methods.
+
+    Args:
+        record: as it stands.
+        experiment: what is trained.
+        plan: the training.
+        launcher: starts its processes.
+        host: where.
+        lock_dir: the locks of slots and ports on this host.
+        tracker: sends the folder on.
+        lock: of the folder, held.
+        log: for people; goes to the full experiment's log file.
+
+    Attributes:
+        experiment: what is trained.
+        paths: its files.
+        tracker: sends them on.
+        log: for people.
+        validation: the metrics of the last validation.
+    """
+
+    def __init__(
+        self,
+        record: FullExperimentRecord,
+        experiment: Experiment,
+        plan: TrainingPlan,
+        launcher: Launcher,
+        host: Host,
+        lock_dir: Path,
+        tracker: FullExperimentTracker,
+        lock: FileLock,
+        log: logging.Logger,
+    ) -> None:
+        self.experiment = experiment
+        self.paths: FullExperimentPaths = plan.paths
+        self.tracker = tracker
+        self.log = log
+        self.validation: dict[str, float] = {}
+        self._record = record
+        self._writing = threading.Lock()
+        self._plan = plan
+        self._launcher = launcher
+        self._host = host
+        self._lock_dir = lock_dir
+        self._lock = lock
+        self._cancelled = threading.Event()
+        self._ended = threading.Event()
+        self._end = TrainingEnd(False, "It was not started.")
+        # A daemon: nothing that it waits for may hold the end of this process up.
+        self._thread = threading.Thread(target=self._train, daemon=True, name="training")
+        self._closed = False
+        self._reader = MetricsReader(self.paths.metrics)
+        self._batch = 0
+        self._epoch = 0
+        self._best: MetricsRecord | None = None
+        self._take_in(self._reader.read())
+        self._monitor = SystemMonitor(self.paths.system_metrics, lambda: self._batch, tracker.notify, log)
+
+    @property
+    def record(self) -> FullExperimentRecord:
+        """The full experiment's record as it stands on the disk."""
+        return self._record
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    @property
+    def percent(self) -> float | None:
+        """How much of its length it has trained; None where the length, or how far it is, is not known."""
+        length = self.experiment.config.searcher.max_length
+        if length is None or not self.paths.metrics.exists():
+            return None
+        samples = self._record.ds_config.get(TRAIN_BATCH)
+        if length.batches:
+            done = self._batch / length.batches
+        elif length.epochs:
+            done = self._epoch / length.epochs
+        elif length.records and isinstance(samples, int):
+            done = self._batch * samples / length.records
+        else:
+            return None
+        return 100.0 * min(1.0, done)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Writes the record of a full experiment that runs (again), starts sending it on, and starts the training."""
+        self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
+        self.tracker.start()
+        self._monitor.start()
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> TrainingEnd | None:
+        """Waits for the training's end, and passes on what it has told meanwhile; its end goes into the record.
+
+        Returns:
+            How it ended; None if it has not within the time-out, which lets the main thread hear signals.
+        """
+        has_ended = self._ended.wait(timeout_s)
+        records = self._reader.read()
+        for record in records:
+            # A note is for people to act on.
+            self.log.log(logging.WARNING if record.kind == NOTE else logging.INFO, "%s", record)
+        if records:
+            self._take_in(records)
+            self.tracker.notify()
+        if not has_ended:
+            return None
+        if self._end.completed:
+            self.finish(StudyStatus.COMPLETED)
+        elif not self._cancelled.is_set():
+            self.finish(StudyStatus.FAILED, self._end.reason)
+        return self._end
+
+    def stop(self) -> None:
+        """Ends the training, and returns when its processes are gone."""
+        self._cancelled.set()
+        if self._thread.is_alive():
+            self._thread.join(_CANCEL_S)
+        if self._ended.is_set():
+            self.wait(0.0)
+
+    def finish(self, status: StudyStatus, reason: str = "") -> None:
+        """Writes how it ended, unless that is known already."""
+        if self._record.status is not StudyStatus.RUNNING:
+            return
+        answer = self._answer() if status is StudyStatus.COMPLETED else {}
+        best = self._best
+        self._update(
+            status=status,
+            reason=reason,
+            ended_at=time.time(),
+            batches=answer.get("batches", self._batch or None),
+            best_checkpoint=answer.get("best_checkpoint", best and best.name),
+            best_metric=answer.get("best_metric", best and best.metric),
+        )
+        if answer:
+            self.validation = answer.get("metrics") or self.validation
+
+    def close(self) -> bool:
+        """Ends what still runs, and waits a while for the tracking server; returns whether that has everything."""
+        if self._closed:
+            return True
+        self._closed = True
+        try:
+            self.stop()
+            self._monitor.close()
+            self._launcher.close()
+            is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
+            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
+        finally:
+            self._lock.release()
+
+    def _train(self) -> None:
+        """Runs in a thread of its own."""
+        try:
+            self._end = run_training(
+                self._plan,
+                self._launcher,
+                self._host,
+                self._lock_dir,
+                self._cancelled,
+                self.log.warning,
+                self._attempt,
+            )
+        except Exception as error:
+            # A full disk, say.
+            self._end = TrainingEnd(False, f"The training could not be run: {type(error).__name__}: {error}")
+            self.log.exception("the training could not be run")
+        finally:
+            self._ended.set()
+
+    def _attempt(self, slots: list[str]) -> None:
+        """Is told of each attempt before its ranks start."""
+        drop_torn_line(self.paths.metrics)
+        self._monitor.watch_gpus(slots if self._host.device == "cuda" else [])
+        self._update(attempts=self._record.attempts + 1)
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def _take_in(self, records: list[MetricsRecord]) -> None:
+        smaller = self.experiment.config.searcher.smaller_is_better
+        for record in records:
+            self._batch = max(self._batch, record.batch)
+            self._epoch = max(self._epoch, record.epoch or 0)
+            if record.kind == VALIDATION:
+                self.validation = record.metrics
+            if record.kind != CHECKPOINT or record.metric is None or math.isnan(record.metric):
+                continue
+            best = math.inf if smaller else -math.inf
+            if self._best is not None and self._best.metric is not None:
+                best = self._best.metric
+            if record.metric < best if smaller else record.metric > best:
+                self._best = record
+
+    def _answer(self) -> dict[str, Any]:
+        """Returns what a trial class says of its end; nothing of a plain script."""
+        with contextlib.suppress(OSError, ValueError):
+            answer: dict[str, Any] = json.loads(self.paths.finished.read_text())
+            return answer
+        return {}
+
+    def _update(self, **changes: object) -> None:
+        with self._writing:
+            self._record = self._record.model_copy(update=changes)
+            write_whole(self.paths.record, self._record.model_dump_json(indent=2))
+        self.tracker.notify()

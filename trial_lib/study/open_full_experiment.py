@@ -1,0 +1,339 @@
+"""Opening a full experiment: a new one, one to go on with, or that of a study."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trial_lib.experiment.config import Length
+from trial_lib.experiment.deepspeed_json import read_deepspeed_json
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.hparams import CONFIG, OVERWRITES
+from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.study import StudyStatus
+from trial_lib.experiment.training_spec import TrainingSpec
+from trial_lib.experiment.yaml_file import Experiment, read_experiment
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.hardware import Host, this_host
+from trial_lib.launch.training import TrainingPlan
+from trial_lib.study.answer import without_tuning_keys
+from trial_lib.study.folder import (
+    check_include,
+    check_length,
+    check_slots,
+    file_logger,
+    hold_lock,
+    host_lock_dir,
+    keep_experiment,
+    new_id,
+)
+from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from trial_lib.study.open_study import OpenStudy, needed_builders
+from trial_lib.study.program import environment_of, program_of
+from trial_lib.study.trial_class import tuning_spec
+from trial_lib.tracking.tracker import FullExperimentTracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri
+
+FULL_EXPERIMENTS = "zerotune-experiments"
+
+# A command opens its full experiment before the flow starts, and so does a study; the flow then finds it here.
+_opened: dict[Path, FullExperiment] = {}
+
+
+def new_full_experiment(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
+    """Checks the arguments and opens a new full experiment.
+
+    Args:
+        arguments: the full experiment's.
+        work_dir: the folder that full experiments and the tracking store stand in.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
+    """
+    host = this_host()
+    experiment, ds_config = _checked(arguments, arguments.config_path, host)
+    tracking_uri = default_tracking_uri(work_dir)
+    experiment_id = new_id(experiment.name)
+    paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
+    try:
+        paths.root.mkdir(parents=True)
+        keep_experiment(experiment, paths.experiment, paths.shown_experiment)
+    except OSError as error:
+        raise InputError(
+            f"the full experiment's folder cannot be written ({error.strerror}).",
+            where=str(paths.root),
+            remedy="Run zerotune in a folder that you may write to.",
+        ) from None
+    record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
+    environment = environment_of(experiment, arguments.include)
+    return _open(record, experiment, environment, host, paths, tracking_uri)
+
+
+def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
+    """Opens the newest full experiment of the same name that has not completed; it goes on where it was.
+
+    What the YAML says now counts, but for the DeepSpeed configuration, which has to be the same.
+
+    Args:
+        arguments: where it does not name a DeepSpeed configuration, the one counts that it was begun with.
+        work_dir: the folder that full experiments and the tracking store stand in.
+
+    Raises:
+        InputError: there is none, another process drives it, or something does not fit.
+    """
+    named = read_experiment(arguments.config_path, arguments.model_dir, needs_ds_config=False)
+    paths, record = _newest(named.name, work_dir)
+    if arguments.ds_config is None:
+        before = TrainingArguments.model_validate(record.arguments)
+        arguments = arguments.model_copy(update={"ds_config": before.ds_config})
+    host = this_host()
+    experiment, ds_config = _checked(arguments, arguments.config_path, host)
+    _refuse_change(record, ds_config, paths)
+    record = record.model_copy(
+        update={"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "status": StudyStatus.RUNNING}
+    )
+    environment = environment_of(experiment, arguments.include)
+    opened = _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir))
+    keep_experiment(experiment, paths.experiment, paths.shown_experiment)
+    return opened
+
+
+def resume_full_experiment(root: Path) -> FullExperiment:
+    """Opens a full experiment that was interrupted, or finds the one that this process has opened.
+
+    Args:
+        root: its folder.
+
+    Raises:
+        InputError: there is none, it has completed, another process drives it, or its configuration has changed.
+    """
+    paths = FullExperimentPaths(root.absolute())
+    opened = _opened.get(paths.root)
+    if opened is not None and not opened.is_closed:
+        return opened
+    record = _read_record(paths)
+    if record.status is StudyStatus.COMPLETED:
+        raise InputError(
+            "this full experiment has come to its end.",
+            where=str(root),
+            remedy=f"Its checkpoints are in {paths.checkpoints.name} there; start a new one to train again.",
+        )
+    arguments = TrainingArguments.model_validate(record.arguments)
+    host = this_host()
+    experiment, ds_config = _checked(arguments, paths.experiment, host)
+    _refuse_change(record, ds_config, paths)
+    environment = environment_of(experiment, arguments.include)
+    return _open(record, experiment, environment, host, paths, default_tracking_uri(paths.root.parent.parent))
+
+
+def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
+    """Opens the full experiment of a study that has its answer; None where it has come to its end already.
+
+    Raises:
+        InputError: the experiment cannot be trained at full length.
+    """
+    paths = FullExperimentPaths(study.paths.full_experiment.root)
+    experiment, driver = study.driver.experiment, study.driver
+    check_length(experiment)
+    ds_config = json.loads(study.paths.best_ds_config.read_text())
+    if paths.record.exists():
+        record = _read_record(paths)
+        if record.status is StudyStatus.COMPLETED:
+            return None
+        _refuse_change(record, ds_config, paths)
+    else:
+        paths.root.mkdir(exist_ok=True)
+        keep_experiment(experiment, paths.experiment, paths.shown_experiment)
+        arguments = TrainingArguments(
+            config_path=experiment.path,
+            model_dir=experiment.model_dir,
+            ds_config=study.paths.best_ds_config,
+            include=driver.arguments.include,
+        )
+        study_id = study.record.study_id
+        record = _new_record(full_experiment_id(study_id), experiment, ds_config, arguments, study_id)
+    tracking_uri = default_tracking_uri(study.paths.root.parent.parent)
+    opened = _open(record, experiment, driver.environment, driver.host, paths, tracking_uri)
+    opened.log.parent = driver.log  # what the study's log and its live view show as well
+    return opened
+
+
+def full_experiment_id(study_id: str) -> str:
+    """Returns the id of a study's full experiment."""
+    return f"{study_id}-full-experiment"
+
+
+def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
+    """Returns the record of a study's full experiment; None where there is none."""
+    paths = FullExperimentPaths(study.paths.full_experiment.root)
+    return _read_record(paths) if paths.record.exists() else None
+
+
+def _checked(arguments: TrainingArguments, config_path: Path, host: Host) -> tuple[Experiment, dict[str, Any]]:
+    """Returns the experiment and the DeepSpeed configuration to train with."""
+    experiment = read_experiment(config_path, arguments.model_dir, needs_ds_config=False)
+    check_slots(experiment, host)
+    check_include(arguments.include)
+    check_length(experiment)
+    base = experiment.ds_config
+    named = experiment.entrypoint.config_values
+    if not base and named:
+        base = read_deepspeed_json(experiment.model_dir / named[0])
+    merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
+    return experiment, without_tuning_keys(overwrite_deepspeed_config(base, merged))
+
+
+def _read_ds_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(
+            "this file does not exist.",
+            where=f"--ds-config {path}",
+            remedy="Name a DeepSpeed configuration, such as a study's best_ds_config.json.",
+        )
+    try:
+        return read_deepspeed_json(path)
+    except InputError as error:
+        raise InputError(error.what, where=error.where, remedy=f"{error.remedy} --ds-config names it.") from None
+
+
+def _refuse_change(record: FullExperimentRecord, ds_config: Mapping[str, Any], paths: FullExperimentPaths) -> None:
+    if ds_config != record.ds_config:
+        raise InputError(
+            "the DeepSpeed configuration has changed since the full experiment began.",
+            where=str(paths.root),
+            remedy="Put it back, or start a new full experiment, without --resume.",
+        )
+
+
+def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperimentRecord]:
+    """Returns the newest full experiment of that name that has not completed."""
+    found: list[tuple[float, FullExperimentPaths, FullExperimentRecord]] = []
+    for file in (work_dir / FULL_EXPERIMENTS).absolute().glob("*/record.json"):
+        paths = FullExperimentPaths(file.parent)
+        record = _read_record(paths)
+        if record.name == name and record.status is not StudyStatus.COMPLETED:
+            found.append((record.started_at, paths, record))
+    if not found:
+        raise InputError(
+            f"there is no full experiment named {name} here that has not come to its end.",
+            where=str(work_dir / FULL_EXPERIMENTS),
+            remedy="Leave --resume out to start one, or run zerotune in the folder where it was started.",
+        )
+    _, paths, record = max(found, key=lambda one: one[0])
+    return paths, record
+
+
+def _read_record(paths: FullExperimentPaths) -> FullExperimentRecord:
+    if not paths.record.is_file():
+        raise InputError(
+            "this is not a full experiment's folder: it has no record.json.",
+            where=str(paths.root),
+            remedy=f"Name one of the folders in {FULL_EXPERIMENTS}.",
+        )
+    try:
+        return FullExperimentRecord.model_validate_json(paths.record.read_text())
+    except ValidationError as error:
+        raise InputError(
+            f"the full experiment's record is damaged or of another version ({error.error_count()} mistakes).",
+            where=str(paths.record),
+            remedy="Move its folder away, or start a new full experiment.",
+        ) from None
+
+
+def _new_record(
+    experiment_id: str,
+    experiment: Experiment,
+    ds_config: dict[str, Any],
+    arguments: TrainingArguments,
+    study_id: str | None,
+) -> FullExperimentRecord:
+    return FullExperimentRecord(
+        experiment_id=experiment_id,
+        name=experiment.name,
+        study_id=study_id,
+        model_dir=str(experiment.model_dir),
+        ds_config=ds_config,
+        hparams=_own_hparams(experiment),
+        arguments=_as_json(arguments),
+        started_at=time.time(),
+    )
+
+
+def _own_hparams(experiment: Experiment) -> dict[str, Any]:
+    """Returns the hyperparameters that are not the DeepSpeed configuration."""
+    hparams = experiment.config.hyperparameters.as_dict()
+    inline = {} if CONFIG in hparams else experiment.ds_config
+    return {key: value for key, value in hparams.items() if key not in (CONFIG, OVERWRITES) and key not in inline}
+
+
+def _as_json(arguments: TrainingArguments) -> dict[str, Any]:
+    absolute = {
+        "config_path": arguments.config_path.absolute(),
+        "model_dir": arguments.model_dir.absolute(),
+        "ds_config": None if arguments.ds_config is None else arguments.ds_config.absolute(),
+        "include": tuple(path.absolute() for path in arguments.include),
+    }
+    as_json: dict[str, Any] = arguments.model_copy(update=absolute).model_dump(mode="json")
+    return as_json
+
+
+def _open(
+    record: FullExperimentRecord,
+    experiment: Experiment,
+    environment: dict[str, str],
+    host: Host,
+    paths: FullExperimentPaths,
+    tracking_uri: str,
+) -> FullExperiment:
+    lock = hold_lock(paths.lock, "full experiment")
+    write_whole(paths.record, record.model_dump_json(indent=2))
+    write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
+    log = file_logger(record.experiment_id, paths.log)
+    spec = _training_spec(record, experiment, paths)
+    if spec is not None:
+        spec.write(paths.training_spec)
+    plan = TrainingPlan(
+        program=program_of(experiment, environment, paths.ds_config, record.ds_config, paths.training_spec),
+        slots=experiment.config.resources.slots_per_trial,
+        paths=paths,
+        max_restarts=experiment.config.max_restarts,
+    )
+    trained = dataclasses.replace(experiment, ds_config=record.ds_config)
+    launcher = ColdLauncher(plan.program.interpreter, needed_builders(trained), environment, log.info)
+    tracker = FullExperimentTracker(paths, tracking_uri)
+    opened = FullExperiment(record, experiment, plan, launcher, host, host_lock_dir(), tracker, lock, log)
+    _opened[paths.root] = opened
+    return opened
+
+
+def _training_spec(
+    record: FullExperimentRecord, experiment: Experiment, paths: FullExperimentPaths
+) -> TrainingSpec | None:
+    """Returns what the ranks of a trial class are told; None where they run no trial class."""
+    spec = tuning_spec(experiment, record.ds_config, paths.ds_config, paths.tensorboard)
+    if spec is None:
+        return None
+    config = experiment.config
+    return dataclasses.replace(
+        spec,
+        # A class that names no configuration has one of its own.
+        hparams=spec.hparams if record.ds_config else config.hyperparameters.as_dict(),
+        length=_length(config.searcher.max_length),
+        validation_period=_length(config.min_validation_period),
+        checkpoint_period=_length(config.min_checkpoint_period),
+        checkpoints=str(paths.checkpoints),
+        metrics=str(paths.metrics),
+        finished=str(paths.finished),
+    )
+
+
+def _length(length: Length | None) -> dict[str, int] | None:
+    """Returns a length for the ranks; None for none, and for a period of 0, which is never due."""
+    units: dict[str, int] = {} if length is None else length.model_dump(exclude_none=True)
+    return units if any(units.values()) else None

@@ -1,0 +1,105 @@
+"""How busy the host is while a training runs, sampled by the driver."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from trial_lib.experiment.metrics_file import SYSTEM, append_record
+
+_PERIOD_S = 10.0
+_GUARD = "trial_lib.launch.guard"
+
+
+class SystemMonitor:
+    """Appends a sample every ten seconds, and a last one at the end.
+
+    A sample holds `cpu_percent` (of all the host's cores, since the sample before), `memory_used` (bytes of the host),
+    `training_memory` (resident bytes of the training's processes; what they share counts for each), and for each GPU of
+    the training `gpu0.utilization` (percent of the last moments) and `gpu0.memory_used` (bytes).
+
+    Args:
+        path: the file of samples.
+        batch: returns the last batch that the training has told of, which goes into the sample.
+        sampled: called after each sample.
+        log: told once when no sample can be taken.
+    """
+
+    def __init__(self, path: Path, batch: Callable[[], int], sampled: Callable[[], None], log: logging.Logger) -> None:
+        self._path = path
+        self._batch = batch
+        self._sampled = sampled
+        self._log = log
+        self._gpus: list[str] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="system-monitor")
+
+    def start(self) -> None:
+        """Starts sampling."""
+        self._thread.start()
+
+    def watch_gpus(self, names: list[str]) -> None:
+        """Is told the GPUs of the training, as CUDA_VISIBLE_DEVICES spells them."""
+        self._gpus = names
+
+    def close(self) -> None:
+        """Takes the last sample, and stops."""
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        psutil.cpu_percent()  # a thread's first call has nothing to compare with
+        try:
+            while not self._done.wait(_PERIOD_S):
+                self._sample()
+            self._sample()
+        except Exception as error:  # noqa: BLE001 - nothing that a training has to end for
+            self._log.warning("no more system metrics: %s: %s", type(error).__name__, error)
+
+    def _sample(self) -> None:
+        metrics = {
+            "cpu_percent": psutil.cpu_percent(),
+            "memory_used": float(psutil.virtual_memory().used),
+            "training_memory": _training_memory(),
+            **_gpu_metrics(self._gpus),
+        }
+        append_record(self._path, {"kind": SYSTEM, "batch": self._batch(), "time": time.time(), "metrics": metrics})
+        self._sampled()
+
+
+def _training_memory() -> float:
+    """Returns the resident bytes of what runs below this process's guards."""
+    total = 0
+    for guard in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if _GUARD not in guard.cmdline():
+                continue
+            for process in guard.children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    total += process.memory_info().rss
+    return float(total)
+
+
+def _gpu_metrics(names: list[str]) -> dict[str, float]:
+    """Returns what NVML knows of the GPUs, numbered as the ranks see them."""
+    if not names:
+        return {}
+    metrics: dict[str, float] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        try:
+            for number, name in enumerate(names):
+                with contextlib.suppress(pynvml.NVMLError):
+                    by = pynvml.nvmlDeviceGetHandleByIndex if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+                    device = by(int(name) if name.isdigit() else name)
+                    metrics[f"gpu{number}.memory_used"] = float(pynvml.nvmlDeviceGetMemoryInfo(device).used)
+                    metrics[f"gpu{number}.utilization"] = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+        finally:
+            pynvml.nvmlShutdown()
+    return metrics

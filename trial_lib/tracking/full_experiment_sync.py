@@ -1,0 +1,123 @@
+"""Making MLflow have what a full experiment's folder holds: its record, and its metrics as they come.
+
+One run for one full experiment, looked for by its record's id. Metrics are sent as far as the run's `sent` tag does not
+say that they are there: a restarted driver goes on where the one before stopped, and what it sends twice, for the other
+was killed in between, is the same by name, step and time.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.metrics_file import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
+from trial_lib.tracking.run_content import (
+    FULL_EXPERIMENT,
+    RECORD_ID,
+    RunContent,
+    full_experiment_artifacts,
+    full_experiment_content,
+    legal_name,
+)
+from trial_lib.tracking.runs import SENT, Runs, milliseconds
+from trial_lib.tracking.sync import files_hash
+
+_MEASURED = (TRAINING, VALIDATION, SYSTEM)
+
+
+class NoStudyRunError(Exception):
+    """The study that a full experiment belongs to is not in MLflow yet."""
+
+
+class FullExperimentSync:
+    """Sends a full experiment's folder to MLflow, again and again as it grows. After an error, take a new one.
+
+    Attributes:
+        experiment_id: MLflow's, once known.
+        run_id: the run's, once known.
+    """
+
+    def __init__(self, paths: FullExperimentPaths, tracking_uri: str) -> None:
+        self.experiment_id: str | None = None
+        self.run_id: str | None = None
+        self._paths = paths
+        self._tracking_uri = tracking_uri
+        self._runs: Runs | None = None
+        self._parent_run_id: str | None = None
+        self._files = {"metrics": paths.metrics, "system_metrics": paths.system_metrics}
+        self._readers = {name: MetricsReader(path) for name, path in self._files.items()}
+        self._sent = dict.fromkeys(self._files, 0)  # file -> bytes whose metrics MLflow has
+        self._content_sent = ""
+
+    def run(self) -> None:
+        """Sends what is new: metrics, and then the record, so that a run that has ended is whole.
+
+        Raises:
+            Exception: whatever MLflow raises, and NoStudyRunError. What has arrived by then stays.
+        """
+        paths = self._paths
+        fingerprint = files_hash([paths.record, *full_experiment_artifacts(paths)])
+        record = FullExperimentRecord.model_validate_json(paths.record.read_text())
+        runs = self._runs or self._connect(record)
+        content = full_experiment_content(record, paths, self._parent_run_id)
+        self.run_id = run_id = runs.run_of(content)
+        self._send_metrics(runs, run_id)
+        if self._content_sent != fingerprint:
+            runs.send(self._sendable(runs, content))
+            self._content_sent = fingerprint
+
+    def _connect(self, record: FullExperimentRecord) -> Runs:
+        wanted = f"tags.{RECORD_ID} = '{record.experiment_id}'"
+        runs = Runs(self._tracking_uri, record.name, wanted, FULL_EXPERIMENT)
+        self.experiment_id = runs.experiment_id
+        if record.study_id is not None:
+            study = next(runs.search(f"tags.{RECORD_ID} = '{record.study_id}'"), None)
+            if study is None:
+                raise NoStudyRunError(f"the study {record.study_id} has no run yet")
+            self._parent_run_id = study.info.run_id
+        found = runs.found.get(record.experiment_id)
+        if found is not None:
+            self._sent.update(self._still_there(found.data.tags.get(SENT, "")))
+        self._runs = runs
+        return runs
+
+    def _still_there(self, mark: str) -> dict[str, int]:
+        """Returns how much of each file has been sent; nothing of one that has become shorter."""
+        sent: dict[str, int] = json.loads(mark) if mark else {}
+        return {
+            name: size
+            for name, size in sent.items()
+            if name in self._files and self._files[name].exists() and self._files[name].stat().st_size >= size
+        }
+
+    def _send_metrics(self, runs: Runs, run_id: str) -> None:
+        sent = dict(self._sent)
+        for name, reader in self._readers.items():
+            records = [record for record in reader.read() if record.end > sent[name]]
+            runs.log_metrics(run_id, _points(records))
+            if records:
+                sent[name] = records[-1].end
+        if sent != self._sent:
+            runs.mark(run_id, json.dumps(sent))
+        self._sent = sent
+
+    def _sendable(self, runs: Runs, content: RunContent) -> RunContent:
+        """Returns the content without the params that the run has: MLflow takes a param once and for all."""
+        found = runs.found.get(content.record_id)
+        if found is None:
+            return content
+        known = found.data.params
+        return replace(content, params={name: value for name, value in content.params.items() if name not in known})
+
+
+def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int]]:
+    """Returns the values of records as MLflow takes them, under names such as `validation.loss`."""
+    return [
+        (legal_name(f"{record.kind}.{name}"), value, milliseconds(record.time), record.batch)
+        for record in records
+        if record.kind in _MEASURED
+        for name, value in record.metrics.items()
+        # MLflow turns an infinite value into the largest float, which then wins every comparison.
+        if math.isfinite(value)
+    ]

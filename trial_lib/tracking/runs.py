@@ -1,0 +1,139 @@
+"""Runs in MLflow that carry a record's id: each is looked for before it is created, and sent again it is the same."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from filelock import FileLock
+
+from trial_lib.tracking.run_content import KIND, RECORD_ID, RunContent
+from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
+
+SENT = "sent"  # the tag that says what a run has; set last
+_SCHEMA_TIMEOUT_S = 120.0
+_BATCH = 100  # params, or tags, in one request
+_METRICS_BATCH = 1000
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Left to itself MLflow repeats a request whose answer is late, and so creates a run twice.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+class Runs:
+    """The runs of one record or of one study.
+
+    Args:
+        tracking_uri: MLflow's store or server.
+        experiment_name: MLflow's experiment, created where there is none.
+        wanted: the filter that finds the runs.
+        kind: the tag of that name; runs of another kind are left alone. None for the runs without.
+
+    Attributes:
+        experiment_id: MLflow's.
+        found: the runs that were there already, as MLflow has them, by their records' ids.
+
+    Raises:
+        Exception: whatever MLflow raises.
+    """
+
+    def __init__(self, tracking_uri: str, experiment_name: str, wanted: str, kind: str | None = None) -> None:
+        with _schema_lock(tracking_uri):
+            self._client = _mlflow_client(tracking_uri)
+            experiment = self._client.get_experiment_by_name(experiment_name)
+            self.experiment_id: str = (
+                self._client.create_experiment(experiment_name, artifact_location(tracking_uri))
+                if experiment is None
+                else experiment.experiment_id
+            )
+        self.found: dict[str, Any] = {}
+        # A run whose creation was answered too late has been created once more: the one that was gone on with stays.
+        for run in sorted(self.search(wanted), key=lambda run: SENT not in run.data.tags):
+            if run.data.tags.get(KIND) != kind:
+                continue
+            if run.data.tags[RECORD_ID] in self.found:
+                self._client.delete_run(run.info.run_id)
+                continue
+            self.found[run.data.tags[RECORD_ID]] = run
+        self._ids: dict[str, str] = {record_id: run.info.run_id for record_id, run in self.found.items()}
+
+    def search(self, wanted: str) -> Iterator[Any]:
+        """Yields the experiment's runs that a filter finds."""
+        token = None
+        while True:
+            page = self._client.search_runs([self.experiment_id], wanted, page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def run_of(self, content: RunContent) -> str:
+        """Returns the id of the run of a record, and creates it if there is none."""
+        if content.record_id not in self._ids:
+            run = self._client.create_run(
+                self.experiment_id, milliseconds(content.started_at), content.tags, content.name
+            )
+            self._ids[content.record_id] = run.info.run_id
+        return self._ids[content.record_id]
+
+    def send(self, content: RunContent) -> None:
+        """Sends all of a run."""
+        from mlflow.entities import Param, RunTag
+
+        client, run_id = self._client, self.run_of(content)
+        for tags in _batches(list(content.tags.items()), _BATCH):
+            client.log_batch(run_id, tags=[RunTag(*tag) for tag in tags])
+        for params in _batches(list(content.params.items()), _BATCH):
+            client.log_batch(run_id, params=[Param(*param) for param in params])
+        # All at the trial's start: a metric that is sent again is the same one only at the same time.
+        started_at = milliseconds(content.started_at)
+        self.log_metrics(run_id, [(point.name, point.value, started_at, point.step) for point in content.metrics])
+        for artifact in content.artifacts:
+            client.log_artifact(run_id, str(artifact))
+        if content.ended_at is None:
+            client.update_run(run_id, content.status)
+        else:
+            client.set_terminated(run_id, content.status, milliseconds(content.ended_at))
+
+    def log_metrics(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> None:
+        """Sends values, each with its name, its time in milliseconds since the epoch, and its step."""
+        from mlflow.entities import Metric
+
+        for batch in _batches(points, _METRICS_BATCH):
+            self._client.log_batch(run_id, metrics=[Metric(*point) for point in batch])
+
+    def mark(self, run_id: str, sent: str) -> None:
+        """Notes in a run what it has."""
+        self._client.set_tag(run_id, SENT, sent)
+
+
+def _mlflow_client(tracking_uri: str) -> Any:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+@contextlib.contextmanager
+def _schema_lock(tracking_uri: str) -> Iterator[None]:
+    """Keeps other processes from creating a SQLite store's tables at the same time, which fails for all but one."""
+    database = sqlite_file(tracking_uri)
+    if database is None:
+        yield
+        return
+    with FileLock(f"{database}.lock", timeout=_SCHEMA_TIMEOUT_S):
+        yield
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def milliseconds(seconds: float) -> int:
+    """Returns a time as MLflow has it."""
+    return int(seconds * 1000)

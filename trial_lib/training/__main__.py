@@ -1,0 +1,90 @@
+"""One rank of a trial class: `python -m trial_lib.training SPEC.json`, in the model directory."""
+
+import importlib
+import os
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+from trial_lib.experiment.training_spec import TrainingSpec, read_training_spec
+from trial_lib.training.context import DeepSpeedTrialContext
+from trial_lib.training.deepspeed_trial import DeepSpeedTrial
+from trial_lib.training.device import rank_device
+from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.loaders import build_loaders
+from trial_lib.training.loop import TrainingLoop
+
+# The predecessor's name, and ZeroTune's own.
+_MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED")
+
+
+def main(arguments: list[str]) -> None:
+    """Trains as a spec says."""
+    train(read_training_spec(Path(arguments[0])))
+
+
+def train(spec: TrainingSpec) -> None:
+    """Builds the trial, its loaders and its loop, one after the other, and runs the loop.
+
+    Raises:
+        InvalidTrialError: the trial breaks the API.
+    """
+    trial_class = load_class(spec.trial)
+    seed_everything(spec.seed)
+    context, trial = build_trial(trial_class, spec)
+    # Replicas draw differently from here on, ranks of one replica alike.
+    seed_everything(spec.seed + context.mpu.data_parallel_rank)
+    loaders = build_loaders(trial, context, with_validation=spec.length is not None)
+    TrainingLoop(trial, context, loaders, spec).run()
+
+
+def load_class(name: str) -> type[DeepSpeedTrial]:
+    """Returns the class that `module:Class` names.
+
+    Raises:
+        InvalidTrialError: it is no `DeepSpeedTrial`.
+    """
+    module_name, _, class_name = name.partition(":")
+    found = getattr(importlib.import_module(module_name), class_name, None)
+    if not (isinstance(found, type) and issubclass(found, DeepSpeedTrial)):
+        raise InvalidTrialError(
+            f"{name} is {found!r}, no DeepSpeedTrial. Derive the class from trial_lib.DeepSpeedTrial."
+        )
+    return found
+
+
+def build_trial(trial_class: type[DeepSpeedTrial], spec: TrainingSpec) -> tuple[DeepSpeedTrialContext, DeepSpeedTrial]:
+    """Initialises the process group, unless that is left to the trial, and has the trial build its engines.
+
+    Raises:
+        InvalidTrialError: the trial registers no engine.
+    """
+    device = rank_device(int(os.environ.get("LOCAL_RANK", "0")))
+    is_manual = any(os.environ.get(name, "0").lower() not in ("", "0", "false") for name in _MANUAL_INIT)
+    if not is_manual:
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo" if device.type == "cpu" else None)
+    context = DeepSpeedTrialContext(spec, DistributedContext.from_torch(), device)
+    trial = trial_class(context)
+    if not context.models:
+        raise InvalidTrialError(
+            f"{spec.trial} has registered no engine. Call context.wrap_model_engine(engine) in its __init__."
+        )
+    return context, trial
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, numpy where it is there, and torch on all devices."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,216 @@
+"""The points of a training where a trial's own code is called."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from trial_lib.training.errors import InvalidTrialError
+
+
+class PyTorchCallback:
+    """Code of the user's that runs at points of the training: override what you need.
+
+    Every rank has its own copy, and calls it; ask `context.distributed.rank` for what one rank is to do. A callback
+    with a state overrides `state_dict` and `load_state_dict`, so that a resumed training has it too.
+    """
+
+    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+        """Called once, before everything else: the trial and its data loaders are built, no checkpoint is loaded yet.
+
+        Args:
+            first_batch_idx: the optimizer step that the training goes on with; 0 for a new one.
+            checkpoint_uuid: the checkpoint that it goes on from; None for a new one.
+        """
+
+    def on_training_start(self) -> None:
+        """Called once, before the first batch."""
+
+    def on_training_end(self) -> None:
+        """Called once, when the training has reached its length."""
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        """Called before the first batch of an epoch; `on_training_epoch_start(self)` is accepted too.
+
+        Args:
+            epoch_idx: the epoch, from 0.
+        """
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        """Called after the last batch of an epoch.
+
+        Args:
+            epoch_idx: the epoch, from 0.
+        """
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        """Called at each report of training metrics.
+
+        Args:
+            avg_metrics: the metrics as reported: over all batches since the last report, and all ranks.
+            batch_metrics: what this rank's `train_batch` returned since the last report, call by call.
+        """
+
+    def on_validation_start(self) -> None:
+        """Called before each validation."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Called before the first batch of each validation, after `on_validation_start`."""
+
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        """Called after the last batch of each validation, before `on_validation_end`.
+
+        Args:
+            outputs: what this rank's `evaluate_batch` returned, call by call.
+        """
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        """Called after each validation.
+
+        Args:
+            metrics: the validation metrics over all batches and ranks.
+        """
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        """Called before a checkpoint is loaded.
+
+        Args:
+            checkpoint: the loop's own part of it.
+        """
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        """Called before a checkpoint is written.
+
+        Args:
+            checkpoint: the loop's own part of it.
+        """
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        """Called when a checkpoint's files are written; files that are added to the folder now belong to it.
+
+        Args:
+            checkpoint_dir: the folder of the checkpoint that is being made.
+        """
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Called when a checkpoint is complete.
+
+        Args:
+            checkpoint_dir: its folder.
+        """
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        """Called when a checkpoint is where it stays, after `on_checkpoint_end`.
+
+        Args:
+            uuid: the checkpoint's name.
+        """
+
+    def on_trial_shutdown(self) -> None:
+        """Called once, after everything else, also where the training failed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of this callback: plain values and tensors in dicts and lists."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what `state_dict` returned when the checkpoint was made.
+
+        Args:
+            state_dict: that.
+        """
+
+
+HOOKS = tuple(name for name in vars(PyTorchCallback) if name.startswith("on_"))
+
+
+class Callbacks:
+    """The callbacks of a trial, called in their order.
+
+    Which of them override a hook is found out here, once: calling a hook that nobody overrides costs one look-up.
+
+    Args:
+        callbacks: what `build_callbacks` returned.
+
+    Raises:
+        InvalidTrialError: that is not a dict of callbacks by name, or a hook does not take its arguments.
+    """
+
+    def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
+        if not isinstance(callbacks, dict):
+            raise InvalidTrialError(
+                f"build_callbacks returned a {type(callbacks).__name__}: it has to return a dict of callbacks by name."
+            )
+        for name, callback in callbacks.items():
+            _check(name, callback)
+        self._callbacks = callbacks
+        self._overriding = {hook: _overriding(hook, callbacks) for hook in HOOKS}
+
+    def is_overridden(self, hook: str) -> bool:
+        """Returns whether any callback overrides a hook; what a hook is given need not be collected for nobody."""
+        return bool(self._overriding[hook])
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Calls a hook of all callbacks that override it.
+
+        Args:
+            hook: its name, one of `HOOKS`.
+            args: as the hook says.
+        """
+        for function in self._overriding[hook]:
+            function(*args)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns the states of all callbacks, by name."""
+        return {name: callback.state_dict() for name, callback in self._callbacks.items()}
+
+    def load_state_dict(self, states: dict[str, dict[str, Any]]) -> None:
+        """Gives the callbacks their states back; one that is new or gone since the checkpoint is passed over."""
+        for name, callback in self._callbacks.items():
+            if name in states:
+                callback.load_state_dict(states[name])
+
+
+def _check(name: object, callback: object) -> None:
+    if not isinstance(name, str):
+        raise InvalidTrialError(f"build_callbacks returned a callback under {name!r}: names have to be strings.")
+    if isinstance(callback, type):
+        raise InvalidTrialError(
+            f'build_callbacks returned the class {callback.__name__} as "{name}": give an instance, '
+            f"{callback.__name__}(...)."
+        )
+    if not isinstance(callback, PyTorchCallback):
+        raise InvalidTrialError(
+            f'build_callbacks returned a {type(callback).__name__} as "{name}": a callback has to be a PyTorchCallback.'
+        )
+
+
+def _overriding(hook: str, callbacks: dict[str, PyTorchCallback]) -> list[Callable[..., None]]:
+    default = getattr(PyTorchCallback, hook)
+    expected = list(inspect.signature(default).parameters)[1:]
+    functions: list[Callable[..., None]] = []
+    for name, callback in callbacks.items():
+        function = getattr(callback, hook)
+        if getattr(function, "__func__", None) is default:
+            continue
+        if _takes(function, len(expected)):
+            functions.append(function)
+        elif hook == "on_training_epoch_start" and _takes(function, 0):
+            functions.append(_without_arguments(function))
+        else:
+            raise InvalidTrialError(
+                f'The callback "{name}" defines {hook}{inspect.signature(function)}, but it is called with '
+                f"({', '.join(expected)})."
+            )
+    return functions
+
+
+def _takes(function: Callable[..., None], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _without_arguments(function: Callable[..., None]) -> Callable[..., None]:
+    return lambda *_: function()

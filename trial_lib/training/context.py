@@ -1,0 +1,275 @@
+"""What a `DeepSpeedTrial` is given: its hyperparameters, its place among the ranks, and what it asks of the loop."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trial_lib.experiment.training_spec import TrainingSpec
+from trial_lib.training import pipeline
+from trial_lib.training.device import move_to
+from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.hparams import AttrDict
+from trial_lib.training.length import Pace
+from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit
+from trial_lib.training.reducers import MetricReducer, Reducers
+
+
+class DeepSpeedTrialContext:
+    """The loop's side of a trial; one for each rank.
+
+    Attributes:
+        distributed: this rank's place, and the exchange of Python objects between ranks.
+        device: the device of this rank.
+        models: the registered engines, in their order.
+        reducers: the registered metric reducers.
+    """
+
+    def __init__(self, spec: TrainingSpec, distributed: DistributedContext, device: torch.device) -> None:
+        """Starts with no engine registered."""
+        self.distributed = distributed
+        self.device = device
+        self.models: list[Any] = []
+        self.reducers = Reducers()
+        self.accumulates_automatically = True
+        self.checks_loaders = True
+        self.profiler: Any = None
+        self._spec = spec
+        self._mpu: ModelParallelUnit | None = None
+        self._mpu_is_custom = False
+        self._writer: Any = None
+        self._stop_requested = False
+        # Set by the loop.
+        self.pace: Pace | None = None
+        self.batch_idx = 0
+        self.training_iterator: Iterator[Any] | None = None
+        self.validation_iterator: Iterator[Any] | None = None
+
+    # -- what the experiment says --------------------------------------------------------------------------------
+
+    def get_hparams(self) -> AttrDict:
+        """Returns a copy of the hyperparameters; readable as a dict, and as attributes."""
+        return AttrDict(self._spec.hparams)
+
+    def get_hparam(self, name: str) -> Any:
+        """Returns one hyperparameter.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        return self.get_hparams()[name]
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """Returns the experiment's YAML as a dict; values of secrets are left out."""
+        return AttrDict(self._spec.experiment_config)
+
+    def get_data_config(self) -> dict[str, Any]:
+        """Returns the YAML's `data` section."""
+        data: dict[str, Any] = self.get_experiment_config().get("data") or {}
+        return data
+
+    def get_trial_seed(self) -> int:
+        """Returns the seed of the training."""
+        return self._spec.seed
+
+    # -- engines -------------------------------------------------------------------------------------------------
+
+    def wrap_model_engine(self, model: Any) -> Any:
+        """Registers an engine with the loop, which saves it, loads it and counts its batches.
+
+        The first engine's batch size is the training's. A pipeline engine finds the loop's data by itself from then on:
+        its `train_batch()` and `eval_batch()` may be called without an iterator.
+
+        Args:
+            model: the engine, the first of what `deepspeed.initialize` returns.
+
+        Returns:
+            The engine.
+
+        Raises:
+            InvalidTrialError: it is no engine, or is registered already.
+        """
+        if not hasattr(model, "train_micro_batch_size_per_gpu"):
+            raise InvalidTrialError(
+                f"wrap_model_engine was given a {type(model).__name__}. Give it the engine: the first of what "
+                "deepspeed.initialize returns (engine, optimizer, training loader, learning rate scheduler)."
+            )
+        if any(model is registered for registered in self.models):
+            raise InvalidTrialError("wrap_model_engine was given the same engine twice. Register each engine once.")
+        self.models.append(model)
+        if pipeline.is_pipeline(model):
+            pipeline.supply_iterators(model, lambda: self.training_iterator, lambda: self.validation_iterator)
+        if self._mpu is None:
+            is_pipeline = pipeline.is_pipeline(model)
+            self._mpu = pipeline_unit(model.grid) if is_pipeline else data_parallel_unit(self.distributed)
+        return model
+
+    def set_mpu(self, mpu: ModelParallelUnit) -> None:
+        """Says which ranks hold replicas, build loaders and report metrics, where the engine cannot tell.
+
+        Raises:
+            InvalidTrialError: no engine is registered, one was set already, or it is something else.
+        """
+        if not isinstance(mpu, ModelParallelUnit):
+            raise InvalidTrialError(
+                f"set_mpu was given a {type(mpu).__name__}. Give it a ModelParallelUnit; an mpu of DeepSpeed's or "
+                "Megatron's belongs into deepspeed.initialize(mpu=...)."
+            )
+        if not self.models:
+            raise InvalidTrialError("set_mpu was called before an engine is registered. Call wrap_model_engine first.")
+        if self._mpu_is_custom:
+            raise InvalidTrialError("set_mpu was called twice. Set one ModelParallelUnit: it counts for all engines.")
+        self._mpu = mpu
+        self._mpu_is_custom = True
+
+    @property
+    def mpu(self) -> ModelParallelUnit:
+        """This rank's part in the model parallelism.
+
+        Raises:
+            InvalidTrialError: no engine is registered yet.
+        """
+        self._first_engine("the model parallel unit")
+        assert self._mpu is not None
+        return self._mpu
+
+    @property
+    def use_pipeline_parallel(self) -> bool:
+        """Whether an engine is a pipeline: `train_batch` is then called once for each batch."""
+        return any(pipeline.is_pipeline(model) for model in self.models)
+
+    @property
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """The first engine's micro-batch size: what a training loader's batches should have, in samples."""
+        return int(self._first_engine("train_micro_batch_size_per_gpu").train_micro_batch_size_per_gpu())
+
+    @property
+    def num_micro_batches_per_slot(self) -> int:
+        """Micro-batches that each rank takes for one batch: the first engine's `gradient_accumulation_steps`."""
+        return int(self._first_engine("num_micro_batches_per_slot").gradient_accumulation_steps())
+
+    def _first_engine(self, what: str) -> Any:
+        if not self.models:
+            raise InvalidTrialError(
+                f"There is no engine yet to tell {what}. Call context.wrap_model_engine in the trial's __init__ first."
+            )
+        return self.models[0]
+
+    # -- what the trial asks of the loop -------------------------------------------------------------------------
+
+    def disable_auto_grad_accumulation(self) -> None:
+        """Has `train_batch` called once for each batch: it takes all of the batch's micro-batches itself."""
+        self.accumulates_automatically = False
+
+    def disable_dataset_reproducibility_checks(self) -> None:
+        """Allows loaders other than `trial_lib.DataLoader`, which shuffle and shard as they will."""
+        self.checks_loaders = False
+
+    def wrap_reducer(
+        self,
+        reducer: Callable[[list[Any]], Any] | MetricReducer,
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Registers a metric that is not an average.
+
+        Args:
+            reducer: a function of the list of all values that were given to `update` on all ranks, or a
+                `MetricReducer`.
+            name: of the metric; without one the reducer returns a dict of metrics.
+            for_training: whether the training metrics have it.
+            for_validation: whether the validation metrics have it.
+
+        Returns:
+            The reducer, whose `update(value)` the trial calls.
+
+        Raises:
+            InvalidTrialError: it is neither, it would never be used, or the name is taken.
+        """
+        return self.reducers.wrap(reducer, name, for_training=for_training, for_validation=for_validation)
+
+    def set_profiler(self, *args: Any, **kwargs: Any) -> None:
+        """Profiles the training by `torch.profiler.profile(*args, **kwargs)`, one profiler step a batch.
+
+        Traces go to the TensorBoard folder unless `on_trace_ready` says otherwise.
+        """
+        kwargs.setdefault("on_trace_ready", torch.profiler.tensorboard_trace_handler(str(self.get_tensorboard_path())))
+        self.profiler = torch.profiler.profile(*args, **kwargs)
+
+    def get_stop_requested(self) -> bool:
+        """Returns whether this rank has asked the training to stop."""
+        return self._stop_requested
+
+    def set_stop_requested(self, stop_requested: bool) -> None:
+        """Asks the training to stop, from any rank: at the next report it validates, saves and ends.
+
+        Raises:
+            InvalidTrialError: the argument is not a bool.
+        """
+        if not isinstance(stop_requested, bool):
+            raise InvalidTrialError(f"set_stop_requested takes True or False, not {stop_requested!r}.")
+        self._stop_requested = stop_requested
+
+    # -- moving data ---------------------------------------------------------------------------------------------
+
+    def to_device(self, data: Any) -> Any:
+        """Returns data on this rank's device: tensors, and containers of them to any depth; the rest stays as it is."""
+        return move_to(self.device, data)
+
+    # -- where the training stands -------------------------------------------------------------------------------
+
+    def is_epoch_start(self) -> bool:
+        """Returns whether the current batch is the first that begins in its epoch."""
+        return self._pace.is_epoch_start(self.batch_idx)
+
+    def is_epoch_end(self) -> bool:
+        """Returns whether the current batch ends its epoch."""
+        return self._pace.is_epoch_end(self.batch_idx)
+
+    def current_train_epoch(self) -> int:
+        """Returns the epoch of the current batch, from 0."""
+        return self._pace.epoch_of(self.batch_idx)
+
+    def current_train_batch(self) -> int:
+        """Returns the current batch since the start of training, from 0."""
+        return self.batch_idx
+
+    @property
+    def _pace(self) -> Pace:
+        if self.pace is None:
+            raise InvalidTrialError("There is no current batch before the training starts. Ask in train_batch.")
+        return self.pace
+
+    # -- TensorBoard ---------------------------------------------------------------------------------------------
+
+    def get_tensorboard_path(self) -> Path:
+        """Returns this rank's folder for TensorBoard's files; rank 0 has the training's, the others one in it."""
+        root = Path(self._spec.tensorboard or "tensorboard")
+        rank = self.distributed.rank
+        path = root if rank == 0 else root / f"rank{rank}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def get_tensorboard_writer(self) -> Any:
+        """Returns this rank's `torch.utils.tensorboard.SummaryWriter`, one and the same each time.
+
+        Raises:
+            InvalidTrialError: the package tensorboard is not installed.
+        """
+        if self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise InvalidTrialError(
+                    f"A TensorBoard writer needs the package tensorboard ({error}): pip install tensorboard."
+                ) from None
+            self._writer = SummaryWriter(log_dir=str(self.get_tensorboard_path()))
+        return self._writer
+
+    def close(self) -> None:
+        """Closes what the trial has opened through the context."""
+        if self._writer is not None:
+            self._writer.close()

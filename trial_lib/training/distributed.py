@@ -1,0 +1,185 @@
+"""The ranks of a training, and how they hand objects to each other."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trial_lib.training.errors import InvalidTrialError
+
+
+class DistributedContext:
+    """Where this rank stands among all ranks, and collectives of Python objects.
+
+    Objects are pickled and travel through `torch.distributed`'s process group: with gloo through main memory, with NCCL
+    through the current CUDA device, which therefore has to be set before, and needs room for them. A tensor arrives on
+    the device that it came from: hand in CPU tensors. All collectives have to be called by all ranks (the local ones by
+    all ranks of a node), in the same order. A world of one needs no process group.
+
+    Attributes:
+        rank: of this process, from 0 to `size` - 1.
+        size: how many ranks train.
+        local_rank: of this process among those of its node.
+        local_size: how many ranks this node has.
+        cross_rank: of this node among all nodes.
+        cross_size: how many nodes there are.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        local_size: int = 1,
+        cross_rank: int = 0,
+        cross_size: int = 1,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.cross_rank = cross_rank
+        self.cross_size = cross_size
+        self._local_group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def from_torch(cls) -> "DistributedContext":
+        """Returns the context of this process.
+
+        Rank and size are the process group's; before there is one (the trial makes it itself), they are those of the
+        environment: RANK and WORLD_SIZE. What concerns the node comes from LOCAL_RANK and LOCAL_WORLD_SIZE (DeepSpeed's
+        launcher: LOCAL_SIZE), and from CROSS_RANK and CROSS_SIZE or GROUP_RANK and GROUP_WORLD_SIZE where a launcher
+        sets them. Nothing is sent.
+
+        Raises:
+            InvalidTrialError: the environment contradicts itself.
+        """
+        initialized = _is_initialized()
+        rank = dist.get_rank() if initialized else _environment("RANK", default=0)
+        size = dist.get_world_size() if initialized else _environment("WORLD_SIZE", default=1)
+        if size == 1:
+            return cls()
+        local_rank = _environment("LOCAL_RANK", default=rank)
+        local_size = _environment("LOCAL_WORLD_SIZE", "LOCAL_SIZE", default=size)
+        first = rank - local_rank
+        if not (0 <= local_rank < local_size and 0 <= first <= size - local_size) or (local_size == size and first):
+            raise InvalidTrialError(
+                f"Rank {rank} of {size} has LOCAL_RANK={local_rank} and {local_size} ranks on its node, which cannot "
+                "be: set LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, with the ranks numbered node by node."
+            )
+        return cls(
+            rank,
+            size,
+            local_rank,
+            local_size,
+            cross_rank=_environment("CROSS_RANK", "GROUP_RANK", default=rank // local_size),
+            cross_size=_environment("CROSS_SIZE", "GROUP_WORLD_SIZE", default=-(-size // local_size)),
+        )
+
+    def get_rank(self) -> int:
+        """Returns the rank of this process."""
+        return self.rank
+
+    def get_size(self) -> int:
+        """Returns how many ranks train."""
+        return self.size
+
+    def get_local_rank(self) -> int:
+        """Returns the rank of this process among those of its node."""
+        return self.local_rank
+
+    def get_local_size(self) -> int:
+        """Returns how many ranks this node has."""
+        return self.local_size
+
+    def get_cross_rank(self) -> int:
+        """Returns the rank of this node among all nodes."""
+        return self.cross_rank
+
+    def get_cross_size(self) -> int:
+        """Returns how many nodes there are."""
+        return self.cross_size
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Returns the values of all ranks, by rank, on rank 0; None on the others."""
+        return self._gather(value, 0, self.size, None) if self._has_peers() else [value]
+
+    def gather_local(self, value: Any) -> list[Any] | None:
+        """Returns the values of this node's ranks, by rank, on its first rank; None on the others."""
+        if not self._has_local_peers():
+            return [value]
+        return self._gather(value, self._first_local, self.local_size, self._local())
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, by rank, on every rank."""
+        return self._allgather(value, self.size, None) if self._has_peers() else [value]
+
+    def allgather_local(self, value: Any) -> list[Any]:
+        """Returns the values of this node's ranks, by rank, on each of them."""
+        return self._allgather(value, self.local_size, self._local()) if self._has_local_peers() else [value]
+
+    def broadcast(self, value: Any) -> Any:
+        """Returns rank 0's value on every rank."""
+        return self._broadcast(value, 0, None) if self._has_peers() else value
+
+    def broadcast_local(self, value: Any) -> Any:
+        """Returns the value of this node's first rank on each of its ranks."""
+        return self._broadcast(value, self._first_local, self._local()) if self._has_local_peers() else value
+
+    def barrier(self) -> None:
+        """Returns when every rank is here."""
+        if self._has_peers():
+            # Without being told, NCCL guesses the device from the rank.
+            dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
+
+    @property
+    def _first_local(self) -> int:
+        return self.rank - self.local_rank
+
+    def _has_peers(self) -> bool:
+        if self.size > 1 and not _is_initialized():
+            raise InvalidTrialError(
+                f"{self.size} ranks cannot talk to each other before the process group exists: where the trial "
+                "initialises it itself, call deepspeed.init_distributed() before anything that needs the other ranks."
+            )
+        return self.size > 1
+
+    def _has_local_peers(self) -> bool:
+        return self._has_peers() and self.local_size > 1
+
+    def _local(self) -> dist.ProcessGroup | None:
+        """Returns the process group of this node's ranks; None for that of all ranks, where they are the same.
+
+        It is made at its first use: one more NCCL communicator costs device memory, and most trainings need none.
+        """
+        if self.local_size == self.size:
+            return None
+        if self._local_group is None:
+            ranks = list(range(self._first_local, self._first_local + self.local_size))
+            # Other nodes may never ask for theirs: only the members take part.
+            self._local_group = dist.new_group(ranks, use_local_synchronization=True)
+        return self._local_group
+
+    def _gather(self, value: Any, target: int, size: int, group: dist.ProcessGroup | None) -> list[Any] | None:
+        values: list[Any] | None = [None] * size if self.rank == target else None
+        dist.gather_object(value, values, dst=target, group=group)
+        return values
+
+    def _allgather(self, value: Any, size: int, group: dist.ProcessGroup | None) -> list[Any]:
+        values: list[Any] = [None] * size
+        dist.all_gather_object(values, value, group=group)
+        return values
+
+    def _broadcast(self, value: Any, source: int, group: dist.ProcessGroup | None) -> Any:
+        values = [value]
+        dist.broadcast_object_list(values, src=source, group=group)
+        return values[0]
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _environment(*names: str, default: int) -> int:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name)), default)

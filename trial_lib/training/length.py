@@ -1,0 +1,111 @@
+"""Lengths of a training: batches, records and epochs, and when something that happens every so often is due.
+
+A batch is an optimizer step. An epoch is a pass over the training loader, on each replica `micro_batches_per_epoch`
+long; where that is no multiple of the accumulation, an epoch ends within the batch that takes its last micro-batch.
+"""
+
+from dataclasses import dataclass
+
+from trial_lib.experiment.training_spec import Length
+from trial_lib.training.errors import InvalidTrialError
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How batches, records and epochs relate in one training.
+
+    Attributes:
+        train_batch_size: samples of a batch, over all replicas.
+        accumulation: micro-batches of a batch, on each replica.
+        micro_batches_per_epoch: on each replica; None where the loader cannot tell.
+        records_per_epoch: samples of an epoch, for a loader that cannot tell; None where nobody can.
+    """
+
+    train_batch_size: int
+    accumulation: int
+    micro_batches_per_epoch: int | None = None
+    records_per_epoch: int | None = None
+
+    @property
+    def _epochs_per_batch(self) -> tuple[int, int]:
+        """The part of an epoch that a batch is, as numerator and denominator; no part where nobody knows."""
+        if self.micro_batches_per_epoch is not None:
+            return self.accumulation, self.micro_batches_per_epoch
+        if self.records_per_epoch is not None:
+            return self.train_batch_size, self.records_per_epoch
+        return 0, 1
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether it is known how long an epoch is."""
+        return self._epochs_per_batch[0] > 0
+
+    @property
+    def inexact_epochs(self) -> str | None:
+        """Why epochs do not begin with a batch; None where they do, or where nobody knows."""
+        part, whole = self._epochs_per_batch
+        if not part or whole % part == 0:
+            return None
+        what = "micro-batches on each replica" if self.micro_batches_per_epoch is not None else "records"
+        return (
+            f"an epoch has {whole} {what}, which is no multiple of the {part} of a batch: epochs end within a batch, "
+            "and the next one begins in the same"
+        )
+
+    def done(self, batches: int, unit: str) -> int:
+        """Returns how many of a unit are complete after so many batches.
+
+        Args:
+            batches: since the start of training.
+            unit: `batches`, `records` or `epochs`.
+
+        Raises:
+            InvalidTrialError: epochs are asked for, and their length is not known.
+        """
+        if unit == "batches":
+            return batches
+        if unit == "records":
+            return batches * self.train_batch_size
+        part, whole = self._epochs_per_batch
+        if not part:
+            raise InvalidTrialError(
+                "The experiment counts in epochs, and the training loader does not tell how long one is (it has no "
+                "len()). Set records_per_epoch in the YAML, or count in batches or records."
+            )
+        return batches * part // whole
+
+    def batches_for(self, length: Length) -> int:
+        """Returns the first number of batches after which a length is reached.
+
+        Raises:
+            InvalidTrialError: it counts in epochs, and their length is not known.
+        """
+        unit, count = _only(length)
+        self.done(0, unit)
+        part, whole = {"batches": (1, 1), "records": (self.train_batch_size, 1)}.get(unit, self._epochs_per_batch)
+        return -(-count * whole // part)
+
+    def is_due(self, period: Length | None, batches: int) -> bool:
+        """Returns whether a period has just been completed with the last of so many batches; never for None or 0."""
+        if period is None:
+            return False
+        unit, count = _only(period)
+        return count > 0 and self.done(batches, unit) // count > self.done(batches - 1, unit) // count
+
+    def epoch_of(self, batch_idx: int) -> int:
+        """Returns the epoch, from 0, that a batch begins in; 0 where nobody knows."""
+        part, whole = self._epochs_per_batch
+        return batch_idx * part // whole
+
+    def is_epoch_start(self, batch_idx: int) -> bool:
+        """Returns whether a batch is the first that begins in its epoch."""
+        return batch_idx == 0 or self.epoch_of(batch_idx) != self.epoch_of(batch_idx - 1)
+
+    def is_epoch_end(self, batch_idx: int) -> bool:
+        """Returns whether a batch takes the last micro-batch of its epoch."""
+        return self.epoch_of(batch_idx + 1) != self.epoch_of(batch_idx)
+
+
+def _only(length: Length) -> tuple[str, int]:
+    ((unit, count),) = length.items()
+    return unit, count

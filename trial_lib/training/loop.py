@@ -1,0 +1,291 @@
+"""The training loop: batches, reports, validations and checkpoints, each when it is due."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.training_spec import TrainingSpec
+from trial_lib.training import random_states
+from trial_lib.training.callbacks import Callbacks
+from trial_lib.training.checkpoints import (
+    Checkpoint,
+    CheckpointStore,
+    load_rank_state,
+    save_rank_state,
+    world_size_problem,
+)
+from trial_lib.training.context import DeepSpeedTrialContext
+from trial_lib.training.deepspeed_trial import DeepSpeedTrial
+from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.length import Pace
+from trial_lib.training.loaders import Loaders, micro_batches, training_iterator
+from trial_lib.training.metrics import MetricAverager, as_metrics
+from trial_lib.training.records import Recorder
+from trial_lib.training.validation import Validator
+
+
+class TrainingLoop:
+    """Trains a trial to its length, from the newest intact checkpoint on.
+
+    Args:
+        trial: the trial, its engines registered.
+        context: the trial's.
+        loaders: the trial's.
+        spec: how long, how often, and where to.
+
+    Raises:
+        InvalidTrialError: the trial has no engine, or lengths cannot be told in batches.
+    """
+
+    def __init__(
+        self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, loaders: Loaders, spec: TrainingSpec
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._loaders = loaders
+        self._spec = spec
+        self._recorder = Recorder(
+            None if spec.metrics is None else Path(spec.metrics), is_writer=context.distributed.rank == 0
+        )
+        self._callbacks = Callbacks(trial.build_callbacks())
+        self._pace = Pace(
+            train_batch_size=int(context.models[0].train_batch_size()),
+            accumulation=context.num_micro_batches_per_slot,
+            micro_batches_per_epoch=micro_batches(loaders.training, context),
+            records_per_epoch=spec.records_per_epoch,
+        )
+        context.pace = self._pace
+        self._length = None if spec.length is None else self._pace.batches_for(spec.length)
+        for period in (spec.validation_period, spec.checkpoint_period):
+            self._pace.is_due(period, 1)  # one that cannot be told is an error now, not hours later
+        self._validator = (
+            None if spec.length is None else Validator(trial, context, loaders.validation, self._callbacks)
+        )
+        self._store = (
+            None
+            if spec.checkpoints is None
+            else CheckpointStore(Path(spec.checkpoints), context.distributed, spec.smaller_is_better)
+        )
+        if self._store is not None and any(engine.checkpoint_engine.is_decoupled() for engine in context.models):
+            raise InvalidTrialError(
+                'DeepSpeed would still be writing when a checkpoint is sealed: leave "decoupled" out of the checkpoint '
+                "writer in its configuration."
+            )
+        self._calls_per_batch = (
+            1
+            if context.use_pipeline_parallel or not context.accumulates_automatically
+            else context.num_micro_batches_per_slot
+        )
+        self._averager = MetricAverager()
+        self._batch_metrics: list[dict[str, Any]] = []
+        self._keeps_batch_metrics = self._callbacks.is_overridden("on_training_workload_end")
+        self._batches = 0
+        self._reported, self._validated_at, self._saved_at = 0, -1, -1
+        self._validation: dict[str, float] = {}
+        self._lacks_metric = False
+        self._reported_at = 0.0
+
+    def run(self) -> None:
+        """Trains to the length, or until the trial asks to stop; the last batch is validated and saved."""
+        context, callbacks = self._context, self._callbacks
+        checkpoint = None if self._store is None else self._store.newest_intact(self._recorder.note)
+        callbacks.call(
+            "on_trial_startup", 0 if checkpoint is None else checkpoint.batch, checkpoint and checkpoint.path.name
+        )
+        try:
+            states = None if checkpoint is None else self._load(checkpoint)
+            context.training_iterator = training_iterator(
+                self._loaders.training, context, self._spec.seed, self._batches * self._pace.accumulation
+            )
+            if self._spec.length is not None and self._pace.inexact_epochs and self._batches == 0:
+                self._recorder.note(self._pace.inexact_epochs)
+            for engine in context.models:
+                engine.train()
+            callbacks.call("on_training_start")
+            if states is not None:
+                random_states.restore(states)  # last: whatever was built until here may have drawn
+            self._train()
+            callbacks.call("on_training_end")
+            self._finish()
+        finally:
+            context.training_iterator = None  # ends the loader's workers
+            callbacks.call("on_trial_shutdown")
+            context.close()
+
+    def _train(self) -> None:
+        spec, pace = self._spec, self._pace
+        self._context.reducers.reset(for_training=True)
+        self._reported, self._reported_at = self._batches, time.perf_counter()
+        profiler = self._context.profiler
+        if profiler is not None:
+            profiler.start()
+        try:
+            while self._length is None or self._batches < self._length:
+                self._train_batch(self._batches)
+                self._batches += 1
+                if profiler is not None:
+                    profiler.step()
+                is_last = self._batches == self._length
+                validates = self._validator is not None and pace.is_due(spec.validation_period, self._batches)
+                saves = self._store is not None and pace.is_due(spec.checkpoint_period, self._batches)
+                if validates or saves or is_last or self._batches % spec.report_period == 0:
+                    stops = self._report()
+                    if validates:
+                        self._validate()
+                    if saves:
+                        self._save()
+                    if stops:
+                        return
+        finally:
+            if profiler is not None:
+                profiler.stop()
+
+    def _train_batch(self, batch_idx: int) -> None:
+        """Takes one optimizer step."""
+        context, pace = self._context, self._pace
+        context.batch_idx = batch_idx
+        epoch_idx = pace.epoch_of(batch_idx)
+        if pace.is_epoch_start(batch_idx):
+            self._callbacks.call("on_training_epoch_start", epoch_idx)
+        counts = not context.accumulates_automatically
+        before = _micro_batches_seen(context) if counts else 0
+        iterator: Iterator[Any] | None = context.training_iterator
+        for _ in range(self._calls_per_batch):
+            try:
+                returned = self._trial.train_batch(iterator, epoch_idx, batch_idx)
+            except StopIteration:
+                raise InvalidTrialError(
+                    "The training data ended within train_batch. A loader of your own must hold at least one batch."
+                ) from None
+            metrics = as_metrics(returned, "train_batch")
+            self._averager.add(metrics)
+            if self._keeps_batch_metrics:
+                self._batch_metrics.append(metrics)
+        if counts:
+            _check_micro_batches(_micro_batches_seen(context) - before, pace.accumulation)
+        if pace.is_epoch_end(batch_idx):
+            self._callbacks.call("on_training_epoch_end", epoch_idx)
+
+    def _report(self) -> bool:
+        """Records the training metrics since the last report; returns whether any rank has asked to stop."""
+        context = self._context
+        reports = context.mpu.should_report_metrics
+        metrics = self._averager.average(context.distributed, reports)
+        metrics |= context.reducers.reduce(for_training=True, distributed=context.distributed, contributes=reports)
+        context.reducers.reset(for_training=True)
+        seconds = time.perf_counter() - self._reported_at
+        samples = (self._batches - self._reported) * self._pace.train_batch_size
+        self._callbacks.call("on_training_workload_end", metrics, self._batch_metrics)
+        self._batch_metrics = []
+        self._recorder.training(
+            self._batches, self._pace.epoch_of(self._batches - 1), {"throughput": samples / seconds, **metrics}
+        )
+        self._reported, self._reported_at = self._batches, time.perf_counter()
+        return any(context.distributed.allgather(context.get_stop_requested()))
+
+    def _validate(self) -> None:
+        """Validates, and saves what is the best so far."""
+        context = self._context
+        assert self._validator is not None
+        self._validation = metrics = self._validator.validate()
+        context.reducers.reset(for_training=True)
+        self._validated_at = self._batches
+        self._recorder.validation(self._batches, self._pace.epoch_of(self._batches - 1), metrics)
+        if self._spec.metric not in metrics and not self._lacks_metric:
+            self._lacks_metric = True
+            known = ", ".join(metrics) or "none"
+            self._recorder.note(
+                f"no checkpoint can be called the best: the validation metrics ({known}) have no {self._spec.metric}, "
+                "which searcher.metric names"
+            )
+        # Rank 0's view of the folder decides: another's may be stale, and all must save or none.
+        if context.distributed.broadcast(self._is_best(metrics.get(self._spec.metric))):
+            self._save()
+        self._reported_at = time.perf_counter()
+
+    def _is_best(self, metric: float | None) -> bool:
+        if self._store is None or metric is None or not math.isfinite(metric):
+            return False
+        best = self._store.best()
+        if best is None or best.metric is None:
+            return True
+        return metric < best.metric if self._spec.smaller_is_better else metric > best.metric
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Writes a checkpoint of this moment, unless there is one."""
+        if self._store is None or self._saved_at == self._batches:
+            return
+        metric = self._validation.get(self._spec.metric) if self._validated_at == self._batches else None
+        state = {"train_batch_size": self._pace.train_batch_size, "epoch": self._pace.epoch_of(self._batches)}
+        self._callbacks.call("on_checkpoint_save_start", state)
+        checkpoint = self._store.save(self._batches, metric, state, self._write)
+        self._saved_at = self._batches
+        self._recorder.checkpoint(self._batches, checkpoint.path.name, metric)
+        self._callbacks.call("on_checkpoint_end", str(checkpoint.path))
+        self._callbacks.call("on_checkpoint_upload_end", checkpoint.path.name)
+        self._reported_at = time.perf_counter()
+
+    def _write(self, folder: Path) -> None:
+        """Writes this rank's part of a checkpoint."""
+        self._trial.save(self._context, folder)
+        states = {"random": random_states.capture(), "callbacks": self._callbacks.state_dict()}
+        save_rank_state(folder, self._context.distributed.rank, states)
+        self._callbacks.call("on_checkpoint_write_end", str(folder))
+
+    def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Loads a checkpoint, and returns the random states that it holds."""
+        context = self._context
+        problem = world_size_problem(checkpoint, context.distributed.size)
+        if problem is None and checkpoint.state["train_batch_size"] != self._pace.train_batch_size:
+            problem = (
+                f"{checkpoint.path} was written with a train_batch_size of {checkpoint.state['train_batch_size']}, and "
+                f"this training has {self._pace.train_batch_size}. Go on with the configuration that it began with."
+            )
+        if problem is not None:
+            raise InvalidTrialError(problem)
+        self._callbacks.call("on_checkpoint_load_start", dict(checkpoint.state))
+        self._trial.load(context, checkpoint.path)
+        states = load_rank_state(checkpoint.path, context.distributed.rank)
+        self._callbacks.load_state_dict(states["callbacks"])
+        self._batches = self._saved_at = checkpoint.batch
+        random: dict[str, Any] = states["random"]
+        return random
+
+    def _finish(self) -> None:
+        """Validates and saves the last batch, and writes down that the training has ended."""
+        if self._validator is not None and self._validated_at != self._batches:
+            self._validate()
+        self._save()
+        if self._spec.finished is None or self._context.distributed.rank != 0:
+            return
+        best = None if self._store is None else self._store.best()
+        finished = {
+            "batches": self._batches,
+            "latest_checkpoint": None if self._store is None else self._store.complete()[-1].path.name,
+            "best_checkpoint": None if best is None else best.path.name,
+            "best_metric": None if best is None else best.metric,
+            "metrics": self._validation,
+        }
+        write_whole(Path(self._spec.finished), json.dumps(finished, indent=2))
+
+
+def _micro_batches_seen(context: DeepSpeedTrialContext) -> int:
+    """Returns the micro-batches that the first engine has taken; of a pipeline, by its whole steps."""
+    engine = context.models[0]
+    if context.use_pipeline_parallel:
+        return int(engine.global_steps) * context.num_micro_batches_per_slot
+    return int(engine.micro_steps)
+
+
+def _check_micro_batches(seen: int, expected: int) -> None:
+    if seen != expected:
+        raise InvalidTrialError(
+            f"train_batch took {seen} micro-batches through the first engine, and without automatic accumulation it "
+            f"has to take gradient_accumulation_steps, {expected}: forward, backward and step for each."
+        )

@@ -1,0 +1,90 @@
+"""Which part of the data a rank reads, and whether it reports: the ranks of a model that spans several devices."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.errors import InvalidTrialError
+
+
+@dataclass(frozen=True, init=False)
+class ModelParallelUnit:
+    """The place of one rank in a model-parallel training.
+
+    Args:
+        data_parallel_rank: which replica of the model this rank belongs to, from 0.
+        data_parallel_world_size: how many replicas there are.
+        should_report_metrics: whether what this rank's batches return counts; True on one rank of a replica.
+        should_build_data_loader: whether this rank reads data.
+        should_build_dataloader: another spelling of `should_build_data_loader`; exactly one of the two is given.
+
+    Raises:
+        TypeError: both spellings, or neither.
+        InvalidTrialError: the data-parallel rank is not below the world size.
+    """
+
+    data_parallel_rank: int
+    data_parallel_world_size: int
+    should_report_metrics: bool
+    should_build_data_loader: bool
+
+    def __init__(
+        self,
+        data_parallel_rank: int,
+        data_parallel_world_size: int,
+        should_report_metrics: bool,
+        should_build_data_loader: bool | None = None,
+        *,
+        should_build_dataloader: bool | None = None,
+    ) -> None:
+        if should_build_data_loader is not None and should_build_dataloader is not None:
+            raise TypeError(
+                "ModelParallelUnit was given both should_build_data_loader and should_build_dataloader, two spellings "
+                "of the same: give one of them."
+            )
+        builds = should_build_dataloader if should_build_data_loader is None else should_build_data_loader
+        if builds is None:
+            raise TypeError("ModelParallelUnit was not told if this rank reads data: give should_build_data_loader.")
+        if not 0 <= data_parallel_rank < data_parallel_world_size:
+            raise InvalidTrialError(
+                f"ModelParallelUnit was given data_parallel_rank={data_parallel_rank} of "
+                f"data_parallel_world_size={data_parallel_world_size}: ranks count from 0 to the world size - 1."
+            )
+        object.__setattr__(self, "data_parallel_rank", data_parallel_rank)
+        object.__setattr__(self, "data_parallel_world_size", data_parallel_world_size)
+        object.__setattr__(self, "should_report_metrics", should_report_metrics)
+        object.__setattr__(self, "should_build_data_loader", builds)
+
+    @property
+    def should_build_dataloader(self) -> bool:
+        """Another spelling of `should_build_data_loader`."""
+        return self.should_build_data_loader
+
+
+def data_parallel_unit(distributed: DistributedContext) -> ModelParallelUnit:
+    """Returns the place of a rank that is a replica of its own: it reads data and reports."""
+    return ModelParallelUnit(
+        data_parallel_rank=distributed.rank,
+        data_parallel_world_size=distributed.size,
+        should_report_metrics=True,
+        should_build_data_loader=True,
+    )
+
+
+def pipeline_unit(grid: Any) -> ModelParallelUnit:
+    """Returns the place of this rank in a pipeline.
+
+    The first stage reads the inputs and the last one the labels. Only the last stage knows the loss; where layers are
+    sliced over several ranks all of its slices do, and the first of them reports it.
+
+    Args:
+        grid: DeepSpeed's `PipelineParallelGrid`, a pipeline engine's `grid`.
+    """
+    stage = grid.get_pipe_parallel_rank()
+    is_last = stage == grid.get_pipe_parallel_world_size() - 1
+    return ModelParallelUnit(
+        data_parallel_rank=grid.get_data_parallel_rank(),
+        data_parallel_world_size=grid.get_data_parallel_world_size(),
+        should_report_metrics=is_last and grid.get_slice_parallel_rank() == 0,
+        should_build_data_loader=stage == 0 or is_last,
+    )

@@ -1,0 +1,264 @@
+"""Metrics that a mean over batches cannot give: the trial's own reducers, over all batches and ranks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import torch
+
+from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.metrics import as_number, described
+
+
+class MetricReducer(ABC):
+    """A metric that is reduced in two steps: on each rank, then over the ranks.
+
+    How values get into it (an `update` method, say) is the trial's affair.
+    """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets all values: a training or validation phase begins."""
+
+    @abstractmethod
+    def per_slot_reduce(self) -> Any:
+        """Returns what this rank contributes, to be pickled; tensors in containers reach the others as CPU tensors."""
+
+    @abstractmethod
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """Returns the metric (one number), or several in a dict where the reducer has no name.
+
+        It is called on every rank with the same list, and has to return the same.
+
+        Args:
+            per_slot_metrics: what `per_slot_reduce` returned, by rank, for each rank that contributes.
+        """
+
+
+class FunctionReducer(MetricReducer):
+    """Keeps all values and hands them to a function.
+
+    Args:
+        function: takes the list of all values since the last reset, rank by rank, in the order of the updates; tensors
+            in it are detached and on the CPU. Returns as `cross_slot_reduce`.
+    """
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+        self._values: list[Any] = []
+
+    def update(self, value: Any) -> None:
+        """Adds a value. It is not copied: a buffer that is written again is to be cloned first."""
+        # Attached to its graph, a value would keep the activations of its batch.
+        self._values.append(_map_tensors(torch.Tensor.detach, value))
+
+    def reset(self) -> None:
+        """Forgets all values."""
+        self._values = []
+
+    def per_slot_reduce(self) -> list[Any]:
+        """Returns this rank's values."""
+        return self._values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
+        """Returns what the function makes of all ranks' values."""
+        return self._function([value for values in per_slot_metrics for value in values])
+
+
+ReducerT = TypeVar("ReducerT", bound=MetricReducer)
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    reducer: MetricReducer
+    label: str
+    name: str | None
+    for_training: bool
+    for_validation: bool
+
+    def is_for(self, training: bool) -> bool:
+        return self.for_training if training else self.for_validation
+
+
+class Reducers:
+    """The reducers of a trial.
+
+    A reducer that serves training and validation has one store of values. The loop therefore reports the training
+    metrics before it validates, and resets before the first batch of each phase: no value is counted in the other
+    phase, and none is lost. A reporting period that a validation interrupts is two periods: the values before the
+    validation are in the report before it, those after it in the next.
+    """
+
+    def __init__(self) -> None:
+        self._wrapped: list[_Wrapped] = []
+        self._agreed = False
+
+    @overload
+    def wrap(
+        self, reducer: ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> ReducerT: ...
+
+    @overload
+    def wrap(
+        self,
+        reducer: Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> FunctionReducer: ...
+
+    def wrap(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Adds a reducer; every rank has to add the same ones in the same order.
+
+        Args:
+            reducer: a `MetricReducer`, or a function for a `FunctionReducer`.
+            name: of its metric, for a reducer that returns one number; None: it returns a dict of numbers by name.
+            for_training: whether it makes a training metric.
+            for_validation: whether it makes a validation metric.
+
+        Returns:
+            The reducer itself, or, for a function, the `FunctionReducer` whose `update` takes the values.
+
+        Raises:
+            InvalidTrialError: it is neither, has a name that another one has, or is for neither phase.
+        """
+        label = _label(reducer, name)
+        if isinstance(reducer, type):
+            raise InvalidTrialError(f'The reducer "{label}" is a class: give an instance, {reducer.__name__}(...).')
+        if not isinstance(reducer, MetricReducer) and not callable(reducer):
+            raise InvalidTrialError(
+                f'The reducer "{label}" is {described(reducer)}: give a function that takes the list of all values, or '
+                "a MetricReducer."
+            )
+        if name is not None and not isinstance(name, str):
+            raise InvalidTrialError(f'The reducer "{label}" has {described(name)} for a name: it has to be a string.')
+        if not for_training and not for_validation:
+            raise InvalidTrialError(
+                f'The reducer "{label}" is for neither training nor validation: give for_training=True or '
+                "for_validation=True."
+            )
+        if name is not None and any(name == wrapped.name for wrapped in self._wrapped):
+            raise InvalidTrialError(f'The reducer "{name}" is wrapped twice: give each reducer a name of its own.')
+        kept = reducer if isinstance(reducer, MetricReducer) else FunctionReducer(reducer)
+        self._wrapped.append(_Wrapped(kept, label, name, for_training, for_validation))
+        return kept
+
+    def reset(self, for_training: bool) -> None:
+        """Makes the reducers of a phase forget their values; to be called before its first batch."""
+        for wrapped in self._wrapped:
+            if wrapped.is_for(for_training):
+                wrapped.reducer.reset()
+
+    def reduce(self, for_training: bool, distributed: DistributedContext, contributes: bool = True) -> dict[str, float]:
+        """Returns the metrics of a phase's reducers since the last reset, the same on every rank.
+
+        To be called by every rank. A rank that does not contribute is not asked for its part: it may have no values.
+
+        Raises:
+            InvalidTrialError: a reducer returned something else than it has to, two returned the same metric, a
+                function failed for want of values, or the ranks wrapped different reducers.
+        """
+        self._agree(distributed)
+        phase = [wrapped for wrapped in self._wrapped if wrapped.is_for(for_training)]
+        if not phase:
+            return {}
+        mine = [_map_tensors(_on_cpu, wrapped.reducer.per_slot_reduce()) for wrapped in phase] if contributes else None
+        ranks = [parts for parts in distributed.allgather(mine) if parts is not None]
+        metrics: dict[str, float] = {}
+        if not ranks:
+            return metrics
+        for wrapped, per_slot in zip(phase, zip(*ranks, strict=True), strict=True):
+            for name, number in _reduce_over_ranks(wrapped, list(per_slot), for_training).items():
+                if name in metrics:
+                    raise InvalidTrialError(
+                        f'The reducer "{wrapped.label}" returned the metric "{name}", which another reducer returned '
+                        "too: give one of them another name."
+                    )
+                metrics[name] = number
+        return metrics
+
+    def _agree(self, distributed: DistributedContext) -> None:
+        """Checks, once, that all ranks have the same reducers; where they differ, later exchanges would be garbled."""
+        if self._agreed:
+            return
+        mine = [(wrapped.label, wrapped.for_training, wrapped.for_validation) for wrapped in self._wrapped]
+        ranks = distributed.allgather(mine)
+        for rank, theirs in enumerate(ranks):
+            if theirs != ranks[0]:
+                raise InvalidTrialError(
+                    f"The ranks have different reducers (rank 0: {_labels(ranks[0])}; rank {rank}: {_labels(theirs)}): "
+                    "wrap the same ones in the same order, for the same phases, on every rank."
+                )
+        self._agreed = True
+
+
+def _reduce_over_ranks(wrapped: _Wrapped, per_slot: list[Any], for_training: bool) -> dict[str, float]:
+    try:
+        reduced = wrapped.reducer.cross_slot_reduce(per_slot)
+    except Exception as error:
+        if isinstance(wrapped.reducer, FunctionReducer) and not any(per_slot):
+            phase, batch = ("training", "train_batch") if for_training else ("validation", "evaluate_batch")
+            raise InvalidTrialError(
+                f'The reducer "{wrapped.label}" failed on an empty list: no {batch} gave it a value. Call its update() '
+                f"there, or wrap it with for_{phase}=False."
+            ) from error
+        raise
+    if wrapped.name is not None:
+        number = as_number(reduced)
+        if number is None:
+            raise InvalidTrialError(
+                f'The reducer "{wrapped.label}" returned {described(reduced)}: with a name it has to return one '
+                "number; wrap it without a name to return several in a dict."
+            )
+        return {wrapped.name: number}
+    if not isinstance(reduced, dict):
+        raise InvalidTrialError(
+            f'The reducer "{wrapped.label}" returned {described(reduced)}: without a name it has to return a dict of '
+            "numbers by name; wrap it with a name to return one number."
+        )
+    metrics: dict[str, float] = {}
+    for name, value in reduced.items():
+        number = as_number(value)
+        if number is None or not isinstance(name, str):
+            raise InvalidTrialError(
+                f'The reducer "{wrapped.label}" returned {described(value)} as {name!r}: it has to return a dict of '
+                "numbers whose keys are strings."
+            )
+        metrics[name] = number
+    return metrics
+
+
+def _label(reducer: object, name: object) -> str:
+    if name is not None:
+        return str(name)
+    return str(getattr(reducer, "__name__", type(reducer).__name__))
+
+
+def _labels(reducers: list[tuple[str, bool, bool]]) -> str:
+    return ", ".join(label for label, *_ in reducers) or "none"
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu()
+
+
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Returns a value with a function applied to the tensors in it, in dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_tensors(function, item) for item in value]
+    if isinstance(value, tuple):
+        items = [_map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
