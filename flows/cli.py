@@ -50,7 +50,7 @@ _method_command("random", "Searches random configurations, and stops early those
 @click.argument("study", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output.")
 def resume(study: Path, as_json: bool) -> None:
-    """Goes on with an interrupted STUDY, a folder in zerotune-studies."""
+    """Goes on with a STUDY that was interrupted, or whose full experiment failed: a folder in zerotune-studies."""
     from flows.command import resume_command
 
     _run(lambda: resume_command(study, as_json))

@@ -15,6 +15,7 @@ from flows.interrupts import interrupts
 from flows.live import LiveView
 from flows.prefect_server import PrefectServer, ServerError, prefect_server, require_configured_server
 from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.environment import redact
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.report.leaderboard import leaderboard
 from trial_lib.study.arguments import StudyArguments
@@ -41,7 +42,7 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
 
 
 def resume_command(root: Path, as_json: bool) -> int:
-    """Goes on with an interrupted study, and prints the answer.
+    """Goes on with a study that was interrupted, or whose full experiment failed, and prints the answer.
 
     Returns:
         The exit code.
@@ -182,7 +183,7 @@ def _document(study: OpenStudy) -> dict[str, Any]:
         "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
         "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
         "command": study.paths.best_command.read_text() if found else None,
-        "full_experiment": None if full_experiment is None else full_experiment.model_dump(mode="json"),
+        "full_experiment": None if full_experiment is None else redact(full_experiment.model_dump(mode="json")),
         "tracking_uri": study.tracker.tracking_uri,
         "trials": [row.model_dump(mode="json") for row in rows],
     }
@@ -224,12 +225,10 @@ def _tell(study: OpenStudy, document: dict[str, Any]) -> None:
 
 
 def _tell_failed_training(study: OpenStudy) -> None:
-    """Prints why the full experiment failed, and how to train again with the study's answer."""
-    record = study.record
-    again = ["zerotune", "train", record.arguments["config_path"], record.model_dir]
+    """Prints why the full experiment failed, and how to go on with it."""
     click.echo(f"The full experiment failed. {study.driver.full_experiment_failure}", err=True)
     click.echo(f"Its files:     {study.paths.full_experiment.root}", err=True)
-    click.echo(f"Train again:   {shlex.join([*again, '--ds-config', str(study.paths.best_ds_config)])}", err=True)
+    click.echo(f"When that is mended, go on with: {interrupts.resume_command}", err=True)
 
 
 def _tell_last_words(study: OpenStudy) -> None:

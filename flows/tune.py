@@ -83,10 +83,11 @@ def run_study(study: OpenStudy) -> str | None:
             f"The configuration must be able to run with a micro-batch of 1: {profile.outcome.value}. {profile.reason}"
         )
     tell_profile(driver)
-    submitted = None if driver.submitted else driver.submitted_plan()
-    if submitted is not None:
-        run_alone(study, submitted)
-    search(study)
+    if not driver.has_searched:
+        submitted = None if driver.submitted else driver.submitted_plan()
+        if submitted is not None:
+            run_alone(study, submitted)
+        search(study)
     best = driver.best
     if best is None:
         return "No trial completed."

@@ -3,7 +3,8 @@
 import time
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging.handlers import APILogHandler
 
 _PATIENCE_S = 10.0
@@ -13,15 +14,21 @@ _POLL_S = 0.2
 def wait_for_history(flow_run_name: str) -> bool:
     """Waits until the server has recorded the end of every task run: their states arrive a little later than they are.
 
+    Those of an earlier run of the same name, which was killed, never end.
+
     Returns:
         Whether it has; False if it did not within ten seconds.
     """
     # What is logged after this would find the server gone.
     APILogHandler().flush()
     deadline = time.monotonic() + _PATIENCE_S
-    only = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
+    named = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
     seen = -1
     with get_client(sync_client=True) as client:
+        newest = client.read_flow_runs(flow_run_filter=named, sort=FlowRunSort.START_TIME_DESC, limit=1)
+        if not newest:
+            return True
+        only = FlowRunFilter(id=FlowRunFilterId(any_=[run.id for run in newest]))
         while time.monotonic() < deadline:
             runs = []
             while page := client.read_task_runs(flow_run_filter=only, limit=200, offset=len(runs)):

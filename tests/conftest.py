@@ -1,5 +1,6 @@
 """What the tests of real trials share: one warm launcher, one cold one, and a way to run a program under either."""
 
+import os
 import re
 import sys
 import threading
@@ -22,6 +23,9 @@ from trial_lib.launch.hardware import this_host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.trial import Program, TrialPlan, run_trial
 from trial_lib.launch.warm import WarmLauncher
+
+# As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 PROGRAMS = Path(__file__).parent / "programs"
 BUILDERS = ["ShareMemCommBuilder"]

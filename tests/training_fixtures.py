@@ -17,6 +17,7 @@ from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 TRIAL_CLASSES = Path(__file__).parent / "programs" / "trial_classes"
 DS_CONFIG: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,
@@ -24,6 +25,7 @@ DS_CONFIG: dict[str, Any] = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000},
 }
+PIPELINE = {**DS_CONFIG, "train_micro_batch_size_per_gpu": 4}
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,18 @@ class Trainings:
         environment: dict[str, str] | None = None,
         hparams: dict[str, Any] | None = None,
         deadline_s: float = 120.0,
+        model_text: tuple[str, str] = ("", ""),
         **spec: Any,
     ) -> Training:
-        """Trains `model_def:<trial>` and returns what it left; `spec` are fields of `TrainingSpec`."""
+        """Trains `model_def:<trial>` and returns what it left; `spec` are fields of `TrainingSpec`.
+
+        `model_text` is what to replace in the model directory's code, and by what.
+        """
         folder = self.root / name
         if not folder.exists():
             shutil.copytree(model_dir, folder / "model", ignore=shutil.ignore_patterns("__pycache__"))
+        code = folder / "model" / "model_def.py"
+        code.write_text(code.read_text().replace(*model_text, 1))
         config_path = folder / "ds_config.json"
         config_path.write_text(json.dumps(ds_config or DS_CONFIG))
         TrainingSpec(
@@ -129,11 +137,13 @@ class Trainings:
             "arguments": program.arguments,
             "passes_local_rank": False,
             "finished": [str(folder / f"rank{rank}.finished.json") for rank in range(slots)],
+            "failures": [str(folder / f"rank{rank}.failure.json") for rank in range(slots)],
         }
         logs = [folder / f"rank{rank}.log" for rank in range(slots)]
         host = this_host()
         with reserved_port(self.root / "locks") as port:
-            ranks = rank_requests(program, host, host.slots[:slots], port, logs)
+            # On a host with fewer slots, ranks share them.
+            ranks = rank_requests(program, host, (host.slots * slots)[:slots], port, logs)
             request = LaunchRequest(
                 sys.executable,
                 "trial_lib.measure.rank:train",
@@ -144,3 +154,8 @@ class Trainings:
             )
             ending = self._launcher.launch(request).wait_or_cancel(threading.Event())
         return Training(folder, ending, [log.read_text() for log in logs])
+
+
+def hparams(trainings: Trainings, name: str = "training", **values: Any) -> dict[str, Any]:
+    """Returns the hyperparameters of a training of that name: its DeepSpeed configuration, and values of the test's."""
+    return {"deepspeed_config": str(trainings.root / name / "ds_config.json"), **values}

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from trial_lib.training import checkpoints, random_states
-from trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state, world_size_problem
+from trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state
 from trial_lib.training.distributed import DistributedContext
 
 RANKS = 3
@@ -44,7 +44,8 @@ def as_rank(rank, meeting_point, function, root):
     try:
         return function(DistributedContext.from_torch(), root)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def save(distributed, root, batch, metric=None):
@@ -177,8 +178,59 @@ def test_every_rank_gets_its_own_state_back(on_all_ranks):
     assert on_all_ranks(load_and_draw) == draws
 
 
-def test_fewer_ranks_find_the_checkpoint_whole_and_are_told_why_they_cannot_go_on(on_all_ranks, tmp_path):
+def test_fewer_ranks_find_the_checkpoint_whole(on_all_ranks, tmp_path):
     saved = on_all_ranks(save_two)[0][1]
     found, notes = find_alone(tmp_path / "checkpoints")
     assert (found, notes) == (saved, [])
-    assert "was saved by 3 ranks and cannot be loaded by 1: resume on 3 slots" in world_size_problem(found, 1)
+
+
+def verify_and_say_what_was_read(distributed, root):
+    read, problem_of_content = [], checkpoints.problem_of_content
+    checkpoints.problem_of_content = lambda path, *others: (read.append(path.name), problem_of_content(path, *others))[
+        1
+    ]
+    try:
+        find(distributed, root)
+        return sorted(read)
+    finally:
+        checkpoints.problem_of_content = problem_of_content
+
+
+def save_a_large_first_file(distributed, root):
+    def write(folder):
+        # By name, rank 0 would have the large one and a fourth of the others.
+        (folder / f"{distributed.rank}-large.bin").write_bytes(bytes(1000 if distributed.rank == 0 else 10))
+        (folder / f"{distributed.rank}-small.bin").write_bytes(bytes(5))
+
+    CheckpointStore(root, distributed, smaller_is_better=True).save(10, None, {}, write)
+
+
+def test_the_rank_with_the_largest_file_reads_no_other(on_all_ranks):
+    on_all_ranks(save_a_large_first_file)
+    shares = on_all_ranks(verify_and_say_what_was_read)
+    assert shares[0] == ["0-large.bin"]
+    assert len({name for share in shares for name in share}) == sum(map(len, shares)) == 2 * RANKS
+
+
+def fail_to_write_on_rank_1(distributed, root):
+    def write(folder):
+        if distributed.rank == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return raised_by(lambda: CheckpointStore(root, distributed, smaller_is_better=True).save(30, None, {}, write))
+
+
+def raised_by(call):
+    """Returns the kind of an error; the process group ends with this rank, as it does where the process ends."""
+    try:
+        call()
+    except (OSError, RuntimeError) as error:
+        return type(error).__name__
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_error_within_the_writing_ends_the_rank_at_once_and_the_others_with_it(on_all_ranks, tmp_path):
+    _, newer = on_all_ranks(save_two)[0]
+    assert on_all_ranks(fail_to_write_on_rank_1) == ["RuntimeError", "OSError", "RuntimeError"]
+    assert find_alone(tmp_path / "checkpoints") == (newer, [])

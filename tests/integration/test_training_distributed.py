@@ -80,7 +80,9 @@ def one_node_alone(ranks):
 
 
 def process_groups(_):
-    return len(dist.distributed_c10d._world.pg_map)
+    """Returns the patience of each group's gloo, in hours."""
+    groups = dist.distributed_c10d._world.pg_map
+    return [group._get_backend(torch.device("cpu")).options._timeout / timedelta(hours=1) for group in groups]
 
 
 def reduced(ranks):
@@ -108,6 +110,15 @@ def reduced_by_the_last_ranks(ranks):
     if contributes:
         worst.update(ranks.rank)
     return reducers.reduce(True, ranks, contributes)
+
+
+def fails_on_rank_0(ranks):
+    reducers = Reducers()
+    reducers.wrap(lambda values: 1 / 0, "auc").update(1)
+    try:
+        return reducers.reduce(True, ranks)
+    except ZeroDivisionError:
+        return "ZeroDivisionError"
 
 
 def different_reducers(ranks):
@@ -162,6 +173,7 @@ CHECKS = [
     process_groups,
     reduced,
     reduced_by_the_last_ranks,
+    fails_on_rank_0,
     different_reducers,
     averaged,
     averaged_again,
@@ -290,24 +302,34 @@ def test_the_ranks_of_a_node_need_no_other_node(each_rank, size):
     assert each_rank("one_node_alone")[-2:] == [[size - 2, size - 1]] * 2
 
 
-def test_a_group_of_its_own_is_made_for_a_node_only_where_there_are_several(each_rank, size):
-    # The last node of several made a second one: it asked through a second context.
-    assert each_rank("process_groups") == ([1, 1] if size == 2 else [2, 2, 3, 3])
+def test_objects_travel_in_groups_of_their_own_which_are_patient(each_rank, size):
+    default, day = [20 / 3600], 24.0
+    # One for all ranks and, where there are several nodes, one for each. The last node made its own a second time, or
+    # that of all, where there is only one node: it asked through a second context.
+    own = [1, 1] if size == 2 else [2, 2, 3, 3]
+    assert each_rank("process_groups") == [pytest.approx(default + [day] * (count + (size == 2))) for count in own]
 
 
-def test_a_function_is_given_the_values_of_all_ranks_rank_by_rank(every_rank, size):
-    found = every_rank("reduced")
-    assert found["seen"] == [[[rank, index] for rank in range(size) for index in range(rank + 1)]]
-    assert found["training"]["count"] == len(found["seen"][0])
+def test_a_function_is_given_the_values_of_all_ranks_rank_by_rank(each_rank, size):
+    found = each_rank("reduced")
+    values = [[rank, index] for rank in range(size) for index in range(rank + 1)]
+    assert [result["seen"] for result in found] == [[values]] + [[]] * (size - 1)  # rank 0 does it for all
+    assert [result["training"]["count"] for result in found] == [len(values)] * size
 
 
-def test_a_reducer_of_the_users_own_is_reduced_over_all_ranks(every_rank, size):
+def test_a_reducer_of_the_users_own_is_reduced_over_all_ranks(each_rank, size):
     values = [rank for rank in range(size) for _ in range(rank + 1)]
-    assert every_rank("reduced")["training"]["mean"] == pytest.approx(sum(values) / len(values))
+    means = [result["training"]["mean"] for result in each_rank("reduced")]
+    assert means == [pytest.approx(sum(values) / len(values))] * size
 
 
-def test_training_values_are_not_in_the_validation(every_rank):
-    assert every_rank("reduced")["validation"] == {"mean": 10.0, "nothing": 0.0}
+def test_training_values_are_not_in_the_validation(each_rank, size):
+    assert [result["validation"] for result in each_rank("reduced")] == [{"mean": 10.0, "nothing": 0.0}] * size
+
+
+def test_a_reducer_that_fails_on_rank_0_is_an_error_on_all(each_rank, size):
+    told = "InvalidTrialError: A reducer failed on rank 0: ZeroDivisionError('division by zero')."
+    assert each_rank("fails_on_rank_0") == ["ZeroDivisionError"] + [told] * (size - 1)
 
 
 def test_ranks_that_do_not_contribute_are_left_out_of_a_reduction(every_rank, size):

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_fixtures import TRIAL_CLASSES
+from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.training_spec import TrainingSpec
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(

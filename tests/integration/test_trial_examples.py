@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from training_fixtures import Trainings
+from training_fixtures import EXAMPLES, Trainings
 
 from trial_lib.experiment.hparams import merged_hparams
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.launch.warm import WarmLauncher
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,9 @@ class ExperimentConfig(Section):
     resources: Resources = Field(default_factory=Resources, description="What a trial runs on.")
     searcher: Searcher = Field(default_factory=Searcher, description="How long the full experiment trains.")
     max_restarts: NonNegativeInt = Field(
-        default=5, description="How often a full experiment that crashed is started again. A trial never is."
+        default=5,
+        description="How often a full experiment that crashed is started again, unless it has ended the same way twice "
+        "with no progress between. A trial never is.",
     )
     environment: Environment = Field(default_factory=Environment, description="What the processes find around them.")
     min_validation_period: Length | None = Field(

@@ -6,10 +6,15 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Writes a file so that a reader sees all of it or nothing: to a temporary name beside it, then renamed.
 
     That holds when the power goes, too: its text is on the disk before it has its name, which is when this returns.
+
+    Args:
+        path: the file.
+        text: all that it is to hold.
+        mode: who may read it; 0o600 for what holds a user's secrets.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written; the file is then as it was. Where the disk failed
@@ -21,7 +26,7 @@ def write_whole(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Merging overrides into a DeepSpeed configuration.
+"""The DeepSpeed configuration that hyperparameters describe, and merging overrides into one.
 
 A rank imports this module from the user's environment: standard library only.
 """
@@ -17,6 +17,26 @@ DeepSpeedConfig = dict[str, Any]
 MICRO_BATCH = "train_micro_batch_size_per_gpu"
 ACCUMULATION = "gradient_accumulation_steps"
 TRAIN_BATCH = "train_batch_size"
+
+CONFIG, OVERWRITES = "deepspeed_config", "overwrite_deepspeed_args"
+"""The two keys of the hyperparameters that are ZeroTune's."""
+
+# What makes hyperparameters a DeepSpeed configuration: there is none without a batch size.
+_BATCH_SIZES = (TRAIN_BATCH, MICRO_BATCH)
+
+# What DeepSpeed 0.16 to 0.19 asks a configuration for, and what of it the later ones refuse.
+_KEYS = """
+activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
+compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt
+disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler fp16
+gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor graph_harvesting
+hybrid_engine log_level managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
+progressive_layer_drop quantize_training scheduler seq_parallel_communication_data_type sequence_parallel_size
+sparse_attention sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
+train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb
+weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
+"""
+DEEPSPEED_KEYS = frozenset(_KEYS.split())
 
 
 def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> DeepSpeedConfig:
@@ -55,17 +75,32 @@ def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path 
 
     Args:
         hparams: the experiment's `hyperparameters`, with `deepspeed_config` (a path below `base_dir`, or the
-            configuration itself) and, optionally, `overwrite_deepspeed_args`.
+            configuration itself) or DeepSpeed's own keys among the others, and, optionally,
+            `overwrite_deepspeed_args`.
         base_dir: the model directory that a relative path starts from.
 
     Raises:
-        KeyError: `deepspeed_config` is absent.
+        KeyError: `deepspeed_config` is absent, and so is a batch size of DeepSpeed's.
         InputError: the file is missing, is not JSON, or has a key twice.
     """
-    base = hparams["deepspeed_config"]
+    base = hparams.get(CONFIG)
+    if base is None:
+        base = inline_ds_config(hparams)
+    if base is None:
+        raise KeyError(
+            f"The hyperparameters hold no DeepSpeed configuration: add {CONFIG}, with the name of its file or the "
+            f"configuration itself, or DeepSpeed's own keys, {TRAIN_BATCH} or {MICRO_BATCH} among them."
+        )
     if not isinstance(base, Mapping):
         base = Path(base_dir) / base
-    return overwrite_deepspeed_config(base, hparams.get("overwrite_deepspeed_args") or {})
+    return overwrite_deepspeed_config(base, hparams.get(OVERWRITES) or {})
+
+
+def inline_ds_config(hparams: Mapping[str, Any]) -> DeepSpeedConfig | None:
+    """Returns the DeepSpeed configuration that stands among the hyperparameters; None where there is none."""
+    if hparams.get(CONFIG) is not None or not any(key in hparams for key in _BATCH_SIZES):
+        return None
+    return {key: value for key, value in hparams.items() if key in DEEPSPEED_KEYS}
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

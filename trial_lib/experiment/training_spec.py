@@ -53,8 +53,8 @@ class TrainingSpec:
     tensorboard: str | None = None
 
     def write(self, path: Path) -> None:
-        """Writes the spec for the ranks to read."""
-        write_whole(path, json.dumps(asdict(self), indent=2))
+        """Writes the spec for the ranks to read, and nobody else: hyperparameters may hold secrets."""
+        write_whole(path, json.dumps(asdict(self), indent=2), mode=0o600)
 
 
 def read_training_spec(path: Path) -> TrainingSpec:

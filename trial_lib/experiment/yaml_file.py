@@ -7,7 +7,7 @@ import ast
 import difflib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +19,7 @@ from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.explain import explain, one_error
-from trial_lib.experiment.hparams import inline_ds_config
-from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.overrides import inline_ds_config, overwrite_deepspeed_config
 from trial_lib.experiment.yaml_document import YamlDocument, read_yaml
 
 T = TypeVar("T")
@@ -58,12 +57,15 @@ class Experiment:
         return {**self.config.environment.environment_variables, **self.entrypoint.environment}
 
 
-def read_experiment(config_path: Path, model_dir: Path, *, needs_ds_config: bool = True) -> Experiment:
+def read_experiment(
+    config_path: Path, model_dir: Path, *, include: Sequence[Path] = (), needs_ds_config: bool = True
+) -> Experiment:
     """Returns the experiment that a YAML file and a model directory describe.
 
     Args:
         config_path: the YAML file.
         model_dir: the folder that the entrypoint runs in.
+        include: files and folders that the code imports from outside the model directory.
         needs_ds_config: whether the experiment has to name a DeepSpeed configuration, which a search starts from.
 
     Raises:
@@ -84,7 +86,8 @@ def read_experiment(config_path: Path, model_dir: Path, *, needs_ds_config: bool
 
     errors: list[InputError] = []
     ds_config = _collect(errors, lambda: _read_deepspeed_config(document, config, model_dir, needs_ds_config))
-    entrypoint = _collect(errors, lambda: _read_entrypoint(document, config, model_dir))
+    folders = [model_dir, *(path.resolve().parent for path in include)]
+    entrypoint = _collect(errors, lambda: _read_entrypoint(document, config, folders))
     if ds_config is None or entrypoint is None:
         raise one_error(errors, config_path)
     return Experiment(
@@ -112,7 +115,7 @@ def _read_deepspeed_config(
     base: Any = hyperparameters.deepspeed_config
     if base is None:
         typo = difflib.get_close_matches("deepspeed_config", hyperparameters.model_extra or {}, n=1)
-        inline = inline_ds_config(hyperparameters)
+        inline = inline_ds_config(hyperparameters.as_dict())
         if inline is not None and not typo:
             return overwrite_deepspeed_config(inline, hyperparameters.overwrite_deepspeed_args)
         if not is_needed and not typo:
@@ -133,9 +136,10 @@ def _read_deepspeed_config(
     return overwrite_deepspeed_config(base, hyperparameters.overwrite_deepspeed_args)
 
 
-def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, model_dir: Path) -> Entrypoint:
+def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: Sequence[Path]) -> Entrypoint:
+    model_dir = folders[0]
     where = document.where(("entrypoint",))
-    base = config.hyperparameters.deepspeed_config or inline_ds_config(config.hyperparameters)
+    base = config.hyperparameters.deepspeed_config or inline_ds_config(config.hyperparameters.as_dict())
     named = base if isinstance(base, str) else None
     entrypoint = parse_entrypoint(config.entrypoint, deepspeed_config=named, where=where)
     _refuse_another_config(entrypoint, base, model_dir, where)
@@ -152,8 +156,8 @@ def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, model_dir
             remedy="Name a script relative to the model directory, or pass the directory that holds it.",
         )
     if entrypoint.trial_class is not None:
-        _refuse_missing_class(entrypoint.trial_class, model_dir, where)
-    if entrypoint.module is not None and not _has_module(entrypoint, entrypoint.module, model_dir):
+        _refuse_missing_class(entrypoint, entrypoint.trial_class, folders, where)
+    if entrypoint.module is not None and not _has_module(entrypoint, entrypoint.module, folders):
         raise InputError(
             f"the module {entrypoint.module} is neither in the model directory {model_dir} nor installed.",
             where=where,
@@ -183,22 +187,35 @@ def _refuse_another_config(
             )
 
 
-def _has_module(entrypoint: Entrypoint, module: str, model_dir: Path) -> bool:
-    path = model_dir.joinpath(*module.split("."))
-    if _is_file(path.with_suffix(".py")) or _is_file(path / "__main__.py"):
-        return True
+def _has_module(entrypoint: Entrypoint, module: str, folders: Sequence[Path]) -> bool:
+    return _module_file(module, folders, "__main__.py") is not None or _may_be_installed(entrypoint, module)
+
+
+def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
     # What another interpreter has installed cannot be known without starting it.
     return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
-def _refuse_missing_class(name: str, model_dir: Path, where: str) -> None:
+def _module_file(module: str, folders: Sequence[Path], of_package: str) -> Path | None:
+    """Returns the file of a module in the first of the folders that has it, `of_package` for one that is a package."""
+    for folder in folders:
+        path = folder.joinpath(*module.split("."))
+        for file in (path.with_suffix(".py"), path / of_package):
+            if _is_file(file):
+                return file
+    return None
+
+
+def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[Path], where: str) -> None:
     """Refuses a trial class whose module is not there, or binds no such name; the module is read, not imported."""
     module, _, class_name = name.partition(":")
-    path = model_dir.joinpath(*module.split("."))
-    file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if _is_file(file)), None)
+    file = _module_file(module, folders, "__init__.py")
     if file is None:
+        if _may_be_installed(entrypoint, module):
+            return
         raise InputError(
-            f"the module {module} of the trial class {name} is not in the model directory {model_dir}.",
+            f"the module {module} of the trial class {name} is neither in the model directory {folders[0]} nor "
+            "installed.",
             where=where,
             remedy=f"Put it in {module.replace('.', '/')}.py, or pass the directory that holds it.",
         )

@@ -109,7 +109,8 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
     if killed is not None:
         signal = -(ending.statuses[killed] or 0)
         return Outcome.CRASHED, f"Rank {killed} was ended by signal {signal}. Log: {ranks[killed].log}"
-    culprit = next((number for number, status in enumerate(ending.statuses) if status), 0)
+    silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
+    culprit = next((number for number, status in enumerate(ending.statuses) if status), silent)
     last = (ranks[culprit].log_tail.strip().splitlines() or ["it printed nothing."])[-1]
     return Outcome.CRASHED, f"Rank {culprit} left no result; its last words: {last} Log: {ranks[culprit].log}"
 

@@ -39,6 +39,8 @@ def rank_requests(program: Program, host: Host, slots: list[str], port: int, log
         "MASTER_PORT": str(port),
     }
     if host.device == "cuda":
+        # As NVML counts them, which names the slots.
+        shared["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(slots)
     return [
         RankRequest(

@@ -1,30 +1,34 @@
 """The user's program at full length: fresh processes, no probe, no deadline, started again when they die."""
 
-import contextlib
-import json
 import math
 import re
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trial_lib.experiment.full_experiment import FullExperimentPaths
+from trial_lib.experiment.metrics_file import MetricsReader
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.outcome import RankRecord, classify, kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
+from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.slots import held_slots
 
 _ENTRY = "trial_lib.measure.rank:train"
-_TAIL_BYTES = 20_000
 
 # The user's class breaks the API: it would again.
 _INVALID_TRIAL = "InvalidTrialError"
 _INVALID_TRIAL_LINE = re.compile(rf"^(?:\w+\.)*{_INVALID_TRIAL}: (.+)$", re.MULTILINE)
+
+
+# Signals that a process does not end itself by.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ def run_training(
     """Trains to the program's own end, and starts it again when it has crashed.
 
     An attempt has succeeded when every rank has left the record of its program's return; exit statuses are not asked.
+    Two attempts that end by the same message, with no progress between them, are the last: the next would end so, too.
+    A restart is preceded by a pause, of one second at first and of half a minute at most.
 
     Args:
         plan: the training.
@@ -83,18 +89,56 @@ def run_training(
         if slots is None:
             return TrainingEnd(False, "Cancelled before it started.")
         attempts = plan.max_restarts + 1
+        pause_s = _FIRST_PAUSE_S
+        before: tuple[str, tuple[int, str]] | None = None
         for attempt in range(1, attempts + 1):
             starting(slots)
-            outcome, reason, is_invalid = _attempt(plan, launcher, host, slots, lock_dir, cancelled)
-            if outcome is Outcome.COMPLETED:
+            end = _attempt(plan, launcher, host, slots, lock_dir, cancelled)
+            if end.outcome is Outcome.COMPLETED:
                 return TrainingEnd(True)
-            if outcome is Outcome.CANCELLED:
-                return TrainingEnd(False, reason)
-            if is_invalid:
-                return TrainingEnd(False, reason)
-            again = "it starts again" if attempt < attempts else f"max_restarts is {plan.max_restarts}"
-            note(f"attempt {attempt} of {attempts} crashed: {reason} ({again})")
-    return TrainingEnd(False, f"{reason} That was attempt {attempts} of {attempts}.")
+            if end.outcome is Outcome.CANCELLED or end.is_invalid:
+                return TrainingEnd(False, end.reason)
+            told = f"attempt {attempt} of {attempts} crashed: {end.reason}"
+            now = (end.reason, _progress(plan.paths))
+            if now == before and not end.is_from_outside:
+                note(f"{told} (as the one before, with no progress since: it is not started again)")
+                return TrainingEnd(
+                    False,
+                    f"{end.reason} Attempts {attempt - 1} and {attempt} of {attempts} ended so, with no progress "
+                    "between them: another would, too.",
+                )
+            before = now
+            if attempt == attempts:
+                note(f"{told} (max_restarts is {plan.max_restarts})")
+                break
+            note(f"{told} (it starts again in {pause_s:.0f} s)")
+            if cancelled.wait(pause_s):
+                return TrainingEnd(False, "Cancelled before it started again.")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return TrainingEnd(False, f"{end.reason} That was attempt {attempts} of {attempts}.")
+
+
+def _progress(paths: FullExperimentPaths) -> tuple[int, str]:
+    """Returns how far a training has ever got: the last batch that it has told of, and its newest checkpoint."""
+    batch = max((record.batch for record in MetricsReader(paths.metrics).read()), default=0)
+    return batch, max((path.name for path in paths.checkpoints.glob("batch-*")), default="")
+
+
+@dataclass(frozen=True)
+class _AttemptEnd:
+    """How one attempt ended.
+
+    Attributes:
+        outcome: in a trial's words.
+        reason: one sentence.
+        is_invalid: whether the trial class breaks the API, so that another attempt is bound to end the same way.
+        is_from_outside: whether somebody killed the ranks or their guard, which says nothing of the next attempt.
+    """
+
+    outcome: Outcome
+    reason: str
+    is_invalid: bool = False
+    is_from_outside: bool = False
 
 
 def _attempt(
@@ -104,8 +148,8 @@ def _attempt(
     slots: list[str],
     lock_dir: Path,
     cancelled: threading.Event,
-) -> tuple[Outcome, str, bool]:
-    """Runs the ranks once; returns how they ended, why, and whether another attempt is bound to end the same way."""
+) -> _AttemptEnd:
+    """Runs the ranks once."""
     paths, ranks = plan.paths, range(plan.slots)
     for path in (paths.finished, *map(paths.rank_finished, ranks), *map(paths.rank_failure, ranks)):
         path.unlink(missing_ok=True)
@@ -114,19 +158,21 @@ def _attempt(
     with reserved_port(lock_dir) as port:
         ending = _run(plan, launcher, host, slots, port, cancelled)
     records = [
-        RankRecord(
-            _read(paths.rank_finished(rank)),
-            _read(paths.rank_failure(rank)),
-            _tail(paths.rank_log(rank), logs_before[rank]),
-            str(paths.rank_log(rank)),
+        read_rank_record(
+            paths.rank_finished(rank), paths.rank_failure(rank), paths.rank_log(rank), log_start=logs_before[rank]
         )
         for rank in ranks
     ]
     outcome, reason = classify(ending, records, math.inf, kernel_kills() > kills_before)
     invalid = None if outcome is Outcome.COMPLETED else _broken_api(records)
     if cancelled.is_set() and outcome is not Outcome.COMPLETED:
-        return Outcome.CANCELLED, "Cancelled while it ran.", False
-    return (outcome, reason, False) if invalid is None else (outcome, invalid, True)
+        return _AttemptEnd(Outcome.CANCELLED, "Cancelled while it ran.")
+    if invalid is not None:
+        return _AttemptEnd(outcome, invalid, is_invalid=True)
+    # A rank that the kernel killed for its memory is out of memory, not killed from outside.
+    killed = outcome is Outcome.CRASHED and any(status in _FROM_OUTSIDE for status in ending.statuses)
+    is_from_outside = killed and not any(record.failure for record in records)
+    return _AttemptEnd(outcome, reason, is_from_outside=is_from_outside or ending.ended_by == "guard")
 
 
 def _run(
@@ -162,20 +208,5 @@ def _broken_api(records: list[RankRecord]) -> str | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        record: dict[str, Any] = json.loads(path.read_text())
-        return record
-    return None
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _tail(path: Path, start: int) -> str:
-    """Returns the end of a log, of this attempt alone."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
-    return ""

@@ -1,6 +1,5 @@
 """One trial: slots, a port, processes, a deadline, and a result that is complete whatever happens."""
 
-import contextlib
 import json
 import platform
 import threading
@@ -18,13 +17,13 @@ from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
-from trial_lib.launch.outcome import RankRecord, classify, kernel_kills
+from trial_lib.launch.outcome import classify, kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
+from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.slots import held_slots
 
 _ENTRY = "trial_lib.measure.rank:run"
-_TAIL_BYTES = 20_000
 
 
 @dataclass(frozen=True)
@@ -166,31 +165,12 @@ def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_
     return LaunchRequest(plan.program.interpreter, _ENTRY, payload, str(plan.program.model_dir), ranks, plan.deadline_s)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        record: dict[str, Any] = json.loads(path.read_text())
-        return record
-    return None
-
-
-def _tail(path: Path) -> str:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
-    return ""
-
-
 def _result(
     plan: TrialPlan, host: Host, ending: Ending, kernel_killed: bool, started_at: float, seconds: float
 ) -> TrialResult:
     """Puts the ranks' records together."""
     ranks = [
-        RankRecord(
-            _read(plan.paths.measurement(rank)),
-            _read(plan.paths.failure(rank)),
-            _tail(plan.paths.log(rank)),
-            str(plan.paths.log(rank)),
-        )
+        read_rank_record(plan.paths.measurement(rank), plan.paths.failure(rank), plan.paths.log(rank))
         for rank in range(plan.candidate.slots)
     ]
     outcome, reason = classify(ending, ranks, plan.deadline_s, kernel_killed)

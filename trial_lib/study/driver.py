@@ -253,6 +253,11 @@ class StudyDriver:
         """Trials of the search that have ended, the profile trial among them."""
         return sum(self._purposes[number] is not Purpose.SUBMITTED for number in self.results)
 
+    @property
+    def has_searched(self) -> bool:
+        """Whether the search has come to its end."""
+        return self._stopped
+
     def _searching(self) -> Search:
         if self.search is None:
             assert self._profile.profile is not None

@@ -8,13 +8,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from filelock import FileLock, Timeout
 
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
+
+_LONG_LINE = 100_000  # a value that is broken into lines cannot be searched
+_SHORTEST_SECRET = 6  # a shorter value also stands in words that are none
 
 
 def new_id(name: str) -> str:
@@ -28,17 +33,19 @@ def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
 
     Args:
         experiment: what was submitted.
-        whole: where the YAML goes as it is.
-        shown: where it goes without the values that look like secrets.
+        whole: where the YAML goes as it is; it may stand there already, and may be what was submitted.
+        shown: where it goes without the values that look like secrets, and without comments, which may hold any.
     """
     text = experiment.path.read_text(encoding="utf-8")
-    whole.touch(mode=0o600)
-    whole.write_text(text, encoding="utf-8")
+    if not whole.exists() or whole.read_text(encoding="utf-8") != text:
+        write_whole(whole, text, mode=0o600)
+    shown_text = yaml.safe_dump(redact(read_yaml(whole).data), sort_keys=False, allow_unicode=True, width=_LONG_LINE)
+    # A variable's value may stand elsewhere, too: as a bare argument of the command, say.
     variables = experiment.environment_variables
     for name, replacement in redact(variables).items():
-        if replacement != variables[name] and variables[name]:
-            text = text.replace(variables[name], replacement)
-    write_whole(shown, text)
+        if replacement != variables[name] and len(variables[name]) >= _SHORTEST_SECRET:
+            shown_text = shown_text.replace(variables[name], replacement)
+    write_whole(shown, shown_text)
 
 
 def file_logger(name: str, path: Path) -> logging.Logger:

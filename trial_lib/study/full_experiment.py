@@ -31,7 +31,7 @@ from trial_lib.launch.training import TrainingEnd, TrainingPlan, run_training
 from trial_lib.study.system_metrics import SystemMonitor
 from trial_lib.tracking.tracker import FullExperimentTracker
 
-_CANCEL_S = 10.0  # what takes longer ends with this process
+_CANCEL_S = 35.0  # the guard gives processes that a driver holds half a minute
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
 
@@ -53,6 +53,11 @@ class TrainingArguments(BaseModel):
     model_dir: Path
     ds_config: Path | None = None
     include: tuple[Path, ...] = ()
+
+
+def write_record(paths: FullExperimentPaths, record: FullExperimentRecord) -> None:
+    """Writes a full experiment's record, for this user alone: hyperparameters may hold secrets."""
+    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
 
 
 class FullExperiment:
@@ -104,6 +109,7 @@ class FullExperiment:
         self._lock_dir = lock_dir
         self._lock = lock
         self._cancelled = threading.Event()
+        self._stop_by = math.inf
         self._ended = threading.Event()
         self._end = TrainingEnd(False, "It was not started.")
         # A daemon: nothing that it waits for may hold the end of this process up.
@@ -175,12 +181,21 @@ class FullExperiment:
         return self._end
 
     def stop(self) -> None:
-        """Ends the training, and returns when its processes are gone."""
-        self._cancelled.set()
+        """Ends the training, and returns when its processes are gone.
+
+        Those that cannot be killed, such as one that a device's driver holds, are waited for as long as their guard
+        does, and no longer, however often this is called; the log then says so, and the folder stays locked until they
+        are gone, or this process is.
+        """
+        if not self._cancelled.is_set():
+            self._stop_by = time.monotonic() + _CANCEL_S
+            self._cancelled.set()
         if self._thread.is_alive():
-            self._thread.join(_CANCEL_S)
+            self._thread.join(max(0.0, self._stop_by - time.monotonic()))
         if self._ended.is_set():
             self.wait(0.0)
+        elif self._thread.is_alive():
+            self.log.warning("processes of the training still run, and do not end")
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how it ended, unless that is known already."""
@@ -211,7 +226,8 @@ class FullExperiment:
             is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
             return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
         finally:
-            self._lock.release()
+            if self._ended.is_set() or not self._thread.is_alive():
+                self._lock.release()
 
     def _train(self) -> None:
         """Runs in a thread of its own."""
@@ -231,6 +247,8 @@ class FullExperiment:
             self.log.exception("the training could not be run")
         finally:
             self._ended.set()
+            if self._closed:
+                self._lock.release()
 
     def _attempt(self, slots: list[str]) -> None:
         """Is told of each attempt before its ranks start."""
@@ -265,5 +283,5 @@ class FullExperiment:
     def _update(self, **changes: object) -> None:
         with self._writing:
             self._record = self._record.model_copy(update=changes)
-            write_whole(self.paths.record, self._record.model_dump_json(indent=2))
+            write_record(self.paths, self._record)
         self.tracker.notify()

@@ -14,8 +14,7 @@ from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
-from trial_lib.experiment.hparams import CONFIG, OVERWRITES
-from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
@@ -33,7 +32,7 @@ from trial_lib.study.folder import (
     keep_experiment,
     new_id,
 )
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
 from trial_lib.study.open_study import OpenStudy, needed_builders
 from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.trial_class import tuning_spec
@@ -87,7 +86,7 @@ def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExper
     Raises:
         InputError: there is none, another process drives it, or something does not fit.
     """
-    named = read_experiment(arguments.config_path, arguments.model_dir, needs_ds_config=False)
+    named = _read_experiment(arguments, arguments.config_path)
     paths, record = _newest(named.name, work_dir)
     if arguments.ds_config is None:
         before = TrainingArguments.model_validate(record.arguments)
@@ -177,7 +176,7 @@ def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
 
 def _checked(arguments: TrainingArguments, config_path: Path, host: Host) -> tuple[Experiment, dict[str, Any]]:
     """Returns the experiment and the DeepSpeed configuration to train with."""
-    experiment = read_experiment(config_path, arguments.model_dir, needs_ds_config=False)
+    experiment = _read_experiment(arguments, config_path)
     check_slots(experiment, host)
     check_include(arguments.include)
     check_length(experiment)
@@ -187,6 +186,10 @@ def _checked(arguments: TrainingArguments, config_path: Path, host: Host) -> tup
         base = read_deepspeed_json(experiment.model_dir / named[0])
     merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
     return experiment, without_tuning_keys(overwrite_deepspeed_config(base, merged))
+
+
+def _read_experiment(arguments: TrainingArguments, config_path: Path) -> Experiment:
+    return read_experiment(config_path, arguments.model_dir, include=arguments.include, needs_ds_config=False)
 
 
 def _read_ds_config(path: Path) -> dict[str, Any]:
@@ -223,7 +226,8 @@ def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperim
         raise InputError(
             f"there is no full experiment named {name} here that has not come to its end.",
             where=str(work_dir / FULL_EXPERIMENTS),
-            remedy="Leave --resume out to start one, or run zerotune in the folder where it was started.",
+            remedy="Leave --resume out to start one, or run zerotune in the folder where it was started; "
+            "a study's goes on by `zerotune resume STUDY`.",
         )
     _, paths, record = max(found, key=lambda one: one[0])
     return paths, record
@@ -292,7 +296,7 @@ def _open(
     tracking_uri: str,
 ) -> FullExperiment:
     lock = hold_lock(paths.lock, "full experiment")
-    write_whole(paths.record, record.model_dump_json(indent=2))
+    write_record(paths, record)
     write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
     log = file_logger(record.experiment_id, paths.log)
     spec = _training_spec(record, experiment, paths)

@@ -1,20 +1,17 @@
 """Opening a study: its folder, its lock, its launcher and its tracker; and closing all of them, however it ended."""
 
+import contextlib
 import json
-import logging
-import os
-import re
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from pydantic import ValidationError
 
-from trial_lib.experiment.environment import redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
@@ -24,6 +21,16 @@ from trial_lib.launch.warm import WarmLauncher
 from trial_lib.study.answer import gain
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.folder import (
+    check_include,
+    check_length,
+    check_slots,
+    file_logger,
+    hold_lock,
+    host_lock_dir,
+    keep_experiment,
+    new_id,
+)
 from trial_lib.study.program import environment_of, interpreter_of
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
@@ -125,15 +132,15 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
     """
-    experiment = read_experiment(arguments.config_path, arguments.model_dir)
+    experiment = read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
     host = this_host()
     check_arguments(arguments, experiment, host)
-    study_id = _new_id(experiment.name)
+    study_id = new_id(experiment.name)
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
     try:
         paths.trials.mkdir(parents=True)
-        keep_experiment(experiment, paths)
+        keep_experiment(experiment, paths.experiment, paths.shown_experiment)
     except OSError as error:
         raise InputError(
             f"the study's folder cannot be written ({error.strerror}).",
@@ -153,26 +160,15 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
     return _open(record, arguments, experiment, host, paths, tracking_uri)
 
 
-def keep_experiment(experiment: Experiment, paths: StudyPaths) -> None:
-    """Keeps the YAML as it is, for this user alone, and without its secrets, for everybody who sees the study."""
-    text = experiment.path.read_text(encoding="utf-8")
-    paths.experiment.touch(mode=0o600)
-    paths.experiment.write_text(text, encoding="utf-8")
-    variables = experiment.environment_variables
-    for name, shown in redact(variables).items():
-        if shown != variables[name] and variables[name]:
-            text = text.replace(variables[name], shown)
-    write_whole(paths.shown_experiment, text)
-
-
 def resume_study(root: Path) -> OpenStudy:
-    """Opens a study that was interrupted; it goes on where it was.
+    """Opens a study that was interrupted, or whose full experiment has failed; it goes on where it was.
 
     Args:
         root: the study's folder.
 
     Raises:
-        InputError: there is no study, another process drives it, or the experiment has changed.
+        InputError: there is no study, nothing of it is left to do, another process drives it, or the experiment has
+            changed.
     """
     paths = StudyPaths(root.absolute())
     opened = _opened.get(paths.root)
@@ -194,12 +190,15 @@ def resume_study(root: Path) -> OpenStudy:
             remedy="Start a new study.",
         ) from None
     if record.status is StudyStatus.COMPLETED:
-        raise InputError(
-            "this study has finished.",
-            where=str(root),
-            remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
-        )
-    experiment = read_experiment(paths.experiment, arguments.model_dir)
+        if not arguments.run_full_experiment or _has_trained(paths):
+            raise InputError(
+                "this study has finished.",
+                where=str(root),
+                remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
+            )
+        # No trial is left to run: nothing for a fork server to do.
+        arguments = arguments.model_copy(update={"launcher": "cold"})
+    experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include)
     if experiment.ds_config != record.ds_config:
         raise InputError(
             "the DeepSpeed configuration has changed since the study began.",
@@ -212,19 +211,23 @@ def resume_study(root: Path) -> OpenStudy:
     return _open(record, arguments, experiment, host, paths, tracking_uri)
 
 
+def _has_trained(paths: StudyPaths) -> bool:
+    """Returns whether a study's full experiment has come to its end."""
+    record = FullExperimentPaths(paths.full_experiment.root).record
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return FullExperimentRecord.model_validate_json(record.read_text()).status is StudyStatus.COMPLETED
+    return False
+
+
 def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Host) -> None:
     """Refuses arguments that cannot work on this host.
 
     Raises:
-        InputError: too few trials, more slots than there are, or something to include that does not exist.
+        InputError: too few trials, more slots than there are, something to include that does not exist, or a full
+            experiment without a length.
     """
     slots = experiment.config.resources.slots_per_trial
-    if slots > len(host.slots):
-        raise InputError(
-            f"slots_per_trial is {slots}, but this host has {len(host.slots)} {host.device} slot(s).",
-            where=str(experiment.path),
-            remedy=f"Set resources.slots_per_trial to at most {len(host.slots)}.",
-        )
+    check_slots(experiment, host)
     if arguments.max_slots is not None and not slots <= arguments.max_slots <= len(host.slots):
         raise InputError(
             f"{arguments.max_slots} is not between one trial's slots ({slots}) and this host's ({len(host.slots)}).",
@@ -237,11 +240,9 @@ def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Hos
             where="--max-trials",
             remedy="Allow at least 2.",
         )
-    for path in arguments.include:
-        if not path.exists():
-            raise InputError(
-                "this does not exist.", where=f"--include {path}", remedy="Name an existing file or folder."
-            )
+    check_include(arguments.include)
+    if arguments.run_full_experiment:
+        check_length(experiment)
 
 
 def _absolute(arguments: StudyArguments) -> dict[str, object]:
@@ -252,11 +253,6 @@ def _absolute(arguments: StudyArguments) -> dict[str, object]:
     }
 
 
-def _new_id(name: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "study"
-    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
 def _open(
     record: StudyRecord,
     arguments: StudyArguments,
@@ -265,20 +261,12 @@ def _open(
     paths: StudyPaths,
     tracking_uri: str,
 ) -> OpenStudy:
-    lock = FileLock(paths.lock, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise InputError(
-            "another process drives this study.", where=str(paths.root), remedy="Wait for it, or stop it first."
-        ) from None
+    lock = hold_lock(paths.lock, "study")
     # From here on `resume` goes on with it, whatever ends this process.
     write_whole(paths.record, record.model_dump_json(indent=2))
-    log = _logger(record.study_id, paths.log)
+    log = file_logger(record.study_id, paths.log)
     launcher = _launcher(arguments, experiment, paths, log.info)
-    # Of this host and this boot, like what it hands out.
-    lock_dir = Path("/tmp") / f"zerotune-{os.getuid()}"
-    driver = StudyDriver(record.study_id, experiment, arguments, paths, host, launcher, lock_dir, log)
+    driver = StudyDriver(record.study_id, experiment, arguments, paths, host, launcher, host_lock_dir(), log)
     study = OpenStudy(record, paths, driver, launcher, StudyTracker(paths, tracking_uri), lock)
     _opened[paths.root] = study
     return study
@@ -306,11 +294,3 @@ def needed_builders(experiment: Experiment) -> list[str]:
         if not (optimizer.get("params") or {}).get("torch_adam"):
             builders.append("CPUAdamBuilder" if offloads else "FusedAdamBuilder")
     return builders
-
-
-def _logger(study_id: str, path: Path) -> logging.Logger:
-    logger = logging.Logger(study_id, logging.DEBUG)
-    file = logging.FileHandler(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.addHandler(file)
-    return logger

@@ -27,7 +27,7 @@ class SystemMonitor:
         path: the file of samples.
         batch: returns the last batch that the training has told of, which goes into the sample.
         sampled: called after each sample.
-        log: told once when no sample can be taken.
+        log: told once when a sample cannot be taken.
     """
 
     def __init__(self, path: Path, batch: Callable[[], int], sampled: Callable[[], None], log: logging.Logger) -> None:
@@ -55,12 +55,16 @@ class SystemMonitor:
 
     def _run(self) -> None:
         psutil.cpu_percent()  # a thread's first call has nothing to compare with
-        try:
-            while not self._done.wait(_PERIOD_S):
+        told = False
+        is_last = False
+        while not is_last:
+            is_last = self._done.wait(_PERIOD_S)
+            try:
                 self._sample()
-            self._sample()
-        except Exception as error:  # noqa: BLE001 - nothing that a training has to end for
-            self._log.warning("no more system metrics: %s: %s", type(error).__name__, error)
+            except Exception as error:  # noqa: BLE001 - nothing that a training has to end for
+                if not told:
+                    self._log.warning("system metrics are missing: %s: %s", type(error).__name__, error)
+                told = True
 
     def _sample(self) -> None:
         metrics = {

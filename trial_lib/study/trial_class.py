@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.config import ExperimentConfig
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.hparams import merged_hparams
 from trial_lib.experiment.training_spec import TrainingSpec
@@ -24,14 +25,10 @@ def tuning_spec(
     if experiment.entrypoint.trial_class is None:
         return None
     config = experiment.config
-    shown = config.model_dump(mode="json", exclude_unset=True)
-    environment = shown.get("environment")
-    if environment is not None:
-        environment["environment_variables"] = redact(config.environment.environment_variables)
     return TrainingSpec(
         trial=experiment.entrypoint.trial_class,
         hparams=merged_hparams(config.hyperparameters, ds_config, ds_config_path),
-        experiment_config=shown,
+        experiment_config=_shown_config(config),
         seed=config.reproducibility.experiment_seed,
         report_period=config.scheduling_unit,
         records_per_epoch=config.records_per_epoch,
@@ -39,3 +36,21 @@ def tuning_spec(
         smaller_is_better=config.searcher.smaller_is_better,
         tensorboard=str(tensorboard),
     )
+
+
+def _shown_config(config: ExperimentConfig) -> dict[str, Any]:
+    """Returns the experiment as its code may log it: without secrets, and without the fields that have no effect.
+
+    Hyperparameters come to the code whole beside it; `data` comes by it alone, and so is as it is written.
+    """
+    whole = config.model_dump(mode="json", exclude_unset=True)
+    for dotted in config.not_used():
+        *sections, name = dotted.split(".")
+        section = whole
+        for key in sections:
+            section = section[key]
+        del section[name]
+    shown = redact(whole)
+    if "data" in whole:
+        shown["data"] = whole["data"]
+    return shown

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.environment import redact, redact_text
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
@@ -195,9 +196,8 @@ def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, An
         lines.append("The submitted configuration did not complete, so there is no gain to state.")
     else:
         lines.append(f"**Gain:** {record.gain:.2f} times the submitted configuration.")
-    lines.append(
-        f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{paths.best_command.read_text().rstrip()}\n```"
-    )
+    command = redact_text(paths.best_command.read_text().rstrip())
+    lines.append(f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
     return "\n\n".join(lines)
 
 
@@ -274,7 +274,8 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _params(values: Mapping[str, Any]) -> dict[str, str]:
-    return {legal_name(key): _cut(_text(value), _PARAM_CHARACTERS) for key, value in flatten(values).items()}
+    shown = flatten(redact(values))
+    return {legal_name(key): _cut(_text(value), _PARAM_CHARACTERS) for key, value in shown.items()}
 
 
 def _tags(values: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The files of a checkpoint: which there are, that they are on the disk, and whether they are still what they were."""
 
 import hashlib
+import heapq
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,20 @@ def files_below(folder: Path) -> list[str]:
 def folders_below(folder: Path) -> list[Path]:
     """Returns all folders below a folder, without itself."""
     return [Path(parent, name) for parent, names, _ in os.walk(folder) for name in names]
+
+
+def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
+    """Returns a share of files for each rank, with about as many bytes: the largest first, to who has the least.
+
+    The same sizes are dealt alike on every rank.
+    """
+    shares: list[list[str]] = [[] for _ in range(ranks)]
+    loads = [(0, 0, rank) for rank in range(ranks)]  # bytes, files, rank
+    for size, name in sorted(((size, name) for name, size in sizes.items()), key=lambda file: (-file[0], file[1])):
+        held, files, rank = heapq.heappop(loads)
+        shares[rank].append(name)
+        heapq.heappush(loads, (held + size, files + 1, rank))
+    return shares
 
 
 def seal(paths: list[Path]) -> list[FileRecord]:

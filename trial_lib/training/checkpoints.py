@@ -7,6 +7,7 @@ A checkpoint is a folder, `batch-00000120`. It is written under a hidden name, e
     batch-00000120             complete
     .batch-00000120.replaced   the complete one before it of the same batch, until the new one has its name
     .batch-00000120.pruned     no longer needed, being removed
+    .batch-00000120.universal  a copy for another number of ranks, while these load it
     damaged-batch-00000120     complete once, and found damaged since: kept for a person to look at
 
 What a rank keeps for itself, beside the engines' state, is a file `rank0.pt` that is read without pickle.
@@ -21,13 +22,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from trial_lib.experiment.files import sync_folder, write_whole
+from trial_lib.training.agreement import must_be_seen, on_rank_0
 from trial_lib.training.checkpoint_files import (
     FileRecord,
+    dealt,
     files_below,
     folders_below,
     problem_of_content,
@@ -41,8 +44,7 @@ from trial_lib.training.readable import unreadable_part
 MANIFEST = "manifest.json"
 FORMAT = 1
 _NAME = re.compile(r"batch-(\d{8,})")
-_HIDDEN = re.compile(r"\.(batch-\d{8,})\.(partial|replaced|pruned)")
-_Result = TypeVar("_Result")
+_HIDDEN = re.compile(r"\.(batch-\d{8,})\.(partial|replaced|pruned|universal)")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one training: keeps the best and the latest, and one more where these are the same.
+    """The checkpoints of one training: keeps the best and the last two.
+
+    The one before the latest is there for the day on which the latest turns out to be damaged: the best may be old.
 
     Args:
         root: their folder, on a file system that all ranks share. It need not exist.
@@ -97,9 +101,12 @@ class CheckpointStore:
             write: called on every rank with the folder to write to, which all share.
 
         Raises:
-            InvalidTrialError: the state is not JSON, or a file has the manifest's name.
-            OSError: the disk is full or fails, or a rank does not see the folder. It is raised on all ranks, and there
-                is no such checkpoint then; one of the same batch is as it was.
+            InvalidTrialError: the state is not JSON, or a file has the manifest's name; on all ranks.
+            OSError: the disk is full or fails, or a rank does not see the folder; on all ranks.
+            Exception: what `write` raised, on the rank that it failed on, and at once: the others may be waiting for
+                that rank inside `write`, and fail when it ends.
+
+        Whatever is raised, there is no such checkpoint then, and one of the same batch is as it was.
         """
         name = _name(batch)
         partial = self.root / f".{name}.partial"
@@ -112,18 +119,20 @@ class CheckpointStore:
                 f"The state of checkpoint {name} cannot be written as JSON ({error}): keep what is no number, string, "
                 "list or dict of these in the state_dict of a callback."
             ) from error
-        self._on_rank_0(lambda: self._begin(partial))
-        self._must_be_seen(partial)
+        on_rank_0(self._distributed, lambda: self._begin(partial))
+        must_be_seen(self._distributed, partial)
         write(partial)
         self._distributed.barrier()
-        names = self._on_rank_0(lambda: files_below(partial))
-        if MANIFEST in names:
+        sizes = on_rank_0(
+            self._distributed, lambda: {name: (partial / name).stat().st_size for name in files_below(partial)}
+        )
+        if MANIFEST in sizes:
             raise InvalidTrialError(
                 f"The trial has saved a file {MANIFEST} at the top of its checkpoint, where the list of the "
                 "checkpoint's files belongs: give it another name, or a folder of its own."
             )
-        records = self._sealed(partial, names)
-        self._on_rank_0(lambda: self._complete(partial, checkpoint, records))
+        records = self._sealed(partial, sizes)
+        on_rank_0(self._distributed, lambda: self._complete(partial, checkpoint, records))
         if self._distributed.rank == 0:
             self._prune()
         return checkpoint
@@ -141,14 +150,14 @@ class CheckpointStore:
         Raises:
             OSError: a rank does not see the folder, or it cannot be written; raised on all ranks.
         """
-        names = self._on_rank_0(self._tidied_names)
+        names = on_rank_0(self._distributed, self._tidied_names)
         while names:
             name = names.pop()
-            self._must_be_seen(self.root / name)
+            must_be_seen(self._distributed, self.root / name)
             verified = self._verified(self.root / name)
             if isinstance(verified, Checkpoint):
                 return verified
-            self._on_rank_0(functools.partial(self._set_aside, name))
+            on_rank_0(self._distributed, functools.partial(self._set_aside, name))
             if self._distributed.rank == 0:
                 instead = "the one before is used" if names else "there is none before it, so the training begins anew"
                 note(
@@ -184,13 +193,13 @@ class CheckpointStore:
         self._tidy()
         partial.mkdir()
 
-    def _sealed(self, folder: Path, names: list[str]) -> dict[str, FileRecord]:
+    def _sealed(self, folder: Path, sizes: dict[str, int]) -> dict[str, FileRecord]:
         """Brings the files to the disk and returns their records; on all ranks, each its share."""
-        rank, size = self._distributed.rank, self._distributed.size
+        rank = self._distributed.rank
         records: dict[str, FileRecord] = {}
         problem = None
         try:
-            share = names[rank::size]
+            share = dealt(sizes, self._distributed.size)[rank]
             records = dict(zip(share, seal([folder / name for name in share]), strict=True))
         except OSError as error:
             problem = f"rank {rank}: {error}"
@@ -223,10 +232,7 @@ class CheckpointStore:
     def _prune(self) -> None:
         checkpoints = self.complete()
         best = self._best_of(checkpoints)
-        kept = checkpoints[-1:]
-        if best is None or best in kept:
-            kept = checkpoints[-2:]  # a latest one that turns out to be damaged must have one to fall back to
-        surplus = [found for found in checkpoints if found not in kept and found is not best]
+        surplus = [found for found in checkpoints[:-2] if found is not best]
         hidden = [found.path.rename(self.root / f".{found.name}.pruned") for found in surplus]
         if hidden:
             # The new names are on the disk before a file goes: no half of a checkpoint comes back under the old one.
@@ -265,11 +271,12 @@ class CheckpointStore:
             except _DamagedError as error:
                 return str(error)
 
-        manifest = self._on_rank_0(read)
+        manifest = on_rank_0(self._distributed, read)
         if isinstance(manifest, str):
             return manifest
         checkpoint, records = manifest
-        share = sorted(records)[self._distributed.rank :: self._distributed.size]
+        sizes = {name: record["bytes"] for name, record in records.items()}
+        share = dealt(sizes, self._distributed.size)[self._distributed.rank]
         for problem_of in (problem_of_size, problem_of_content):  # a look at all sizes first: no file is read for it
             problems = (problem_of(folder / name, name, records[name]) for name in share)
             own = next((problem for problem in problems if problem is not None), None)
@@ -283,32 +290,6 @@ class CheckpointStore:
         shutil.rmtree(damaged, ignore_errors=True)
         (self.root / name).rename(damaged)
         sync_folder(self.root)
-
-    # -- agreement of the ranks ----------------------------------------------------------------------------------
-
-    def _on_rank_0(self, work: Callable[[], _Result]) -> _Result:
-        """Does something on rank 0 while the others wait; all ranks return its result, or raise its OSError."""
-        result: _Result | None = None
-        failure = None
-        if self._distributed.rank == 0:
-            try:
-                result = work()
-            except OSError as error:
-                failure = error
-        agreed: _Result
-        agreed, problem = self._distributed.broadcast((result, None if failure is None else str(failure)))
-        if problem is not None:
-            raise OSError(problem) from failure
-        return agreed
-
-    def _must_be_seen(self, folder: Path) -> None:
-        """Raises an OSError on all ranks where one does not see a folder that rank 0 does."""
-        sees = self._distributed.allgather(folder.is_dir())
-        if not all(sees):
-            raise OSError(
-                f"Rank {sees.index(False)} does not see the folder {folder}, which rank 0 does: checkpoints need a "
-                "folder on a file system that all hosts share."
-            )
 
 
 def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:

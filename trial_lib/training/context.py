@@ -141,6 +141,12 @@ class DeepSpeedTrialContext:
         return any(pipeline.is_pipeline(model) for model in self.models)
 
     @property
+    def needs_even_batches(self) -> bool:
+        """Whether all batches must be of one size: the stages of a pipeline exchange their shapes once."""
+        engine = self.models[0]
+        return pipeline.is_pipeline(engine) and not getattr(engine.module, "dynamic_shape", False)
+
+    @property
     def train_micro_batch_size_per_gpu(self) -> int:
         """The first engine's micro-batch size: what a training loader's batches should have, in samples."""
         return int(self._first_engine("train_micro_batch_size_per_gpu").train_micro_batch_size_per_gpu())

@@ -147,6 +147,14 @@ class DataLoader:
         """
         return len(self._epoch_batches(0, num_replicas, rank=0))
 
+    def has_short_batch(self, num_replicas: int) -> bool:
+        """Returns whether the last batch of an epoch is smaller than the others; never for a batch sampler."""
+        if self.batch_sampler is not None or self.drop_last:
+            return False
+        assert self.batch_size is not None
+        samples = len(self.dataset if self.sampler is None else self.sampler)
+        return -(-samples // num_replicas) % self.batch_size != 0
+
     def __len__(self) -> int:
         """Returns the batches in an epoch of a single replica."""
         return self.micro_batches_per_epoch(1)

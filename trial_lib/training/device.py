@@ -25,6 +25,9 @@ def move_to(device: torch.device, data: Any) -> Any:
         data: a tensor, anything with a `to` of its own (a packed sequence, a tokenizer's output), or mappings, lists
             and tuples of those to any depth; what else there is stays as it is.
     """
+    if isinstance(data, torch.Tensor):
+        # From pinned memory it goes on beside the computation; the device's stream keeps the order.
+        return data.to(device, non_blocking=device.type != "cpu")
     if hasattr(data, "to"):
         return data.to(device)
     if isinstance(data, Mapping):

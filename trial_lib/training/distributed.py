@@ -1,21 +1,25 @@
 """The ranks of a training, and how they hand objects to each other."""
 
 import os
+from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from trial_lib.training.errors import InvalidTrialError
+
+_PATIENCE = timedelta(hours=24)
+"""How long a rank waits for the others: one of them may validate, hash or convert for hours. Gloo notices at once when
+one has died, whatever this says."""
 
 
 class DistributedContext:
     """Where this rank stands among all ranks, and collectives of Python objects.
 
-    Objects are pickled and travel through `torch.distributed`'s process group: with gloo through main memory, with NCCL
-    through the current CUDA device, which therefore has to be set before, and needs room for them. A tensor arrives on
-    the device that it came from: hand in CPU tensors. All collectives have to be called by all ranks (the local ones by
-    all ranks of a node), in the same order. A world of one needs no process group.
+    Objects are pickled and travel through main memory, in a gloo process group that this makes for itself at its first
+    collective: they need no room on a device, and wait for hours, which the group that gradients travel in must not. A
+    tensor arrives on the device that it came from: hand in CPU tensors. All collectives have to be called by all ranks
+    (the local ones by all ranks of a node), in the same order. A world of one needs no process group.
 
     Attributes:
         rank: of this process, from 0 to `size` - 1.
@@ -41,6 +45,7 @@ class DistributedContext:
         self.local_size = local_size
         self.cross_rank = cross_rank
         self.cross_size = cross_size
+        self._group: dist.ProcessGroup | None = None
         self._local_group: dist.ProcessGroup | None = None
 
     @classmethod
@@ -103,7 +108,7 @@ class DistributedContext:
 
     def gather(self, value: Any) -> list[Any] | None:
         """Returns the values of all ranks, by rank, on rank 0; None on the others."""
-        return self._gather(value, 0, self.size, None) if self._has_peers() else [value]
+        return self._gather(value, 0, self.size, self._all()) if self._has_peers() else [value]
 
     def gather_local(self, value: Any) -> list[Any] | None:
         """Returns the values of this node's ranks, by rank, on its first rank; None on the others."""
@@ -113,7 +118,7 @@ class DistributedContext:
 
     def allgather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, by rank, on every rank."""
-        return self._allgather(value, self.size, None) if self._has_peers() else [value]
+        return self._allgather(value, self.size, self._all()) if self._has_peers() else [value]
 
     def allgather_local(self, value: Any) -> list[Any]:
         """Returns the values of this node's ranks, by rank, on each of them."""
@@ -121,7 +126,7 @@ class DistributedContext:
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
-        return self._broadcast(value, 0, None) if self._has_peers() else value
+        return self._broadcast(value, 0, self._all()) if self._has_peers() else value
 
     def broadcast_local(self, value: Any) -> Any:
         """Returns the value of this node's first rank on each of its ranks."""
@@ -130,8 +135,7 @@ class DistributedContext:
     def barrier(self) -> None:
         """Returns when every rank is here."""
         if self._has_peers():
-            # Without being told, NCCL guesses the device from the rank.
-            dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
+            dist.barrier(group=self._all())
 
     @property
     def _first_local(self) -> int:
@@ -148,33 +152,55 @@ class DistributedContext:
     def _has_local_peers(self) -> bool:
         return self._has_peers() and self.local_size > 1
 
-    def _local(self) -> dist.ProcessGroup | None:
-        """Returns the process group of this node's ranks; None for that of all ranks, where they are the same.
+    def _all(self) -> dist.ProcessGroup:
+        """Returns the process group of all ranks for objects.
 
-        It is made at its first use: one more NCCL communicator costs device memory, and most trainings need none.
+        It is made at its first use, by all ranks: the trial may initialise `torch.distributed` later than this is made.
         """
+        if self._group is None:
+            self._group = _object_group(None)
+        return self._group
+
+    def _local(self) -> dist.ProcessGroup:
+        """Returns the process group of this node's ranks for objects: that of all ranks, where they are the same."""
         if self.local_size == self.size:
-            return None
+            return self._all()
         if self._local_group is None:
-            ranks = list(range(self._first_local, self._first_local + self.local_size))
-            # Other nodes may never ask for theirs: only the members take part.
-            self._local_group = dist.new_group(ranks, use_local_synchronization=True)
+            self._local_group = _object_group(list(range(self._first_local, self._first_local + self.local_size)))
         return self._local_group
 
-    def _gather(self, value: Any, target: int, size: int, group: dist.ProcessGroup | None) -> list[Any] | None:
+    def _gather(self, value: Any, target: int, size: int, group: dist.ProcessGroup) -> list[Any] | None:
         values: list[Any] | None = [None] * size if self.rank == target else None
         dist.gather_object(value, values, dst=target, group=group)
         return values
 
-    def _allgather(self, value: Any, size: int, group: dist.ProcessGroup | None) -> list[Any]:
+    def _allgather(self, value: Any, size: int, group: dist.ProcessGroup) -> list[Any]:
         values: list[Any] = [None] * size
         dist.all_gather_object(values, value, group=group)
         return values
 
-    def _broadcast(self, value: Any, source: int, group: dist.ProcessGroup | None) -> Any:
+    def _broadcast(self, value: Any, source: int, group: dist.ProcessGroup) -> Any:
         values = [value]
         dist.broadcast_object_list(values, src=source, group=group)
         return values[0]
+
+
+def _object_group(ranks: list[int] | None) -> dist.ProcessGroup:
+    """Returns a new process group of some ranks, of all for None; called by its members alone.
+
+    Raises:
+        InvalidTrialError: they do not reach each other.
+    """
+    try:
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=_PATIENCE, backend="gloo", use_local_synchronization=ranks is not None
+        )
+    except RuntimeError as error:
+        raise InvalidTrialError(
+            f"The ranks cannot exchange objects through gloo ({error}): set GLOO_SOCKET_IFNAME to the network "
+            "interface through which the hosts reach each other."
+        ) from error
+    return group
 
 
 def _is_initialized() -> bool:

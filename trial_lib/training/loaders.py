@@ -32,19 +32,49 @@ def build_loaders(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, with_va
     if not context.mpu.should_build_data_loader:
         return Loaders(None, None)
     training = _checked(trial.build_training_data_loader, context)
-    return Loaders(training, _checked(trial.build_validation_data_loader, context) if with_validation else None)
+    validation = _checked(trial.build_validation_data_loader, context) if with_validation else None
+    for loader in (training, validation):
+        if context.needs_even_batches and isinstance(loader, DataLoader):
+            _refuse_uneven_batches(loader, context)
+    return Loaders(training, validation)
+
+
+class CountedData:
+    """The training data, with the place where the trial stands: it takes as many micro-batches a call as it likes.
+
+    Attributes:
+        read: micro-batches that this rank has taken since the start of training.
+    """
+
+    def __init__(self, batches: Iterator[Any], first: int) -> None:
+        self._batches = batches
+        self.read = first
+
+    def __iter__(self) -> "CountedData":
+        """Returns itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Returns the next micro-batch."""
+        batch = next(self._batches)
+        self.read += 1
+        return batch
 
 
 def training_iterator(
     loader: Any, context: DeepSpeedTrialContext, seed: int, first_micro_batch: int
-) -> Iterator[Any] | None:
+) -> CountedData | None:
     """Returns the endless training data from a micro-batch of this replica on; None on a rank without loaders."""
     if loader is None:
         return None
     if isinstance(loader, DataLoader):
         mpu = context.mpu
-        return loader.training_iterator(seed, mpu.data_parallel_world_size, mpu.data_parallel_rank, first_micro_batch)
-    return custom_iterator(loader, first_micro_batch)
+        batches = loader.training_iterator(
+            seed, mpu.data_parallel_world_size, mpu.data_parallel_rank, first_micro_batch
+        )
+    else:
+        batches = custom_iterator(loader, first_micro_batch)
+    return CountedData(batches, first_micro_batch)
 
 
 def validation_iterator(loader: Any, context: DeepSpeedTrialContext) -> Iterator[Any] | None:
@@ -73,6 +103,24 @@ def micro_batches(loader: Any, context: DeepSpeedTrialContext) -> int | None:
             own = None
     known = [count for count in context.distributed.allgather(own) if count is not None]
     return min(known, default=None)
+
+
+def _refuse_uneven_batches(loader: DataLoader, context: DeepSpeedTrialContext) -> None:
+    """Refuses a pipeline's loader with batches of another size: its stages receive into buffers of the first one's.
+
+    DeepSpeed (runtime/pipe/engine.py) sends shapes once: another size would leave the stages waiting for each other.
+    """
+    size = context.train_micro_batch_size_per_gpu
+    if loader.batch_size != size and loader.batch_sampler is None:
+        raise InvalidTrialError(
+            f"A loader of a pipeline has batches of {loader.batch_size}, and its stages exchange batches of {size}: "
+            "use context.train_micro_batch_size_per_gpu in the training and in the validation loader."
+        )
+    if loader.has_short_batch(context.mpu.data_parallel_world_size):
+        raise InvalidTrialError(
+            f"The last batch of a pipeline's loader has fewer than {size} samples, and its stages exchange batches of "
+            "one size. Set drop_last=True in the training and in the validation loader."
+        )
 
 
 def _checked(build: Callable[[], Any], context: DeepSpeedTrialContext) -> Any:

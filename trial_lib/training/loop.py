@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
 from trial_lib.training.errors import InvalidTrialError
 from trial_lib.training.length import Pace
-from trial_lib.training.loaders import Loaders, micro_batches, training_iterator
-from trial_lib.training.metrics import MetricAverager, as_metrics
+from trial_lib.training.loaders import CountedData, Loaders, micro_batches, training_iterator
+from trial_lib.training.metrics import MetricAverager, as_metrics, detached
 from trial_lib.training.records import Recorder
 from trial_lib.training.validation import Validator
 
@@ -59,6 +58,7 @@ class TrainingLoop:
             records_per_epoch=spec.records_per_epoch,
         )
         context.pace = self._pace
+        _check_replicas(context)
         self._length = None if spec.length is None else self._pace.batches_for(spec.length)
         for period in (spec.validation_period, spec.checkpoint_period):
             self._pace.is_due(period, 1)  # one that cannot be told is an error now, not hours later
@@ -70,7 +70,7 @@ class TrainingLoop:
             if spec.checkpoints is None
             else CheckpointStore(Path(spec.checkpoints), context.distributed, spec.smaller_is_better)
         )
-        if self._store is not None and any(engine.checkpoint_engine.is_decoupled() for engine in context.models):
+        if self._store is not None and any(map(_saves_in_the_background, context.models)):
             raise InvalidTrialError(
                 'DeepSpeed would still be writing when a checkpoint is sealed: leave "decoupled" out of the checkpoint '
                 "writer in its configuration."
@@ -84,7 +84,10 @@ class TrainingLoop:
         self._batch_metrics: list[dict[str, Any]] = []
         self._keeps_batch_metrics = self._callbacks.is_overridden("on_training_workload_end")
         self._batches = 0
-        self._reported, self._validated_at, self._saved_at = 0, -1, -1
+        self._first_micro_batch = 0
+        self._data: CountedData | None = None
+        self._reported, self._validated_at = 0, -1
+        self._saved: tuple[int, float | None] = (0, None)
         self._validation: dict[str, float] = {}
         self._lacks_metric = False
         self._reported_at = 0.0
@@ -98,11 +101,16 @@ class TrainingLoop:
         )
         try:
             states = None if checkpoint is None else self._load(checkpoint)
-            context.training_iterator = training_iterator(
-                self._loaders.training, context, self._spec.seed, self._batches * self._pace.accumulation
+            context.training_iterator = self._data = training_iterator(
+                self._loaders.training, context, self._spec.seed, self._first_micro_batch
             )
             if self._spec.length is not None and self._pace.inexact_epochs and self._batches == 0:
                 self._recorder.note(self._pace.inexact_epochs)
+            if self._validator is not None and self._validator.left_out and self._batches == 0:
+                self._recorder.note(
+                    f"the last {self._validator.left_out} validation batches of each replica are left out: a pipeline "
+                    f"evaluates {self._pace.accumulation} at once"
+                )
             for engine in context.models:
                 engine.train()
             callbacks.call("on_training_start")
@@ -120,7 +128,8 @@ class TrainingLoop:
         spec, pace = self._spec, self._pace
         self._context.reducers.reset(for_training=True)
         self._reported, self._reported_at = self._batches, time.perf_counter()
-        profiler = self._context.profiler
+        # A tuning trial is measured as it is, and ends without an end.
+        profiler = None if self._length is None else self._context.profiler
         if profiler is not None:
             profiler.start()
         try:
@@ -130,7 +139,9 @@ class TrainingLoop:
                 if profiler is not None:
                     profiler.step()
                 is_last = self._batches == self._length
-                validates = self._validator is not None and pace.is_due(spec.validation_period, self._batches)
+                validates = self._validator is not None and (
+                    is_last or pace.is_due(spec.validation_period, self._batches)
+                )
                 saves = self._store is not None and pace.is_due(spec.checkpoint_period, self._batches)
                 if validates or saves or is_last or self._batches % spec.report_period == 0:
                     stops = self._report()
@@ -153,10 +164,9 @@ class TrainingLoop:
             self._callbacks.call("on_training_epoch_start", epoch_idx)
         counts = not context.accumulates_automatically
         before = _micro_batches_seen(context) if counts else 0
-        iterator: Iterator[Any] | None = context.training_iterator
         for _ in range(self._calls_per_batch):
             try:
-                returned = self._trial.train_batch(iterator, epoch_idx, batch_idx)
+                returned = self._trial.train_batch(self._data, epoch_idx, batch_idx)
             except StopIteration:
                 raise InvalidTrialError(
                     "The training data ended within train_batch. A loader of your own must hold at least one batch."
@@ -164,7 +174,7 @@ class TrainingLoop:
             metrics = as_metrics(returned, "train_batch")
             self._averager.add(metrics)
             if self._keeps_batch_metrics:
-                self._batch_metrics.append(metrics)
+                self._batch_metrics.append(detached(metrics))
         if counts:
             _check_micro_batches(_micro_batches_seen(context) - before, pace.accumulation)
         if pace.is_epoch_end(batch_idx):
@@ -203,7 +213,8 @@ class TrainingLoop:
                 "which searcher.metric names"
             )
         # Rank 0's view of the folder decides: another's may be stale, and all must save or none.
-        if context.distributed.broadcast(self._is_best(metrics.get(self._spec.metric))):
+        is_best = context.distributed.rank == 0 and self._is_best(metrics.get(self._spec.metric))
+        if context.distributed.broadcast(is_best):
             self._save()
         self._reported_at = time.perf_counter()
 
@@ -218,14 +229,14 @@ class TrainingLoop:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """Writes a checkpoint of this moment, unless there is one."""
-        if self._store is None or self._saved_at == self._batches:
-            return
+        """Writes a checkpoint of this moment, unless there is one that knows as much."""
         metric = self._validation.get(self._spec.metric) if self._validated_at == self._batches else None
-        state = {"train_batch_size": self._pace.train_batch_size, "epoch": self._pace.epoch_of(self._batches)}
+        if self._store is None or self._saved == (self._batches, metric):
+            return
+        state = {"train_batch_size": self._pace.train_batch_size}
         self._callbacks.call("on_checkpoint_save_start", state)
         checkpoint = self._store.save(self._batches, metric, state, self._write)
-        self._saved_at = self._batches
+        self._saved = self._batches, metric
         self._recorder.checkpoint(self._batches, checkpoint.path.name, metric)
         self._callbacks.call("on_checkpoint_end", str(checkpoint.path))
         self._callbacks.call("on_checkpoint_upload_end", checkpoint.path.name)
@@ -234,7 +245,11 @@ class TrainingLoop:
     def _write(self, folder: Path) -> None:
         """Writes this rank's part of a checkpoint."""
         self._trial.save(self._context, folder)
-        states = {"random": random_states.capture(), "callbacks": self._callbacks.state_dict()}
+        states = {
+            "random": random_states.capture(),
+            "callbacks": self._callbacks.state_dict(),
+            "micro_batches_read": 0 if self._data is None else self._data.read,
+        }
         save_rank_state(folder, self._context.distributed.rank, states)
         self._callbacks.call("on_checkpoint_write_end", str(folder))
 
@@ -253,7 +268,9 @@ class TrainingLoop:
         self._trial.load(context, checkpoint.path)
         states = load_rank_state(checkpoint.path, context.distributed.rank)
         self._callbacks.load_state_dict(states["callbacks"])
-        self._batches = self._saved_at = checkpoint.batch
+        self._first_micro_batch = states["micro_batches_read"]
+        self._batches = checkpoint.batch
+        self._saved = checkpoint.batch, checkpoint.metric
         random: dict[str, Any] = states["random"]
         return random
 
@@ -273,6 +290,22 @@ class TrainingLoop:
             "metrics": self._validation,
         }
         write_whole(Path(self._spec.finished), json.dumps(finished, indent=2))
+
+
+def _saves_in_the_background(engine: Any) -> bool:
+    """Returns whether an engine writes checkpoints while it trains on; older versions of DeepSpeed cannot."""
+    is_decoupled = getattr(engine.checkpoint_engine, "is_decoupled", None)
+    return is_decoupled is not None and bool(is_decoupled())
+
+
+def _check_replicas(context: DeepSpeedTrialContext) -> None:
+    """Refuses a model parallelism that the loop was not told of: ranks of one replica would read different data."""
+    ours, engines = context.mpu.data_parallel_world_size, int(context.models[0].dp_world_size)
+    if ours != engines:
+        raise InvalidTrialError(
+            f"The first engine has {engines} replicas, and the loop counts {ours}. Call context.set_mpu with a "
+            "ModelParallelUnit that says which replica each rank belongs to."
+        )
 
 
 def _micro_batches_seen(context: DeepSpeedTrialContext) -> int:

@@ -32,6 +32,11 @@ def as_metrics(returned: Any, where: str) -> dict[str, Any]:
     raise InvalidTrialError(f"{where} returned {described(returned)}: it has to return {expected}.")
 
 
+def detached(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Returns metrics to keep for a while: without the graphs, and so the activations, that they came from."""
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
+
+
 def as_number(value: Any) -> float | None:
     """Returns a scalar as a float, or None for what is none.
 

@@ -3,23 +3,22 @@
 What is captured consists of numbers, strings, lists, dicts and tensors: it is read back without pickle.
 """
 
-import importlib
 import random
 from typing import Any
 
+import numpy as np
 import torch
 
 
 def capture() -> dict[str, Any]:
     """Returns the states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
 
-    A rank draws on one device, the current one. `numpy` and `cuda` are None where they are not in use.
+    A rank draws on one device, the current one. `cuda` is None where none is in use.
     """
     version, internal, next_gauss = random.getstate()
-    numpy = _numpy()
     return {
         "python": [version, list(internal), next_gauss],
-        "numpy": None if numpy is None else _plain(numpy, numpy.random.get_state(legacy=False)),
+        "numpy": _plain(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
         # Asking a device that is not in use for its state would create a context on it.
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
@@ -34,26 +33,16 @@ def restore(states: dict[str, Any]) -> None:
     """
     version, internal, next_gauss = states["python"]
     random.setstate((version, tuple(internal), next_gauss))
-    numpy = _numpy()
-    if numpy is not None and states["numpy"] is not None:
-        numpy.random.set_state(states["numpy"])
+    np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _numpy() -> Any:
-    """Returns numpy, or None where it is not installed: torch does without."""
-    try:
-        return importlib.import_module("numpy")
-    except ImportError:
-        return None
-
-
-def _plain(numpy: Any, value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Returns a state of a numpy generator with lists for arrays and Python's numbers for numpy's."""
     if isinstance(value, dict):
-        return {key: _plain(numpy, inner) for key, inner in value.items()}
-    if isinstance(value, numpy.ndarray | numpy.generic):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return value

@@ -30,7 +30,7 @@ class MetricReducer(ABC):
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Returns the metric (one number), or several in a dict where the reducer has no name.
 
-        It is called on every rank with the same list, and has to return the same.
+        It is called on rank 0 alone; the others are told what it returned.
 
         Args:
             per_slot_metrics: what `per_slot_reduce` returned, by rank, for each rank that contributes.
@@ -42,7 +42,7 @@ class FunctionReducer(MetricReducer):
 
     Args:
         function: takes the list of all values since the last reset, rank by rank, in the order of the updates; tensors
-            in it are detached and on the CPU. Returns as `cross_slot_reduce`.
+            in it are detached and on the CPU. Returns as `cross_slot_reduce`, and is called on rank 0 alone.
     """
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
@@ -50,9 +50,12 @@ class FunctionReducer(MetricReducer):
         self._values: list[Any] = []
 
     def update(self, value: Any) -> None:
-        """Adds a value. It is not copied: a buffer that is written again is to be cloned first."""
-        # Attached to its graph, a value would keep the activations of its batch.
-        self._values.append(_map_tensors(torch.Tensor.detach, value))
+        """Adds a value. It is not copied: a buffer that is written again is to be cloned first.
+
+        Tensors on a device are brought to main memory, so that an epoch's predictions do not fill the device. From CUDA
+        that does not wait for the device.
+        """
+        self._values.append(_map_tensors(_leaving_the_device, value))
 
     def reset(self) -> None:
         """Forgets all values."""
@@ -60,6 +63,8 @@ class FunctionReducer(MetricReducer):
 
     def per_slot_reduce(self) -> list[Any]:
         """Returns this rank's values."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # some may still be on their way
         return self._values
 
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
@@ -161,29 +166,33 @@ class Reducers:
         """Returns the metrics of a phase's reducers since the last reset, the same on every rank.
 
         To be called by every rank. A rank that does not contribute is not asked for its part: it may have no values.
+        The values of all ranks are brought to rank 0, which alone needs room for them.
 
         Raises:
             InvalidTrialError: a reducer returned something else than it has to, two returned the same metric, a
-                function failed for want of values, or the ranks wrapped different reducers.
+                function failed for want of values, or the ranks wrapped different reducers. On every rank.
+            Exception: what a reducer raised; on rank 0, while it is an InvalidTrialError on the others.
         """
         self._agree(distributed)
         phase = [wrapped for wrapped in self._wrapped if wrapped.is_for(for_training)]
         if not phase:
             return {}
         mine = [_map_tensors(_on_cpu, wrapped.reducer.per_slot_reduce()) for wrapped in phase] if contributes else None
-        ranks = [parts for parts in distributed.allgather(mine) if parts is not None]
+        gathered = distributed.gather(mine)
         metrics: dict[str, float] = {}
-        if not ranks:
-            return metrics
-        for wrapped, per_slot in zip(phase, zip(*ranks, strict=True), strict=True):
-            for name, number in _reduce_over_ranks(wrapped, list(per_slot), for_training).items():
-                if name in metrics:
-                    raise InvalidTrialError(
-                        f'The reducer "{wrapped.label}" returned the metric "{name}", which another reducer returned '
-                        "too: give one of them another name."
-                    )
-                metrics[name] = number
-        return metrics
+        failure: Exception | None = None
+        if gathered is not None:
+            try:
+                metrics = _reduce_all(phase, [parts for parts in gathered if parts is not None], for_training)
+            except Exception as error:  # noqa: BLE001 - a reducer is the user's code, and the others wait to hear of it
+                failure = error
+        agreed: dict[str, float]
+        agreed, problem = distributed.broadcast((metrics, None if failure is None else _words(failure)))
+        if failure is not None:
+            raise failure
+        if problem is not None:
+            raise InvalidTrialError(problem)
+        return agreed
 
     def _agree(self, distributed: DistributedContext) -> None:
         """Checks, once, that all ranks have the same reducers; where they differ, later exchanges would be garbled."""
@@ -198,6 +207,27 @@ class Reducers:
                     "wrap the same ones in the same order, for the same phases, on every rank."
                 )
         self._agreed = True
+
+
+def _reduce_all(phase: list[_Wrapped], ranks: list[list[Any]], for_training: bool) -> dict[str, float]:
+    """Returns the metrics of a phase's reducers from the parts of each rank that contributes."""
+    metrics: dict[str, float] = {}
+    if not ranks:
+        return metrics
+    for wrapped, per_slot in zip(phase, zip(*ranks, strict=True), strict=True):
+        for name, number in _reduce_over_ranks(wrapped, list(per_slot), for_training).items():
+            if name in metrics:
+                raise InvalidTrialError(
+                    f'The reducer "{wrapped.label}" returned the metric "{name}", which another reducer returned '
+                    "too: give one of them another name."
+                )
+            metrics[name] = number
+    return metrics
+
+
+def _words(failure: Exception) -> str:
+    """Returns what the other ranks are told of a failure on rank 0."""
+    return str(failure) if isinstance(failure, InvalidTrialError) else f"A reducer failed on rank 0: {failure!r}."
 
 
 def _reduce_over_ranks(wrapped: _Wrapped, per_slot: list[Any], for_training: bool) -> dict[str, float]:
@@ -244,6 +274,11 @@ def _label(reducer: object, name: object) -> str:
 
 def _labels(reducers: list[tuple[str, bool, bool]]) -> str:
     return ", ".join(label for label, *_ in reducers) or "none"
+
+
+def _leaving_the_device(tensor: torch.Tensor) -> torch.Tensor:
+    # Attached to its graph, a value would keep the activations of its batch.
+    return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,9 @@ class Validator:
         loader: the validation loader; None on a rank without loaders.
         callbacks: told when a validation begins and ends.
 
+    Attributes:
+        left_out: batches of each replica that are no whole call of `evaluate_batch`.
+
     Raises:
         InvalidTrialError: the loader has no length, or holds too little for a single call of `evaluate_batch`.
     """
@@ -33,6 +36,10 @@ class Validator:
         self._loader = loader
         self._callbacks = callbacks
         batches = micro_batches(loader, context)
+        if batches is None and not any(context.distributed.allgather(context.mpu.should_build_data_loader)):
+            raise InvalidTrialError(
+                "No rank builds data loaders. Set should_build_data_loader on at least one rank of each replica."
+            )
         if batches is None:
             raise InvalidTrialError("The validation loader has no len(). Return one of a known length.")
         needed = context.num_micro_batches_per_slot if context.use_pipeline_parallel else 1
@@ -43,6 +50,7 @@ class Validator:
                 "batches."
             )
         self._calls = batches // needed
+        self.left_out = batches % needed
 
     def validate(self) -> dict[str, float]:
         """Returns the metrics of one validation, the same on every rank.

@@ -51,6 +51,8 @@ for batch in range(start + 1, spec.length["batches"] + 1):
         tell("validation", batch=batch, epoch=0, metrics={"validation_loss": best})
         (checkpoints / f"batch-{batch:08d}").touch()
         tell("checkpoint", batch=batch, name=f"batch-{batch:08d}", metric=best)
+    if batch - start == spec.hparams.get("fails_after") and batch < spec.length["batches"]:
+        raise RuntimeError("the disk is away")
 latest = sorted(path.name for path in checkpoints.iterdir())[-1]
 Path(spec.finished).write_text(
     json.dumps(

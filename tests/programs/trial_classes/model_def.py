@@ -79,6 +79,14 @@ class DrawsEverywhere(Tiny):
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx).detach() + drawn
 
 
+class TakesTwo(Tiny):
+    """Takes two micro-batches in each call, and trains on the second."""
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        next(dataloader_iter)
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+
 class OverwritesItsConfig(Tiny):
     def ds_config(self):
         return overwrite_deepspeed_config(

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.experiment.environment import REDACTED, redact
+from trial_lib.experiment.environment import REDACTED, redact, redact_text
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,41 @@ def test_an_address_with_a_password_is_redacted() -> None:
     variables = {"A": "https://me:secret@host/x", "B": "https://host:5000/x"}
     assert redact(variables) == {"A": REDACTED, "B": "https://host:5000/x"}
     assert variables["A"] == "https://me:secret@host/x"
+
+
+def test_a_secret_is_left_out_however_deep_it_stands() -> None:
+    experiment = {
+        "hyperparameters": {"lr": 0.1, "wandb_api_key": "w", "stages": [{"password": 1234}]},
+        "environment": {"registry_auth": {"username": "me", "password": "p"}},
+        "checkpoint_storage": {"type": "s3", "secret_key": "s"},
+    }
+    assert redact(experiment) == {
+        "hyperparameters": {"lr": 0.1, "wandb_api_key": REDACTED, "stages": [{"password": REDACTED}]},
+        "environment": {"registry_auth": {"username": REDACTED, "password": REDACTED}},
+        "checkpoint_storage": {"type": "s3", "secret_key": REDACTED},
+    }
+
+
+def test_numbers_that_count_tokens_and_switches_are_no_secrets() -> None:
+    values = {"max_tokens": 512, "key_dim": 64, "use_auth_token": True, "token": None}
+    assert redact(values) == values
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("HF_TOKEN=hf_abc python3 train.py --lr 1", "HF_TOKEN=<redacted> python3 train.py --lr 1"),
+        ("A_KEY='a b' B=1 python3 train.py", "A_KEY=<redacted> B=1 python3 train.py"),
+        ("train.py --api-key abc --password=x --lr 1", "train.py --api-key <redacted> --password=<redacted> --lr 1"),
+        ("train.py --use_auth_token --tokenizer gpt2", "train.py --use_auth_token --tokenizer gpt2"),
+        ("train.py --db=postgres://me:pw@host/db --lr 1", "train.py --db=<redacted> --lr 1"),
+    ],
+)
+def test_a_command_keeps_all_but_its_secrets(command: str, shown: str) -> None:
+    assert redact_text(command) == shown
+
+
+def test_a_list_may_hold_assignments_or_the_words_of_a_command() -> None:
+    words = ["HF_TOKEN=a b", "LR=1", "python3", "--api-key", "abc", "--tokenizer", "gpt2"]
+    shown = ["HF_TOKEN=<redacted>", "LR=1", "python3", "--api-key", "<redacted>", "--tokenizer", "gpt2"]
+    assert redact({"entrypoint": words}) == {"entrypoint": shown}

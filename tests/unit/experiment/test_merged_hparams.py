@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trial_lib.experiment.config import Hyperparameters
-from trial_lib.experiment.hparams import inline_ds_config, merged_hparams
-from trial_lib.experiment.overrides import get_ds_config_from_hparams
+from trial_lib.experiment.hparams import merged_hparams
+from trial_lib.experiment.overrides import get_ds_config_from_hparams, inline_ds_config
 
 CONFIG = {"train_micro_batch_size_per_gpu": 7, "zero_optimization": {"stage": 3}}
 INLINE = {"lr": 0.1, "train_batch_size": 16, "optimizer": {"type": "Adam"}}
@@ -33,6 +33,7 @@ def test_a_mapping_stays_a_mapping() -> None:
 
 def test_deepspeeds_own_keys_are_replaced_among_the_others() -> None:
     assert merged(**INLINE) == {"lr": 0.1, **CONFIG}
+    assert get_ds_config_from_hparams(merged(**INLINE)) == CONFIG
 
 
 @pytest.mark.parametrize(
@@ -47,4 +48,4 @@ def test_deepspeeds_own_keys_are_replaced_among_the_others() -> None:
 def test_a_batch_size_among_the_hyperparameters_makes_them_a_configuration(
     hyperparameters: dict[str, Any], inline: dict[str, Any] | None
 ) -> None:
-    assert inline_ds_config(Hyperparameters.model_validate(hyperparameters)) == inline
+    assert inline_ds_config(hyperparameters) == inline

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import config_hash, get_ds_config_from_hparams, overwrite_deepspeed_config
+from trial_lib.experiment.overrides import (
+    DEEPSPEED_KEYS,
+    config_hash,
+    get_ds_config_from_hparams,
+    overwrite_deepspeed_config,
+)
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 NAMES = st.sampled_from(["a", "b", "zero_optimization", "optimizer"])
@@ -85,6 +90,51 @@ def test_a_configuration_is_read_from_its_file(tmp_path: Path) -> None:
     hyperparameters = {"deepspeed_config": "ds.json", "overwrite_deepspeed_args": {"fp16": {"enabled": True}}}
     assert get_ds_config_from_hparams(hyperparameters, tmp_path) == {"train_batch_size": 8, "fp16": {"enabled": True}}
     assert overwrite_deepspeed_config(str(tmp_path / "ds.json"), {}) == {"train_batch_size": 8}
+
+
+def test_a_configuration_may_stand_among_the_hyperparameters() -> None:
+    hparams = {"lr": 0.1, "train_batch_size": 8, "overwrite_deepspeed_args": {"fp16": {"enabled": True}}}
+    assert get_ds_config_from_hparams(hparams) == {"train_batch_size": 8, "fp16": {"enabled": True}}
+
+
+def test_hyperparameters_without_a_configuration_are_told_which_key_is_missing() -> None:
+    with pytest.raises(KeyError, match="hold no DeepSpeed configuration: add deepspeed_config, "):
+        get_ds_config_from_hparams({"lr": 0.1, "optimizer": {"type": "Adam"}})
+
+
+class Asked(dict[str, Any]):
+    """A configuration that remembers what it was asked for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.names: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def keys(self) -> Any:
+        return self
+
+    def __copy__(self) -> "Asked":
+        return self
+
+
+def test_every_key_that_deepspeed_asks_a_configuration_for_is_known() -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    config = Asked({"train_batch_size": 1})
+    DeepSpeedConfig(config)
+    assert {"train_batch_size", "zero_optimization", "disable_python_gc"} <= config.names
+    assert config.names - DEEPSPEED_KEYS == set()
 
 
 @given(CONFIGS)

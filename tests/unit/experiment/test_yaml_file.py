@@ -118,6 +118,24 @@ def test_a_trial_class_is_found_without_importing_its_module(model_dir: Path) ->
     assert read(model_dir, MINIMAL.replace("python3 train.py", "model_def:Any")).entrypoint.trial_class
 
 
+def test_a_trial_class_may_be_installed_or_another_interpreters(model_dir: Path) -> None:
+    for entrypoint in ("hypothesis.extra:Any", f"{sys.executable} -m trial_lib.training --trial elsewhere:Any"):
+        assert read(model_dir, MINIMAL.replace("python3 train.py", entrypoint)).entrypoint.trial_class
+
+
+def test_a_trial_class_may_stand_in_what_is_included(model_dir: Path) -> None:
+    path, package = model_dir.parent / "experiment.yaml", model_dir.parent / "shared" / "trials"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("class MyTrial: ...")
+    path.write_text(MINIMAL.replace("python3 train.py", "trials:MyTrial"))
+    assert read_experiment(path, model_dir, include=(package,)).entrypoint.trial_class == "trials:MyTrial"
+    with pytest.raises(InputError, match="neither in the model directory"):
+        read_experiment(path, model_dir)
+    path.write_text(MINIMAL.replace("python3 train.py", "trials:MyTrail"))
+    with pytest.raises(InputError, match="Did you mean trials:MyTrial"):
+        read_experiment(path, model_dir, include=(package,))
+
+
 def test_a_trial_class_in_a_module_that_is_no_python_is_told_with_its_line(model_dir: Path) -> None:
     (model_dir / "model_def.py").write_text("x = 1\nclass MyTrial(:\n")
     assert "model_def.py:2: this is not Python" in refusal(
@@ -243,7 +261,7 @@ REFUSALS = {
     ),
     "a trial class whose module is not there": (
         MINIMAL.replace("python3 train.py", "no_such:Trial"),
-        "experiment.yaml:1:13: the module no_such of the trial class no_such:Trial is not in the model directory",
+        "experiment.yaml:1:13: the module no_such of the trial class no_such:Trial is neither in the model directory",
     ),
     "a trial class that its module does not have": (
         MINIMAL.replace("python3 train.py", "model_def:MyTrail"),

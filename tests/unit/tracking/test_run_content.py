@@ -4,9 +4,17 @@ from pathlib import Path
 import pytest
 
 from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.result import Memory, Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.tracking.run_content import Point, RunContent, flatten, study_content, trial_content
+from trial_lib.tracking.run_content import (
+    Point,
+    RunContent,
+    flatten,
+    full_experiment_content,
+    study_content,
+    trial_content,
+)
 
 RECORD = StudyRecord(
     study_id="s-1",
@@ -137,3 +145,18 @@ def test_the_description_holds_the_answer_the_gain_and_the_command(
 
 def test_flatten_keeps_lists_and_empty_sections_whole() -> None:
     assert flatten({"a": {"b": {"c": 1}, "d": [1, {"e": 2}]}, "f": {}}) == {"a.b.c": 1, "a.d": [1, {"e": 2}], "f": {}}
+
+
+def test_secrets_are_in_no_param_and_in_no_description(tmp_path: Path) -> None:
+    paths = FullExperimentPaths(tmp_path)
+    hparams = {"lr": 0.1, "wandb": {"api_key": "abc"}, "db": "postgres://me:pw@host/db"}
+    record = FullExperimentRecord(experiment_id="e-1", name="hello", hparams=hparams)
+    params = full_experiment_content(record, paths, None).params
+    assert params["hyperparameters.lr"] == "0.1"
+    assert params["hyperparameters.wandb.api_key"] == params["hyperparameters.db"] == "<redacted>"
+
+    study = StudyPaths(tmp_path)
+    study.best_ds_metrics.write_text('{"metrics": {"throughput": 2.0}}')
+    study.best_command.write_text("deepspeed train.py --api_key abc --lr 1")
+    tags = study_content(RECORD.model_copy(update={"best_number": 1}), study).tags
+    assert "deepspeed train.py --api_key <redacted> --lr 1" in tags["mlflow.note.content"]

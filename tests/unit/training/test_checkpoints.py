@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from trial_lib.training.checkpoint_files import dealt
 from trial_lib.training.checkpoints import (
     Checkpoint,
     CheckpointStore,
     load_rank_state,
     save_rank_state,
-    world_size_problem,
 )
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.errors import InvalidTrialError
@@ -98,15 +98,22 @@ def test_the_newest_is_that_of_the_last_batch(store):
 
 
 @pytest.mark.parametrize(("smaller_is_better", "best"), [(True, 20), (False, 30)])
-def test_the_best_and_the_latest_are_kept(root, smaller_is_better, best):
+def test_the_best_and_the_last_two_are_kept(root, smaller_is_better, best):
     store = CheckpointStore(root, DistributedContext(), smaller_is_better)
     for batch, metric in ((10, 0.5), (20, 0.1), (30, 0.9), (40, 0.4), (50, 0.5)):
         save(store, batch, metric)
-    assert names(root) == [f"batch-{best:08d}", "batch-00000050"]
+    assert names(root) == [f"batch-{best:08d}", "batch-00000040", "batch-00000050"]
     assert store.best().batch == best
 
 
-def test_the_one_before_is_kept_too_while_the_latest_is_the_best(root, store):
+def test_where_the_best_is_old_a_damaged_latest_costs_no_more_than_the_batches_since_the_one_before(store):
+    for batch, metric in ((10, 0.1), (20, 0.9), (30, None), (40, 0.9)):
+        save(store, batch, metric)
+    flip(store.complete()[-1].path)
+    assert newest(store)[0].batch == 30
+
+
+def test_the_last_two_are_all_while_the_best_is_one_of_them(root, store):
     for batch, metric in ((10, 0.5), (20, 0.4), (30, 0.3)):
         save(store, batch, metric)
     assert names(root) == ["batch-00000020", "batch-00000030"]
@@ -123,7 +130,7 @@ def test_without_a_metric_none_is_best_and_the_last_two_are_kept(root, store):
 def test_of_equally_good_ones_the_first_is_best(store):
     for batch in (10, 20, 30):
         save(store, batch, 0.5)
-    assert [found.batch for found in store.complete()] == [10, 30]
+    assert [found.batch for found in store.complete()] == [10, 20, 30]
     assert store.best().batch == 10
 
 
@@ -139,7 +146,7 @@ def test_a_batch_that_is_saved_again_is_replaced(root, store):
 
 def test_what_killed_processes_left_behind_is_removed_by_the_next_save(root, store):
     save(store, 10)
-    for kind in ("partial", "pruned"):
+    for kind in ("partial", "pruned", "universal"):
         shutil.copytree(root / "batch-00000010", root / f".batch-00000020.{kind}")
     save(store, 20)
     assert names(root) == ["batch-00000010", "batch-00000020"]
@@ -242,6 +249,14 @@ def test_where_all_are_damaged_it_says_that_the_training_begins_anew(store):
     assert "there is none before it, so the training begins anew" in notes[1]
 
 
+def test_files_are_dealt_by_size_whatever_their_names():
+    sizes = {"a": 1, "b": 60, "c": 1, "d": 50, "e": 1, "f": 40}
+    assert dealt(sizes, 2) == [["b", "a", "c", "e"], ["d", "f"]]
+    assert dealt(dict(reversed(sizes.items())), 2) == dealt(sizes, 2)
+    assert dealt({"a": 0, "b": 0, "c": 0}, 3) == [["a"], ["b"], ["c"]]
+    assert dealt({}, 2) == [[], []]
+
+
 def test_a_file_that_was_added_later_is_no_damage(store):
     saved = save(store, 10)
     (saved.path / "universal").mkdir()
@@ -278,18 +293,6 @@ def test_the_loops_state_has_to_be_json(root, store):
     with pytest.raises(InvalidTrialError, match=r"cannot be written as JSON .*Color"):
         store.save(10, None, {"color": Color.RED}, writes())
     assert not root.exists()
-
-
-def test_as_many_ranks_can_go_on(store):
-    assert world_size_problem(save(store, 10), 1) is None
-
-
-def test_another_number_of_ranks_is_told_both_sizes_and_what_to_do(store):
-    saved = save(store, 10)
-    problem = world_size_problem(saved, 4)
-    assert f"{saved.path} was saved by 1 rank and cannot be loaded by 4: resume on 1 slot" in problem
-    assert f"deepspeed.checkpoint.ds_to_universal --input_folder {saved.path}/model0 --output_folder " in problem
-    assert '"checkpoint": {"load_universal": true}' in problem
 
 
 def test_a_ranks_state_comes_back(tmp_path):

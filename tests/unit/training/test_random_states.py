@@ -1,7 +1,6 @@
 """Draws after a restore are those that followed the capture."""
 
 import random
-import sys
 
 import numpy
 import pytest
@@ -77,18 +76,6 @@ def test_capturing_draws_nothing():
     first = draws()
     seed()
     assert draws() == first
-
-
-def test_numpy_may_be_absent(monkeypatch):
-    with_numpy = random_states.capture()
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    states = random_states.capture()
-    assert states["numpy"] is None
-    expected = random.random(), torch.rand(1).item()
-    random_states.restore(with_numpy)
-    assert (random.random(), torch.rand(1).item()) == expected
-    random_states.restore(states)
-    assert (random.random(), torch.rand(1).item()) == expected
 
 
 def test_a_process_without_a_device_keeps_no_state_of_one():

@@ -104,6 +104,16 @@ def test_a_value_keeps_no_graph_while_it_waits():
     assert not reducer.per_slot_reduce()[0][0].requires_grad
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_values_of_a_device_wait_in_main_memory():
+    reducer = Reducers().wrap(sum, "m")
+    for number in range(3):
+        reducer.update(torch.full((2,), float(number), device="cuda"))
+    values = reducer.per_slot_reduce()
+    assert [value.device.type for value in values] == ["cpu"] * 3
+    assert [value.tolist() for value in values] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
 # -- phases ------------------------------------------------------------------------------------------------------
 
 
