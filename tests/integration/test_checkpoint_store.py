@@ -11,9 +11,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trial_lib.training import checkpoints, random_states
+from trial_lib.training import checkpoints, random_states, universal
 from trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state
 from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.errors import InvalidTrialError
 
 RANKS = 3
 
@@ -234,3 +235,27 @@ def test_an_error_within_the_writing_ends_the_rank_at_once_and_the_others_with_i
     _, newer = on_all_ranks(save_two)[0]
     assert on_all_ranks(fail_to_write_on_rank_1) == ["RuntimeError", "OSError", "RuntimeError"]
     assert find_alone(tmp_path / "checkpoints") == (newer, [])
+
+
+def convert_what_is_no_state_of_zero(distributed, root):
+    def write(folder):
+        if distributed.rank == 0:
+            (folder / "model0").mkdir()
+            (folder / "model0" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_text("weights")
+
+    saved = CheckpointStore(root, distributed, smaller_is_better=True).save(10, None, {}, write)
+    try:
+        universal.convert(saved, distributed)
+    except InvalidTrialError as error:
+        return str(error)
+
+
+def test_what_deepspeed_cannot_convert_is_an_error_on_all_ranks_with_its_last_words(on_all_ranks, tmp_path):
+    errors = on_all_ranks(convert_what_is_no_state_of_zero)
+    assert errors == errors[:1] * RANKS
+    folder = tmp_path / "checkpoints" / "batch-00000010" / "model0"
+    assert errors[0].startswith(f"DeepSpeed could not convert {folder} for another number of ranks (")
+    assert "Error: " in errors[0]
+    assert errors[0].endswith("resume on as many slots as saved it.")
+    assert find_alone(tmp_path / "checkpoints")[0].batch == 10
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["batch-00000010"]

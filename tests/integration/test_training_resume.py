@@ -122,11 +122,26 @@ def test_what_a_trial_saves_itself_belongs_to_the_checkpoint(trainings: Training
     assert "own file kept" in training.said()
 
 
-def test_another_number_of_ranks_is_told_what_to_do(trainings: Trainings) -> None:
+@pytest.mark.parametrize(("stage", "first", "then"), [(1, 2, 1), (3, 1, 2)])
+def test_a_training_goes_on_with_another_number_of_ranks(
+    trainings: Trainings, stage: int, first: int, then: int
+) -> None:
+    def run(name: str, slots: int, batches: int) -> Training:
+        config = {**DS_CONFIG, "gradient_accumulation_steps": 4 // slots, "zero_optimization": {"stage": stage}}
+        return trainings.run("Exact", name, slots=slots, ds_config=config, length={"batches": batches})
+
+    whole = run("whole", first, 6)
+    run("parts", first, 3)
+    parts = run("parts", then, 6)
+    assert parts.succeeded, "\n".join(parts.logs)
+    assert parts.metric("loss") == pytest.approx(whole.metric("loss"), rel=1e-5)
+
+
+def test_another_batch_than_the_checkpoint_s_is_refused(trainings: Trainings) -> None:
     trainings.run("Tiny", slots=2, length={"batches": 2})
     training = trainings.run("Tiny", slots=1, length={"batches": 4})
     assert not training.succeeded
-    assert "ds_to_universal" in training.logs[0]
+    assert "was written with a train_batch_size of 8, and this training has 4" in training.logs[0]
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------

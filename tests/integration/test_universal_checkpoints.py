@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 GLOBAL_BATCH, MICRO_BATCH = 8, 2
 SAVED_AT, STEPS = 5, 4
 # By the names of the engines: ZeRO's stage, and what is special about the model and its optimizer.

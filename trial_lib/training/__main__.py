@@ -6,6 +6,7 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from trial_lib.experiment.training_spec import TrainingSpec, read_training_spec
@@ -78,12 +79,10 @@ def build_trial(trial_class: type[DeepSpeedTrial], spec: TrainingSpec) -> tuple[
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, numpy where it is there, and torch on all devices."""
+    """Seeds Python, numpy, and torch on all devices."""
     random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
 
 
 if __name__ == "__main__":

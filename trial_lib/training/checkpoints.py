@@ -328,23 +328,6 @@ def load_rank_state(folder: Path, rank: int) -> dict[str, Any]:
     return state
 
 
-def world_size_problem(checkpoint: Checkpoint, world_size: int) -> str | None:
-    """Returns why so many ranks cannot go on from a checkpoint and what to do, or None where they can."""
-    if checkpoint.world_size == world_size:
-        return None
-    engines = sorted({file.parent for file in checkpoint.path.rglob("*model_states.pt")})
-    engine = engines[0] if engines else checkpoint.path
-    plural = "" if checkpoint.world_size == 1 else "s"
-    what = "each engine" if len(engines) > 1 else "the engine"
-    return (
-        f"{checkpoint.path} was saved by {checkpoint.world_size} rank{plural} and cannot be loaded by {world_size}: "
-        f"resume on {checkpoint.world_size} slot{plural}, or convert {what} with "
-        f"`python -m deepspeed.checkpoint.ds_to_universal --input_folder {engine} "
-        f"--output_folder universal/{engine.name} --inject_missing_state` and load that in a new training with "
-        '"checkpoint": {"load_universal": true} in its DeepSpeed configuration.'
-    )
-
-
 class _DamagedError(Exception):
     """What is wrong with a checkpoint's manifest."""
 

@@ -15,7 +15,6 @@ from trial_lib.training.checkpoints import (
     CheckpointStore,
     load_rank_state,
     save_rank_state,
-    world_size_problem,
 )
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
@@ -24,6 +23,7 @@ from trial_lib.training.length import Pace
 from trial_lib.training.loaders import CountedData, Loaders, micro_batches, training_iterator
 from trial_lib.training.metrics import MetricAverager, as_metrics, detached
 from trial_lib.training.records import Recorder
+from trial_lib.training.universal import loadable
 from trial_lib.training.validation import Validator
 
 
@@ -233,7 +233,7 @@ class TrainingLoop:
         metric = self._validation.get(self._spec.metric) if self._validated_at == self._batches else None
         if self._store is None or self._saved == (self._batches, metric):
             return
-        state = {"train_batch_size": self._pace.train_batch_size}
+        state = {"train_batch_size": self._pace.train_batch_size, "accumulation": self._pace.accumulation}
         self._callbacks.call("on_checkpoint_save_start", state)
         checkpoint = self._store.save(self._batches, metric, state, self._write)
         self._saved = self._batches, metric
@@ -253,26 +253,40 @@ class TrainingLoop:
         save_rank_state(folder, self._context.distributed.rank, states)
         self._callbacks.call("on_checkpoint_write_end", str(folder))
 
-    def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Loads a checkpoint, and returns the random states that it holds."""
+    def _load(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        """Loads a checkpoint, and returns this rank's random states in it; None for a rank that did not save any."""
         context = self._context
-        problem = world_size_problem(checkpoint, context.distributed.size)
-        if problem is None and checkpoint.state["train_batch_size"] != self._pace.train_batch_size:
-            problem = (
+        rank, size = context.distributed.rank, context.distributed.size
+        if checkpoint.state["train_batch_size"] != self._pace.train_batch_size:
+            raise InvalidTrialError(
                 f"{checkpoint.path} was written with a train_batch_size of {checkpoint.state['train_batch_size']}, and "
                 f"this training has {self._pace.train_batch_size}. Go on with the configuration that it began with."
             )
-        if problem is not None:
-            raise InvalidTrialError(problem)
         self._callbacks.call("on_checkpoint_load_start", dict(checkpoint.state))
-        self._trial.load(context, checkpoint.path)
-        states = load_rank_state(checkpoint.path, context.distributed.rank)
+        with loadable(checkpoint, context.models, context.distributed) as folder:
+            self._trial.load(context, folder)
+        saved_one = rank < checkpoint.world_size
+        # Callbacks see the same on every rank, so that a new one goes on from the first one's.
+        states = load_rank_state(checkpoint.path, rank if saved_one else 0)
         self._callbacks.load_state_dict(states["callbacks"])
         self._first_micro_batch = states["micro_batches_read"]
+        if checkpoint.world_size != size:
+            self._first_micro_batch = self._place_on_other_ranks(checkpoint, states["micro_batches_read"])
         self._batches = checkpoint.batch
         self._saved = checkpoint.batch, checkpoint.metric
-        random: dict[str, Any] = states["random"]
+        random: dict[str, Any] | None = states["random"] if saved_one else None
         return random
+
+    def _place_on_other_ranks(self, checkpoint: Checkpoint, micro_batches_read: int) -> int:
+        """Returns the first micro-batch of each replica: as many samples are behind it as when it was saved."""
+        if micro_batches_read != checkpoint.batch * checkpoint.state["accumulation"]:
+            raise InvalidTrialError(
+                f"{checkpoint.path} was saved by {checkpoint.world_size} ranks and cannot be loaded by "
+                f"{self._context.distributed.size}: train_batch has read {micro_batches_read} micro-batches for "
+                f"{checkpoint.batch} batches of {checkpoint.state['accumulation']}, so that nobody can tell where "
+                f"other replicas go on. Resume on {checkpoint.world_size} slots."
+            )
+        return checkpoint.batch * self._pace.accumulation
 
     def _finish(self) -> None:
         """Validates and saves the last batch, and writes down that the training has ended."""
