@@ -44,4 +44,4 @@ $(PREPARED): $(INSTALLED)
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info zerotune-studies mlflow.db mlartifacts
+	rm -rf .venv build *.egg-info zerotune-studies zerotune-experiments mlflow.db mlartifacts
