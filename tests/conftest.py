@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from study_fixtures import migrated_home
+from training_fixtures import Trainings
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.overrides import config_hash
@@ -23,6 +25,11 @@ from trial_lib.launch.hardware import this_host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.trial import Program, TrialPlan, run_trial
 from trial_lib.launch.warm import WarmLauncher
+
+if TYPE_CHECKING:
+    from full_experiment_fixtures import Folder
+
+    from flows.prefect_server import PrefectServer
 
 # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -188,3 +195,46 @@ def cold_launcher(launcher_notes: list[str]) -> ColdLauncher:
 @pytest.fixture
 def trials(tmp_path: Path, request: pytest.FixtureRequest, launcher_notes: list[str]) -> Trials:
     return Trials(tmp_path, lambda name: request.getfixturevalue(f"{name}_launcher"), launcher_notes)
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, warm_launcher: WarmLauncher) -> Trainings:
+    return Trainings(tmp_path, warm_launcher)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ZeroTune's own home, the same for all tests of a session."""
+    return migrated_home(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator["PrefectServer"]:
+    """The user's own Prefect server: no command has to wait for one.
+
+    Not for the whole session: other tests' commands start servers of their own over the same database.
+    """
+    # Here and below, so that unit tests import neither Prefect nor MLflow.
+    from full_experiment_fixtures import prefect_server_of
+
+    with prefect_server_of(home) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store with its tables, to be copied: making them takes seconds."""
+    from full_experiment_fixtures import new_store
+
+    return new_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> "Folder":
+    """A working folder for full experiments that this process runs itself."""
+    from full_experiment_fixtures import Folder
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # What this process starts itself needs none of DeepSpeed's ops, and looking for them takes seconds.
+    monkeypatch.setattr(ColdLauncher, "_build", lambda launcher: None)
+    return Folder(tmp_path, empty_store)

@@ -3,38 +3,17 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from full_experiment_fixtures import Folder, new_store, prefect_server_of, run_to_its_end
+from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Running, is_alive
 
 from flows.prefect_server import PrefectServer
 from trial_lib.experiment.metrics_file import MetricsReader
-from trial_lib.launch.cold import ColdLauncher
 from trial_lib.study import program
 from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
-
-
-@pytest.fixture(scope="module")
-def server(home: Path) -> Iterator[PrefectServer]:
-    with prefect_server_of(home) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    # What this process starts itself needs none of DeepSpeed's ops, and looking for them takes seconds.
-    monkeypatch.setattr(ColdLauncher, "_build", lambda launcher: None)
-    return Folder(tmp_path, empty_store)
 
 
 def start(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Running:
@@ -52,6 +31,7 @@ def newest_checkpoint(folder: Folder) -> int:
     return max(int(path.name.removeprefix("batch-")) for path in folder.paths.checkpoints.glob("batch-*"))
 
 
+@pytest.mark.long
 def test_sigkill_and_ctrl_c_leave_no_process_and_resume_goes_on_from_the_last_checkpoint(
     folder: Folder, home: Path, server: PrefectServer
 ) -> None:

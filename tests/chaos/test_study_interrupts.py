@@ -59,6 +59,7 @@ def test_an_interrupt_while_the_servers_come_up_ends_everything_and_says_how_to_
     assert zerotune.study.record["status"] == "cancelled"
 
 
+@pytest.mark.long
 def test_two_interrupts_during_a_trial_end_the_command_at_once_and_the_study_can_be_finished(
     zerotune: Zerotune,
 ) -> None:

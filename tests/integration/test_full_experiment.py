@@ -2,12 +2,11 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from full_experiment_fixtures import Folder, new_store, prefect_server_of, run_to_its_end, runs_of
+from full_experiment_fixtures import Folder, run_to_its_end, runs_of
 from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune, query
 
@@ -15,37 +14,16 @@ from flows.prefect_server import PrefectServer
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.metrics_file import MetricsReader
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.launch.cold import ColdLauncher
 from trial_lib.study import program
 from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
 
 BUCKETS = {"reduce_bucket_size": 1000000, "allgather_bucket_size": 1000000}
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    # What this process starts itself needs none of DeepSpeed's ops, and looking for them takes seconds.
-    monkeypatch.setattr(ColdLauncher, "_build", lambda launcher: None)
-    return Folder(tmp_path, empty_store)
-
-
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of a trial class that need no torch: what the driver sees of them is the same."""
     monkeypatch.setattr(program, "_TRIAL_CLASS_MODULE", "stand_in")
-
-
-@pytest.fixture(scope="module")
-def server(home: Path) -> Iterator[PrefectServer]:
-    """The user's own Prefect server: no command has to wait for one."""
-    with prefect_server_of(home) as running:
-        yield running
 
 
 def run(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Any:
@@ -280,6 +258,7 @@ def test_the_flow_takes_its_parameters_as_json(folder: Folder) -> None:
 # -- of a study --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_study_s_full_experiment_is_within_it_and_is_resumed_with_it(
     tmp_path: Path, home: Path, server: PrefectServer
 ) -> None:

@@ -5,11 +5,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from full_experiment_fixtures import Folder, new_store, prefect_server_of, run_to_its_end
+from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 
 from flows.prefect_server import PrefectServer
@@ -19,25 +18,6 @@ from trial_lib.launch import training
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.study import full_experiment, program
 from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    # What this process starts itself needs none of DeepSpeed's ops, and looking for them takes seconds.
-    monkeypatch.setattr(ColdLauncher, "_build", lambda launcher: None)
-    return Folder(tmp_path, empty_store)
-
-
-@pytest.fixture(scope="module")
-def server(home: Path) -> Iterator[PrefectServer]:
-    with prefect_server_of(home) as running:
-        yield running
 
 
 def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) -> None:
@@ -130,6 +110,7 @@ def test_what_holds_hyperparameters_is_for_the_user_alone(folder: Folder, monkey
     assert run.data.params["hyperparameters.api_key"] == "<redacted>"
 
 
+@pytest.mark.long
 def test_a_study_s_full_experiment_that_failed_is_gone_on_with_by_resume(
     tmp_path: Path, home: Path, server: PrefectServer
 ) -> None:

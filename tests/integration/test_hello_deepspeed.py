@@ -60,6 +60,7 @@ def test_the_loss_falls(losses: dict[int, float]) -> None:
     assert sum(losses[step] for step in range(36, 41)) / 5 < losses[1] - 1
 
 
+@pytest.mark.long
 def test_a_resumed_training_repeats_the_losses_of_one_that_never_stopped(
     losses: dict[int, float], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from study_fixtures import Running, Zerotune, query
 
 from trial_lib.experiment.result import Outcome
@@ -53,6 +54,7 @@ def test_a_study_whose_trials_all_fail_says_so(tmp_path: Path, home: Path) -> No
     assert [result.outcome for result in results.values()] == [Outcome.COMPLETED, *[Outcome.CRASHED] * 4]
 
 
+@pytest.mark.long
 def test_a_search_that_fails_goes_on_where_it_was(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home)
     words = [sys.executable, "-c", FAILS_TWICE, "asha", str(zerotune.config), str(zerotune.model), "-mt", "3"]

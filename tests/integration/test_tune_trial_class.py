@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from full_experiment_fixtures import runs_of
 from study_fixtures import Zerotune
 from training_fixtures import TRIAL_CLASSES
 
+from flows.prefect_server import PrefectServer
 from trial_lib.experiment.full_experiment import FullExperimentPaths
 from trial_lib.experiment.result import Outcome
 
@@ -36,10 +38,9 @@ def command(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Zerotune:
 
 
 @pytest.fixture(scope="module")
-def ended(command: Zerotune) -> subprocess.CompletedProcess[str]:
-    return command.run(
-        "binary", "--max-trials", "3", "-z", "1", "--search-range-factor", "1e-8", "--run-full-experiment"
-    )
+def ended(command: Zerotune, server: PrefectServer) -> subprocess.CompletedProcess[str]:
+    arguments = ("--max-trials", "3", "-z", "1", "--search-range-factor", "1e-8", "--run-full-experiment")
+    return command.run("binary", *arguments, PREFECT_API_URL=server.api_url)
 
 
 def test_a_trial_class_is_tuned(command: Zerotune, ended: subprocess.CompletedProcess[str]) -> None:
@@ -70,12 +71,22 @@ def test_the_winner_is_trained_at_full_length(command: Zerotune, ended: subproce
     assert (paths.checkpoints / finished["best_checkpoint"] / "manifest.json").exists()
 
 
-@pytest.mark.long
-def test_the_command_that_the_study_names_trains_as_well(
+def test_the_full_experiment_is_within_the_study_in_mlflow(
     command: Zerotune, ended: subprocess.CompletedProcess[str]
 ) -> None:
+    study_id = command.study.paths.root.name
+    runs = {run.data.tags["record_id"]: run for run in runs_of(f"sqlite:///{command.folder}/mlflow.db", "tiny-class")}
+    trained = runs[f"{study_id}-full-experiment"]
+    assert trained.data.tags["mlflow.parentRunId"] == runs[study_id].info.run_id
+    assert {"training.loss", "validation.validation_loss"} <= set(trained.data.metrics)
+
+
+@pytest.mark.long
+def test_the_command_that_the_study_names_trains_as_well(
+    command: Zerotune, ended: subprocess.CompletedProcess[str], server: PrefectServer
+) -> None:
     words = command.study.paths.best_command.read_text().split()
-    again = command.run(*words[words.index("train") :])
+    again = command.run(*words[words.index("train") :], PREFECT_API_URL=server.api_url)
     assert again.returncode == 0, again.stderr
     (root,) = (command.folder / "zerotune-experiments").iterdir()
     assert json.loads((root / "record.json").read_text())["status"] == "completed"
