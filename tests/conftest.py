@@ -230,6 +230,13 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> str:
+    """The URI of an MLflow store of a test's own."""
+    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
 def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> "Folder":
     """A working folder for full experiments that this process runs itself."""
     from full_experiment_fixtures import Folder

@@ -42,20 +42,6 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite store with its tables: making them takes a second."""
-    database = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
-    return database
-
-
-@pytest.fixture
-def store(empty_store: Path, tmp_path: Path) -> str:
-    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
-    return f"sqlite:///{tmp_path}/mlflow.db"
-
-
-@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     options = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

@@ -1,10 +1,8 @@
 """Studies with the other searches, each with the options that the whole study of asha does not use."""
 
 import json
-import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -102,31 +100,15 @@ def test_the_full_experiment_is_a_flow_within_the_flow(at_random: Zerotune) -> N
 
 
 @pytest.fixture(scope="module")
-def own_server(home: Path) -> Iterator[PrefectServer]:
-    """A Prefect server that is there before the command is."""
-    before = os.environ.get("XDG_DATA_HOME")
-    os.environ["XDG_DATA_HOME"] = str(home)
-    try:
-        server = PrefectServer()
-    finally:
-        os.environ.pop("XDG_DATA_HOME")
-        if before is not None:
-            os.environ["XDG_DATA_HOME"] = before
-    server.wait_until_ready()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
 def away(
-    tmp_path_factory: pytest.TempPathFactory, home: Path, own_server: PrefectServer
+    tmp_path_factory: pytest.TempPathFactory, home: Path, server: PrefectServer
 ) -> tuple[Zerotune, Running, subprocess.CompletedProcess[str]]:
     """A study of `binary`, cold, on the user's Prefect server, with an MLflow server that does not answer."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         closed_port = probe.getsockname()[1]
     zerotune = Zerotune(tmp_path_factory.mktemp("binary"), home, program="--largest_micro_batch 300")
-    services = {"PREFECT_API_URL": own_server.api_url, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{closed_port}"}
+    services = {"PREFECT_API_URL": server.api_url, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{closed_port}"}
     command = zerotune.start("binary", "--launcher", "cold", "-m", "latency", "-mt", "3", **services)
     return zerotune, command, command.follow()
 
@@ -145,11 +127,11 @@ def test_mlflow_being_away_costs_no_study_and_is_said(
 
 
 def test_a_configured_prefect_server_is_used_and_stays(
-    away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]], own_server: PrefectServer
+    away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]], server: PrefectServer
 ) -> None:
     zerotune, command, _ = away
     assert command.ports == []
-    own_server.wait_until_ready()
+    server.wait_until_ready()
     name = zerotune.study.paths.root.name
     assert query(zerotune.prefect_database, "select state_type from flow_run where name = ?", name) == [("COMPLETED",)]
 

@@ -28,6 +28,30 @@ def new_id(name: str) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown: Path) -> None:
+    """Makes a folder that keeps the experiment's YAML.
+
+    Args:
+        path: the folder, or one in it, made with all above it.
+        what: `study`, say.
+        experiment: what was submitted.
+        whole: where in it the YAML goes as it is.
+        shown: where it goes without the values that look like secrets.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.mkdir(parents=True)
+        keep_experiment(experiment, whole, shown)
+    except OSError as error:
+        raise InputError(
+            f"the {what}'s folder cannot be written ({error.strerror}).",
+            where=str(whole.parent),
+            remedy="Run zerotune in a folder that you may write to.",
+        ) from None
+
+
 def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
     """Keeps the YAML as it is, for this user alone, and without its secrets, for everybody who sees the folder.
 

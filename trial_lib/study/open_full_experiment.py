@@ -30,6 +30,7 @@ from trial_lib.study.folder import (
     hold_lock,
     host_lock_dir,
     keep_experiment,
+    new_folder,
     new_id,
 )
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
@@ -60,15 +61,7 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path) -> FullExp
     tracking_uri = default_tracking_uri(work_dir)
     experiment_id = new_id(experiment.name)
     paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
-    try:
-        paths.root.mkdir(parents=True)
-        keep_experiment(experiment, paths.experiment, paths.shown_experiment)
-    except OSError as error:
-        raise InputError(
-            f"the full experiment's folder cannot be written ({error.strerror}).",
-            where=str(paths.root),
-            remedy="Run zerotune in a folder that you may write to.",
-        ) from None
+    new_folder(paths.root, "full experiment", experiment, paths.experiment, paths.shown_experiment)
     record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
     environment = environment_of(experiment, arguments.include)
     return _open(record, experiment, environment, host, paths, tracking_uri)

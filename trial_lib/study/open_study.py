@@ -28,7 +28,7 @@ from trial_lib.study.folder import (
     file_logger,
     hold_lock,
     host_lock_dir,
-    keep_experiment,
+    new_folder,
     new_id,
 )
 from trial_lib.study.program import environment_of, interpreter_of
@@ -138,15 +138,7 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
     study_id = new_id(experiment.name)
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
-    try:
-        paths.trials.mkdir(parents=True)
-        keep_experiment(experiment, paths.experiment, paths.shown_experiment)
-    except OSError as error:
-        raise InputError(
-            f"the study's folder cannot be written ({error.strerror}).",
-            where=str(paths.root),
-            remedy="Run zerotune in a folder that you may write to.",
-        ) from None
+    new_folder(paths.trials, "study", experiment, paths.experiment, paths.shown_experiment)
     record = StudyRecord(
         study_id=study_id,
         name=experiment.name,

@@ -23,20 +23,6 @@ RECORD = FullExperimentRecord(
 )
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite store with its tables: making them takes a second."""
-    database = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
-    return database
-
-
-@pytest.fixture
-def store(empty_store: Path, tmp_path: Path) -> str:
-    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
-    return f"sqlite:///{tmp_path}/mlflow.db"
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> FullExperimentPaths:
     paths = FullExperimentPaths(tmp_path / "hello-1")

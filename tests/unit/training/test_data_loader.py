@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
 from trial_lib.training.data_loader import DataLoader
 from trial_lib.training.errors import InvalidTrialError
@@ -304,11 +304,13 @@ def test_datasets_that_read_whole_batches_get_plain_indices():
         assert stream(DataLoader(Bulk(4), batch_size=2, num_workers=workers), 2) == [[100, 101], [102, 103]]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="memory is pinned where there is a device")
-def test_pinning_without_a_device_is_ignored_without_a_word():
+def test_memory_is_pinned_where_there_is_a_device_and_elsewhere_not_without_a_word():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert stream(DataLoader(Recorded(2), batch_size=2, pin_memory=True), 1) == [[0, 1]]
+        loader = DataLoader(TensorDataset(torch.arange(2)), batch_size=2, pin_memory=True)
+        ((batch,),) = loader.validation_batches(1, 0)
+    assert batch.tolist() == [0, 1]
+    assert batch.is_pinned() == torch.cuda.is_available()
 
 
 # -- random states ---------------------------------------------------------------------------------------------------
