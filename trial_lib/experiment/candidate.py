@@ -62,9 +62,9 @@ class Candidate(BaseModel):
 
     @property
     def label(self) -> str:
-        """A short name for people, such as `z2-mbs16`."""
-        stage = "z?" if self.zero_stage is None else f"z{self.zero_stage}"
-        return f"{stage}-mbs{self.micro_batch_size}"
+        """A short name for people, such as `z2-mbs16`; without the stage where that is the user's."""
+        size = f"mbs{self.micro_batch_size}"
+        return size if self.zero_stage is None else f"z{self.zero_stage}-{size}"
 
     def complete(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the complete DeepSpeed configuration that this candidate makes of the user's own."""

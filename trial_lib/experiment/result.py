@@ -1,6 +1,7 @@
 """How a trial ended, and what it measured."""
 
 from enum import Enum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,6 +48,21 @@ class ModelProfile(_Record):
     flops_per_sample: float
 
 
+class ProgramProfile(_Record):
+    """What the profile trial found out about the user's program.
+
+    Attributes:
+        ds_config: the DeepSpeed configuration that the code handed over, before anything was merged into it; None
+            where it handed over none.
+        batch: the batch keys that the program itself decides where that configuration leaves them open ("auto").
+        arg_mappings: the flags of its command line that set batch keys, where it was seen to read them.
+    """
+
+    ds_config: dict[str, Any] | None = None
+    batch: dict[str, int] = Field(default_factory=dict)
+    arg_mappings: dict[str, str] = Field(default_factory=dict)
+
+
 class Memory(_Record):
     """Bytes, one value a rank, in rank order.
 
@@ -77,7 +93,8 @@ class TrialResult(_Record):
         step_times: seconds of each counted optimizer step, on the slowest rank.
         micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
         memory: peak and the like, by rank.
-        profile: what a profile trial found out.
+        profile: what a profile trial found out about the model and the device.
+        program: what it found out about the program.
         phases: seconds that each part of the trial took, in order (`start`, `import`, `initialize`, `steps`, `end`).
         logs: paths of the ranks' logs, in rank order.
         imported: modules that rank 0 had imported from outside the model directory (a profile trial's only).
@@ -97,6 +114,7 @@ class TrialResult(_Record):
     micro_batch_arrived: int | None = None
     memory: Memory = Memory()
     profile: ModelProfile | None = None
+    program: ProgramProfile | None = None
     phases: dict[str, float] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
     imported: list[str] = Field(default_factory=list)

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trial_lib.search.base import Search, SearchProblem, SearchSettings
+from trial_lib.search.base import SearchProblem, SearchSettings
 from trial_lib.search.lineage import Lineage
+from trial_lib.search.lineage_search import LineageSearch
 
 
 class BinarySettings(SearchSettings):
@@ -19,7 +20,7 @@ class BinarySettings(SearchSettings):
     search_range_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
-class BinarySearch(Search):
+class BinarySearch(LineageSearch):
     """Tries the middle of a lineage's range: what runs raises its lower end, what does not fit lowers its upper end.
 
     A lineage that has no size left gives its place to a new random one.

@@ -8,18 +8,21 @@ from trial_lib.experiment.result import ModelProfile
 from trial_lib.search.asha import AshaSearch, AshaSettings
 from trial_lib.search.base import Search, SearchProblem, SearchSettings
 from trial_lib.search.binary import BinarySearch, BinarySettings
+from trial_lib.search.micro_batch import MicroBatchSearch
 from trial_lib.search.random import RandomSearch, RandomSettings
 
 SETTINGS: dict[str, type[SearchSettings]] = {
     "asha": AshaSettings,
     "binary": BinarySettings,
     "random": RandomSettings,
+    "micro_batch": SearchSettings,
 }
 
 _SEARCHES: dict[str, Callable[..., Search]] = {
     "asha": AshaSearch,
     "binary": BinarySearch,
     "random": RandomSearch,
+    "micro_batch": MicroBatchSearch,
 }
 
 

@@ -6,8 +6,9 @@ from math import sqrt
 
 from pydantic import PositiveInt
 
-from trial_lib.search.base import Search, SearchProblem, SearchSettings
+from trial_lib.search.base import SearchProblem, SearchSettings
 from trial_lib.search.lineage import Lineage, Proposal
+from trial_lib.search.lineage_search import LineageSearch
 
 EXACT_COIN_FLIPS = 4096
 
@@ -24,7 +25,7 @@ class RandomSettings(SearchSettings):
     early_stopping: PositiveInt | None = None
 
 
-class RandomSearch(Search):
+class RandomSearch(LineageSearch):
     """Draws sizes from the middle of a lineage's range, and leaves lineages that have little to add.
 
     The upper end of a range doubles when the lower end passes it, until a size has not fitted: what is above it has

@@ -1,0 +1,170 @@
+"""What the searches over lineages have in common: the lineages that wait for their turn."""
+
+import random
+from abc import abstractmethod
+from collections.abc import Collection
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+from trial_lib.estimate.states import first_guess, precision_of
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.knobs import ZERO_STAGES
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.search.base import Search, SearchProblem, SearchSettings
+from trial_lib.search.lineage import Lineage, Proposal
+
+
+class LineageSearch(Search):
+    """Searches the micro-batch sizes of lineages drawn at random.
+
+    As many lineages are open as trials may run at once. One whose trial has ended waits for its turn, or gives its
+    place to a new one; which, the method says.
+
+    Of the outcomes, only `out_of_memory` bounds the micro-batch size. After any other failure (`invalid`, `crashed`,
+    `timed_out`, `diverged`, `too_slow`, `cancelled`) and where the metric is missing, nothing is known about sizes, and
+    the lineage ends.
+    """
+
+    def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
+        """Starts with nothing asked for."""
+        super().__init__(settings, problem)
+        self._space = problem.space
+        precision = precision_of(problem.base_config)
+        self._first_guess = {
+            stage: first_guess(stage, problem.profile, precision, problem.slots) for stage in ZERO_STAGES
+        }
+        self._in_flight: dict[tuple[str, int], Proposal] = {}
+        self._lineages: dict[str, Lineage] = {}
+        self._unused = {stage: list(range(problem.space.size(stage))) for stage in problem.space.stages}
+        self._waiting: list[tuple[tuple[int, ...], int, Lineage]] = []
+        self._arrivals = count()
+        self._stopped = False
+
+    def ask(self) -> Candidate | None:
+        """Returns the candidate to run next; None when `finished`, or until something in flight is told."""
+        proposal = self._propose()
+        if proposal is None:
+            return None
+        self._start(proposal)
+        return proposal.candidate
+
+    def apply(self, candidate: Candidate) -> None:
+        """Takes an ask from a record instead of asking: afterwards the search is as if it had proposed the candidate.
+
+        A candidate that `ask` would not have proposed has a lineage of its own where it is of none so far.
+        """
+        proposal = self._propose()
+        if proposal is None or proposal.candidate != candidate:
+            lineage = self._lineages.get(candidate.lineage)
+            if lineage is None:
+                lineage = self._new_lineage(candidate.zero_stage or 0, candidate.knobs)
+            proposal = Proposal(candidate, lineage, lineage.hi)
+        self._start(proposal)
+
+    def tell(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in how a candidate's trial ended.
+
+        Raises:
+            KeyError: the candidate is not in flight.
+        """
+        proposal = self._in_flight.pop((candidate.lineage, candidate.micro_batch_size))
+        lineage = proposal.lineage
+        lineage.in_flight -= 1
+        lineage.trials += 1
+        value = self._value(result)
+        is_best = False
+        if value is not None:
+            lineage.ran(candidate.micro_batch_size)
+            if lineage.best is None or self.metric.better(value, than=lineage.best):
+                lineage.best = value
+            is_best = self._is_new_best(candidate, result, value)
+        elif result.outcome is Outcome.OUT_OF_MEMORY:
+            lineage.ran_out_of_memory(candidate.micro_batch_size)
+        else:
+            lineage.end()
+        self._learn(proposal, value, is_best)
+        self._continue(lineage)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the search has nothing more to propose and waits for nothing.
+
+        A search that stops early is finished at once; the trials in flight can be cancelled, and may still be told.
+        """
+        return self._stopped or (not self._in_flight and self._propose() is None)
+
+    @abstractmethod
+    def _first_range(self, stage: int) -> tuple[int, int]:
+        """Returns the micro-batch sizes, least and largest, that a new lineage of a stage starts from."""
+
+    @abstractmethod
+    def _choose_size(self, lineage: Lineage, rng: random.Random) -> int:
+        """Returns the next micro-batch size of a lineage."""
+
+    @abstractmethod
+    def _continue(self, lineage: Lineage) -> None:
+        """Lets a lineage wait for its next turn (`_wait`), another in its place, or none: then a new one may start."""
+
+    def _learn(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
+        """Takes in a trial's metric (None: it failed), and whether it is the best of the search."""
+
+    def _is_over(self, lineage: Lineage) -> bool:
+        """Returns whether a lineage that waits is no longer worth its turn. Once true, it stays true."""
+        return False
+
+    def _priority(self, lineage: Lineage) -> tuple[int, ...]:
+        """Returns where a lineage waits: the smallest is served first, of equals the one that came first."""
+        return ()
+
+    def _stages_for_new_lineages(self) -> Collection[int]:
+        """Returns the stages that a new lineage may come from; those without an unused lineage are passed over."""
+        return self._space.stages
+
+    @property
+    def _every_lineage_was_used(self) -> bool:
+        return not any(self._unused.values())
+
+    def _wait(self, lineage: Lineage) -> None:
+        if not lineage.in_flight:  # else its next trial to end sees to it
+            heappush(self._waiting, (self._priority(lineage), next(self._arrivals), lineage))
+
+    def _propose(self) -> Proposal | None:
+        """Returns what `ask` gives, and changes nothing but to forget waiting lineages that are over."""
+        if self._stopped or self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
+            return None
+        rng = random.Random(f"{self._seed}:{self._asked + 1}")
+        while self._waiting and self._is_over(self._waiting[0][-1]):
+            heappop(self._waiting)
+        lineage = self._waiting[0][-1] if self._waiting else self._draw_lineage(rng)
+        if lineage is None:
+            return None
+        size = self._choose_size(lineage, rng)
+        return Proposal(Candidate(knobs=lineage.knobs, micro_batch_size=size, **self._batch), lineage, lineage.hi)
+
+    def _draw_lineage(self, rng: random.Random) -> Lineage | None:
+        stages = [stage for stage in self._stages_for_new_lineages() if self._unused[stage]]
+        if not stages:
+            return None
+        stage = rng.choice(stages)
+        return self._new_lineage(stage, self._space.lineage(stage, rng.choice(self._unused[stage])))
+
+    def _new_lineage(self, stage: int, knobs: dict[str, Any]) -> Lineage:
+        lo, hi = self._first_range(stage)
+        return Lineage(knobs, stage, lo, hi)
+
+    def _start(self, proposal: Proposal) -> None:
+        candidate, lineage = proposal.candidate, proposal.lineage
+        self._asked += 1
+        self._in_flight[candidate.lineage, candidate.micro_batch_size] = proposal
+        lineage.in_flight += 1
+        if self._waiting and self._waiting[0][-1] is lineage:
+            heappop(self._waiting)
+        elif candidate.lineage in self._lineages:  # recorded out of turn
+            self._waiting = [entry for entry in self._waiting if entry[-1] is not lineage]
+            heapify(self._waiting)
+        else:
+            self._lineages[candidate.lineage] = lineage
+            index = self._space.index(lineage.knobs)
+            if index is not None:
+                self._unused[lineage.stage].remove(index)

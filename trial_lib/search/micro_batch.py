@@ -1,0 +1,97 @@
+"""The largest and the fastest micro-batch size of one configuration, all its other knobs left as they are."""
+
+import itertools
+from collections.abc import Iterator
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.search.base import Search, SearchProblem, SearchSettings
+
+# A size between two that are within an eighth of each other is not worth a trial: the first for the fastest, the
+# second for the largest.
+_FAST_ENOUGH, _LARGE_ENOUGH = 8, 32
+
+
+class MicroBatchSearch(Search):
+    """Doubles the size until one does not fit, narrows the largest down, and looks around the fastest.
+
+    A size that does not fit (out of memory, refused, too slow to end) bounds all larger ones, whatever the reason: a
+    data set can be too small for it as well. The largest is exact up to 32, and within a 32nd of itself above. Sizes
+    around the fastest are measured until its neighbours are within an eighth of it.
+
+    Trials may run side by side: then sizes are doubled, and gaps divided, ahead of their results.
+    """
+
+    def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
+        """Starts with nothing asked for."""
+        super().__init__(settings, problem)
+        self._in_flight: set[int] = set()
+        self._values: dict[int, float] = {}
+        self._smallest_failed: int | None = None
+
+    def ask(self) -> Candidate | None:
+        """Returns the candidate to run next; None when `finished`, or until something in flight is told."""
+        size = self._propose()
+        if size is None:
+            return None
+        candidate = Candidate(micro_batch_size=size, **self._batch)
+        self.apply(candidate)
+        return candidate
+
+    def apply(self, candidate: Candidate) -> None:
+        """Takes an ask from a record instead of asking."""
+        self._asked += 1
+        self._in_flight.add(candidate.micro_batch_size)
+
+    def tell(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in how a candidate's trial ended.
+
+        Raises:
+            KeyError: the candidate is not in flight.
+        """
+        size = candidate.micro_batch_size
+        self._in_flight.remove(size)
+        value = self._value(result)
+        if value is not None:
+            self._values[size] = value
+            self._is_new_best(candidate, result, value)
+        elif result.outcome is not Outcome.COMPLETED:
+            self._smallest_failed = min(size, self._smallest_failed or size)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the search has nothing more to propose and waits for nothing."""
+        return not self._in_flight and self._propose() is None
+
+    def _propose(self) -> int | None:
+        if self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
+            return None
+        known = self._in_flight | self._values.keys()
+        return next((size for size in self._wanted() if size not in known), None)
+
+    def _wanted(self) -> Iterator[int]:
+        """Yields the sizes worth a trial, the most wanted first."""
+        asked = sorted(self._in_flight | self._values.keys())
+        failed = self._smallest_failed
+        if failed is None:
+            yield 2 * asked[-1] if asked else 1
+            return
+        largest = max((size for size in self._values if size < failed), default=0)
+        # Those in flight divide the gap: it is known to be narrower as soon as they end.
+        marks = sorted({largest, failed, *(size for size in self._in_flight if largest < size < failed)})
+        low, high = max(itertools.pairwise(marks), key=lambda gap: gap[1] - gap[0])
+        if high - low > max(1, low // _LARGE_ENOUGH):
+            yield (low + high) // 2
+        elif not self._in_flight:
+            yield from self._around_fastest()
+
+    def _around_fastest(self) -> Iterator[int]:
+        """Yields the middle of each wide gap beside the fastest size."""
+        if not self._values:
+            return
+        sizes = sorted(self._values)
+        fastest = max(sizes, key=lambda size: self._values[size] * (-1 if self.metric.smaller_is_better else 1))
+        place = sizes.index(fastest)
+        for low, high in zip(sizes[max(0, place - 1) : place + 1], sizes[max(1, place) : place + 2], strict=False):
+            if high - low > max(1, fastest // _FAST_ENOUGH):
+                yield (low + high) // 2
