@@ -6,13 +6,69 @@ from typing import Any
 
 import click
 
+from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.metrics import SEARCH_METRICS
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
-_COMMON: list[_Decorator] = [
+_EXPERIMENT: list[_Decorator] = [
     click.argument("config_path", type=click.Path(path_type=Path)),
     click.argument("model_dir", type=click.Path(path_type=Path)),
+]
+_MAP: _Decorator = click.option(
+    "--map",
+    "mappings",
+    multiple=True,
+    metavar="KEY=TARGET",
+    help="For a program that takes its batch from its command line or environment: the flag, or the variable, that "
+    "sets a DeepSpeed key, as in train_micro_batch_size_per_gpu=--batch-size. May be repeated.",
+)
+_METHOD: _Decorator = click.option(
+    "--method",
+    type=click.Choice(["asha", "binary", "random"]),
+    default="asha",
+    show_default=True,
+    help="The search, with its settings' defaults; `zerotune METHOD --help` shows them.",
+)
+_MAX_TRIALS: _Decorator = click.option(
+    "-mt",
+    "--max-trials",
+    type=int,
+    default=50,
+    show_default=True,
+    help="Trials in all, the profile trial among them; your own configuration is measured besides.",
+)
+_MAX_SLOTS: _Decorator = click.option(
+    "-ms", "--max-slots", type=int, help="Slots that all trials together may use.  [default: all of this host]"
+)
+_MAX_MICRO_BATCH: _Decorator = click.option(
+    "--max-micro-batch", type=int, help="The largest micro-batch size to try, in samples.  [default: what fits]"
+)
+_START: _Decorator = click.option(
+    "--start-profile-step",
+    type=int,
+    default=3,
+    show_default=True,
+    help="The first optimizer step that is measured, from 1.",
+)
+_END: _Decorator = click.option(
+    "--end-profile-step",
+    type=int,
+    default=5,
+    show_default=True,
+    help="The last optimizer step that is measured at least; more are while their times vary.",
+)
+_LAUNCHER: _Decorator = click.option(
+    "--launcher",
+    type=click.Choice(["warm", "cold"]),
+    default="warm",
+    show_default=True,
+    help="warm forks the ranks from a primed interpreter, cold starts fresh ones.",
+)
+_JSON: _Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."
+)
+_OPTIONS: list[_Decorator] = [
     click.option(
         "-i",
         "--include",
@@ -20,17 +76,9 @@ _COMMON: list[_Decorator] = [
         type=click.Path(path_type=Path),
         help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
     ),
-    click.option(
-        "-mt",
-        "--max-trials",
-        type=int,
-        default=50,
-        show_default=True,
-        help="Trials in all, the profile trial among them; your own configuration is measured besides.",
-    ),
-    click.option(
-        "-ms", "--max-slots", type=int, help="Slots that all trials together may use.  [default: all of this host]"
-    ),
+    _MAX_TRIALS,
+    _MAX_SLOTS,
+    _MAX_MICRO_BATCH,
     click.option(
         "-mct",
         "--max-concurrent-trials",
@@ -63,20 +111,8 @@ _COMMON: list[_Decorator] = [
         show_default="1 2 3",
         help="ZeRO stages to search: -z 1 2 3",
     ),
-    click.option(
-        "--start-profile-step",
-        type=int,
-        default=3,
-        show_default=True,
-        help="The first optimizer step that is measured, from 1.",
-    ),
-    click.option(
-        "--end-profile-step",
-        type=int,
-        default=5,
-        show_default=True,
-        help="The last optimizer step that is measured at least; more are while their times vary.",
-    ),
+    _START,
+    _END,
     click.option("-r", "--random-seed", type=int, default=42, show_default=True, help="Of the search."),
     click.option(
         "--max-search-runner-restarts",
@@ -85,14 +121,20 @@ _COMMON: list[_Decorator] = [
         show_default=True,
         help="How often a search that failed is started again, where it was.",
     ),
-    click.option(
-        "--launcher",
-        type=click.Choice(["warm", "cold"]),
-        default="warm",
-        show_default=True,
-        help="warm forks the ranks from a primed interpreter, cold starts fresh ones.",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."),
+    _LAUNCHER,
+    _JSON,
+]
+
+TUNE_OPTIONS: list[_Decorator] = [_METHOD, _MAP, *_OPTIONS]
+MICRO_BATCH_OPTIONS: list[_Decorator] = [
+    _MAP,
+    _MAX_TRIALS,
+    _MAX_SLOTS,
+    _MAX_MICRO_BATCH,
+    _START,
+    _END,
+    _LAUNCHER,
+    _JSON,
 ]
 
 _SEARCH_RANGE_FACTOR: _Decorator = click.option(
@@ -147,11 +189,41 @@ METHOD_OPTIONS: dict[str, list[_Decorator]] = {
 }
 
 
-def common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the arguments and flags that all methods have."""
-    for option in reversed(_COMMON):
+def method_options(method: str) -> list[_Decorator]:
+    """Returns the arguments and flags of the command of one method."""
+    return [*_EXPERIMENT, *_OPTIONS, *METHOD_OPTIONS[method]]
+
+
+def with_options(command: Callable[..., None], options: list[_Decorator]) -> Callable[..., None]:
+    """Gives a command its arguments and flags."""
+    for option in reversed(options):
         command = option(command)
     return command
+
+
+TYPED_COMMANDS = ("tune", "micro-batch")
+"""The commands that are given a command to tune, behind `--`."""
+
+
+def cut_off_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Returns zerotune's own words, and those of the command behind them as they were typed.
+
+    Raises:
+        InputError: one of `TYPED_COMMANDS` is followed by no command.
+    """
+    if not words or words[0] not in TYPED_COMMANDS:
+        return words, ()
+    own, command = words, ()
+    if "--" in words:
+        position = words.index("--")
+        own, command = words[:position], tuple(words[position + 1 :])
+    if not command and "--help" not in own:
+        raise InputError(
+            "nothing follows `--`." if "--" in words else "there is no `--` with a command behind it.",
+            where=f"zerotune {words[0]}",
+            remedy=f"Write what you start your training with: `zerotune {words[0]} -- deepspeed train.py ARGUMENTS`.",
+        )
+    return own, command
 
 
 _LISTS: dict[str, Callable[[str], bool]] = {

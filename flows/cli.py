@@ -11,7 +11,14 @@ from typing import Any, NoReturn
 import click
 from pydantic import ValidationError
 
-from flows.arguments import METHOD_OPTIONS, common_options, spread_lists
+from flows.arguments import (
+    MICRO_BATCH_OPTIONS,
+    TUNE_OPTIONS,
+    cut_off_command,
+    method_options,
+    spread_lists,
+    with_options,
+)
 from flows.interrupts import EXIT_CODE, interrupts
 from flows.prefect_server import ServerError
 from trial_lib.experiment.errors import InputError
@@ -36,14 +43,43 @@ def _method_command(method: str, help_text: str) -> None:
         _tune(method, options)
 
     command.__doc__ = help_text
-    for option in reversed(METHOD_OPTIONS[method]):
-        command = option(command)
-    cli.command(method)(common_options(command))
+    cli.command(method)(with_options(command, method_options(method)))
 
 
 _method_command("asha", "Searches random configurations' micro-batch sizes, giving more trials to those that do well.")
 _method_command("binary", "Searches the micro-batch size of random configurations by bisection.")
 _method_command("random", "Searches random configurations, and stops early those that cannot win.")
+
+
+def _typed_command(name: str, method: str | None, options: list[Any], help_text: str) -> None:
+    """Adds a command that tunes what is typed behind `--`."""
+
+    @click.pass_obj
+    def command(typed: tuple[str, ...], **options: Any) -> None:
+        _tune_typed(name, method, typed, options)
+
+    command.__doc__ = help_text
+    cli.command(name, options_metavar="[OPTIONS] -- COMMAND...")(with_options(command, options))
+
+
+_typed_command(
+    "tune",
+    None,
+    TUNE_OPTIONS,
+    """Finds the fastest configuration for COMMAND: what you type to train, such as `deepspeed train.py ARGUMENTS`.
+
+    COMMAND may begin with deepspeed, torchrun, accelerate launch or python, and runs in this folder.
+    """,
+)
+_typed_command(
+    "micro-batch",
+    "micro_batch",
+    MICRO_BATCH_OPTIONS,
+    """Finds the largest and the fastest micro-batch size for COMMAND, its configuration otherwise as it is.
+
+    COMMAND is what you type to train, such as `deepspeed train.py ARGUMENTS`, and runs in this folder.
+    """,
+)
 
 
 @cli.command()
@@ -97,12 +133,36 @@ def _tune(method: str, options: dict[str, Any]) -> None:
     def command() -> int:
         from flows.command import tune_command
 
-        return tune_command(_checked(method, settings, options), as_json)
+        return tune_command(_checked(method, method, settings, options), as_json)
 
     _run(command)
 
 
-def _checked(method: str, settings: dict[str, Any], options: dict[str, Any]) -> StudyArguments:
+def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Tunes a command.
+
+    Args:
+        name: of zerotune's command.
+        method: of the search; None where an option says it.
+        typed: the command's words.
+        options: zerotune's own.
+    """
+    as_json, mappings = options.pop("as_json"), options.pop("mappings")
+    chosen = options.pop("method") if method is None else method
+    if method is not None:
+        options["metric"] = "throughput"
+
+    def command() -> int:
+        from flows.command import tune_command
+        from trial_lib.study.typed_command import check_mappings
+
+        told = {**options, "command": typed, "model_dir": Path.cwd(), "arg_mappings": check_mappings(mappings)}
+        return tune_command(_checked(name, chosen, {}, told), as_json)
+
+    _run(command)
+
+
+def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str, Any]) -> StudyArguments:
     """Returns the arguments, the method's own settings included, or an error that names the flag."""
     from trial_lib.search.create import SETTINGS
 
@@ -113,7 +173,7 @@ def _checked(method: str, settings: dict[str, Any], options: dict[str, Any]) -> 
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "the arguments"
         message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{message}.", where=flag, remedy=f"See zerotune {method} --help.") from None
+        raise InputError(f"{message}.", where=flag, remedy=f"See zerotune {name} --help.") from None
 
 
 def _run(command: Callable[[], int]) -> NoReturn:
@@ -133,4 +193,9 @@ def _run(command: Callable[[], int]) -> NoReturn:
 
 def main() -> None:
     """Entry of the console script."""
-    cli(args=spread_lists(sys.argv[1:]), prog_name="zerotune")
+    try:
+        own, typed = cut_off_command(sys.argv[1:])
+    except InputError as error:
+        click.echo(f"zerotune: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    cli(args=spread_lists(own), obj=typed, prog_name="zerotune")

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,10 @@ import click
 from flows.interrupts import interrupts
 from flows.live import LiveView
 from flows.prefect_server import PrefectServer, ServerError, prefect_server, require_configured_server
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.environment import redact
+from flows.result_text import result_document, tell_failed_training, tell_result
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.report.leaderboard import leaderboard
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.open_full_experiment import full_experiment_id, read_full_experiment
+from trial_lib.study.open_full_experiment import full_experiment_id
 from trial_lib.study.open_study import OpenStudy, last_opened, new_study, resume_study
 
 if TYPE_CHECKING:
@@ -78,13 +75,13 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     finally:
         study.close()
         study.driver.log.debug("everything is down")
-    document = _document(study)
+    document = result_document(study)
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:
-        _tell(study, document)
+        tell_result(study, document)
     if study.driver.full_experiment_failure is not None:
-        _tell_failed_training(study)
+        tell_failed_training(study)
         return FULL_EXPERIMENT_FAILED
     return _STATUS_EXIT[study.record.status]
 
@@ -164,80 +161,3 @@ class NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one message."""
         self._show(record.getMessage())
-
-
-def _document(study: OpenStudy) -> dict[str, Any]:
-    """Returns the result of a study as a program reads it."""
-    driver, record = study.driver, study.record
-    rows = leaderboard(driver.results, driver.candidates, record.metric)
-    found = record.status is StudyStatus.COMPLETED
-    full_experiment = read_full_experiment(study)
-    return {
-        "study": record.study_id,
-        "folder": str(study.paths.root),
-        "status": record.status.value,
-        "reason": record.reason,
-        "metric": record.metric,
-        "gain": record.gain,
-        "best": rows[0].model_dump(mode="json") if found else None,
-        "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
-        "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
-        "command": study.paths.best_command.read_text() if found else None,
-        "full_experiment": None if full_experiment is None else redact(full_experiment.model_dump(mode="json")),
-        "tracking_uri": study.tracker.tracking_uri,
-        "trials": [row.model_dump(mode="json") for row in rows],
-    }
-
-
-def _tell(study: OpenStudy, document: dict[str, Any]) -> None:
-    """Prints the result of a study for a person, on standard error."""
-
-    def say(text: str = "") -> None:
-        click.echo(text, err=True)
-
-    record = study.record
-    say()
-    if record.status is StudyStatus.CANCELLED:
-        say(interrupts.message)
-        return
-    if record.status is not StudyStatus.COMPLETED:
-        say(f"No configuration was found. {record.reason}")
-        _tell_last_words(study)
-        return
-    best = document["best"]
-    say(
-        f"Best: trial {best['trial']:04d}, {best['label']}: {record.metric} {best['value']:.4g}, "
-        f"{best['throughput']:.1f} samples/s"
-    )
-    if best["purpose"] == Purpose.SUBMITTED.value:
-        say("No configuration was faster than yours.")
-    elif study.driver.submitted is None:
-        say("Your own configuration was not measured (its batch is for your code to decide), so there is no gain.")
-    elif record.gain is None:
-        say("Your own configuration did not complete, so there is no gain to state.")
-    else:
-        say(f"That is {record.gain:.2f} times your own configuration.")
-    say(f"Configuration: {study.paths.best_ds_config}")
-    say(f"Train with it: sh {study.paths.best_command}")
-    say(f"All trials:    {study.tracker.ui_command}")
-    if study.tracker.last_error:
-        say(f"Not everything has reached MLflow ({study.tracker.last_error}); the study's folder has it all.")
-
-
-def _tell_failed_training(study: OpenStudy) -> None:
-    """Prints why the full experiment failed, and how to go on with it."""
-    click.echo(f"The full experiment failed. {study.driver.full_experiment_failure}", err=True)
-    click.echo(f"Its files:     {study.paths.full_experiment.root}", err=True)
-    click.echo(f"When that is mended, go on with: {interrupts.resume_command}", err=True)
-
-
-def _tell_last_words(study: OpenStudy) -> None:
-    """Prints the end of the log of the trial that decided the failure."""
-    failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
-    if failed is None or not failed.logs:
-        return
-    # A reason names the log of the rank that failed first.
-    log = Path(next((log for log in failed.logs if log in failed.reason), failed.logs[0]))
-    if log.exists():
-        print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-15:]), file=sys.stderr)
-        print(f"The whole log: {log}", file=sys.stderr)

@@ -19,6 +19,7 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.open_full_experiment import full_experiment_of
 from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+from trial_lib.study.profile_report import profile_failure
 
 Running = dict[int, tuple[TrialPlan, TrialFuture]]
 """The trials that run, by their numbers."""
@@ -79,9 +80,7 @@ def run_study(study: OpenStudy) -> str | None:
     driver = study.driver
     profile = driver.profile or run_alone(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
-        return (
-            f"The configuration must be able to run with a micro-batch of 1: {profile.outcome.value}. {profile.reason}"
-        )
+        return profile_failure(profile)
     tell_profile(driver)
     if not driver.has_searched:
         submitted = None if driver.submitted else driver.submitted_plan()

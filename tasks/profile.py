@@ -16,7 +16,7 @@ def tell_profile(driver: StudyDriver) -> None:
     assert driver.profile is not None
     assert driver.profile.profile is not None
     report = report_profile(
-        driver.profile.profile, driver.experiment.ds_config, driver.experiment.config.resources.slots_per_trial
+        driver.profile.profile, driver.base_config, driver.experiment.config.resources.slots_per_trial
     )
     write_whole(driver.paths.profile, report.model_dump_json(indent=2))
     for line in report.lines():

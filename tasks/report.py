@@ -23,7 +23,7 @@ def report(driver: StudyDriver, best: TrialResult, tracking_url: str) -> None:
     headline = f"trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {best.metrics[metric]:.4g}{said}"
     driver.log.info("best: %s", headline)
     get_run_logger().info("best: %s", headline)
-    config = json.dumps(winning_config(driver.experiment, candidate), indent=2)
+    config = json.dumps(winning_config(driver.base_config, candidate), indent=2)
     with told_if_possible(driver.log):
         create_markdown_artifact(
             "\n".join(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.training_spec import TrainingSpec
+from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.hardware import this_host
 from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
@@ -24,6 +24,14 @@ DS_CONFIG: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000},
+}
+SCRIPT_PATHS = {
+    "checkpoints": "checkpoints",
+    "metrics": "metrics.jsonl",
+    "finished": "finished.json",
+    "tensorboard": "tensorboard",
+    "scratch": "scratch",
+    "stop": "stop",
 }
 PIPELINE = {**DS_CONFIG, "train_micro_batch_size_per_gpu": 4}
 
@@ -124,13 +132,40 @@ class Trainings:
                 **spec,
             },
         ).write(folder / "training.json")
+        target, arguments = {"module": "trial_lib.training"}, [str(folder / "training.json")]
+        return self._train(folder, target, arguments, slots, environment or {}, deadline_s)
+
+    def run_script(
+        self, model_dir: Path, script: str, *arguments: str, name: str = "training", slots: int = 1, **spec: Any
+    ) -> Training:
+        """Trains by a script at full length, in a copy of its folder, and returns what it left.
+
+        `spec` are fields of `TrainingSpec`; the script finds the spec as the ranks of a full experiment do.
+        """
+        folder = self.root / name
+        if not (folder / "model").exists():
+            shutil.copytree(model_dir, folder / "model", ignore=shutil.ignore_patterns("__pycache__"))
+        paths = {field: str(folder / file) for field, file in SCRIPT_PATHS.items()}
+        TrainingSpec(trial=None, **{**paths, **spec}).write(folder / "training.json")
+        environment = {SPEC_VARIABLE: str(folder / "training.json")}
+        return self._train(folder, {"script": script}, list(arguments), slots, environment, 120.0)
+
+    def _train(
+        self,
+        folder: Path,
+        target: dict[str, str],
+        arguments: list[str],
+        slots: int,
+        environment: dict[str, str],
+        deadline_s: float,
+    ) -> Training:
         program = Program(
             interpreter=sys.executable,
-            target={"module": "trial_lib.training"},
-            arguments=[str(folder / "training.json")],
+            target=target,
+            arguments=arguments,
             passes_local_rank=False,
             model_dir=folder / "model",
-            environment={**rank_environment(), **(environment or {})},
+            environment={**rank_environment(), **environment},
         )
         payload = {
             "program": program.target,

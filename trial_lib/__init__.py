@@ -1,16 +1,19 @@
 """Everything ZeroTune knows, apart from the order of work: it imports neither flows, tasks nor Prefect.
 
-Training code finds the `DeepSpeedTrial` API here. A name is imported when it is asked for: the package itself, which
-the command line imports, brings neither torch nor DeepSpeed.
+Training code finds the `DeepSpeedTrial` API here, the Core API in `core`, and the helpers of dsat in `dsat`. A name is
+imported when it is asked for: the package itself, which the command line imports, brings neither torch nor DeepSpeed.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trial_lib import core as core
     from trial_lib import dsat as dsat
     from trial_lib.experiment.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
     from trial_lib.experiment.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
+    from trial_lib.integrations.cluster_info import LOG_FORMAT as LOG_FORMAT
+    from trial_lib.integrations.cluster_info import get_cluster_info as get_cluster_info
     from trial_lib.training.callbacks import PyTorchCallback as PyTorchCallback
     from trial_lib.training.context import DeepSpeedTrialContext as DeepSpeedTrialContext
     from trial_lib.training.data_loader import DataLoader as DataLoader
@@ -25,21 +28,25 @@ _HOMES = {
     "DataLoader": "trial_lib.training.data_loader",
     "DeepSpeedTrial": "trial_lib.training.deepspeed_trial",
     "DeepSpeedTrialContext": "trial_lib.training.context",
+    "LOG_FORMAT": "trial_lib.integrations.cluster_info",
     "MetricReducer": "trial_lib.training.reducers",
     "ModelParallelUnit": "trial_lib.training.model_parallel",
     "PyTorchCallback": "trial_lib.training.callbacks",
     "TorchData": "trial_lib.training.data_loader",
+    "get_cluster_info": "trial_lib.integrations.cluster_info",
     "get_ds_config_from_hparams": "trial_lib.experiment.overrides",
     "overwrite_deepspeed_config": "trial_lib.experiment.overrides",
 }
 
-__all__ = [*_HOMES, "dsat"]
+_MODULES = ("core", "dsat")
+
+__all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     """Returns a name of the API from the module that defines it."""
-    if name == "dsat":
-        return importlib.import_module("trial_lib.dsat")
+    if name in _MODULES:
+        return importlib.import_module(f"trial_lib.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

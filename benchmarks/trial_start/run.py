@@ -1,4 +1,4 @@
-"""Measures the phases of one trial, warm and cold, in turn."""
+"""Measures the phases of one trial, warm and cold, in turn: of a plain script and of one that imports a great deal."""
 
 import argparse
 import json
@@ -7,11 +7,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.overrides import config_hash
+from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import ColdLauncher, rank_environment
@@ -22,54 +25,111 @@ from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.launch.warm import WarmLauncher
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "hello_deepspeed"
 RESULTS = ROOT / "benchmarks" / "results" / "trial_start.json"
 BUILDERS = ["ShareMemCommBuilder", "FusedAdamBuilder"]
+# Without it the Trainer would count one rank on a machine that has no GPU.
+ON_CPU = ("--use_cpu",) if this_host().device == "cpu" else ()
+START = ("start", "import", "initialize")
 
 
-def phases(launcher: Launcher, folder: Path) -> dict[str, float]:
-    """Runs one trial and returns its phases, and the whole from launch to the end, in seconds."""
-    base = read_deepspeed_json(EXAMPLE / "ds_config.json")
+@dataclass(frozen=True)
+class Script:
+    """A training as its user starts it, in `folder`, with `config` after `flag`."""
+
+    folder: Path
+    name: str
+    flag: str
+    config: str
+    takes_local_rank: bool
+    arguments: tuple[str, ...] = ()
+
+
+SCRIPTS = {
+    "plain": Script(ROOT / "examples" / "hello_deepspeed", "train.py", "--deepspeed_config", "ds_config.json", True),
+    "Hugging Face Trainer": Script(
+        ROOT / "tests" / "programs" / "any", "trainer.py", "--deepspeed", "ds_auto.json", False, ON_CPU
+    ),
+}
+
+
+def trial(script: Script, launcher: Launcher, folder: Path, purpose: Purpose = Purpose.SEARCH) -> TrialResult:
+    """Runs one trial on two ranks, of one optimizer step."""
     candidate = Candidate(micro_batch_size=4, gradient_accumulation_steps=1, slots=2)
-    config = candidate.complete(base)
+    config = candidate.complete(read_deepspeed_json(script.folder / script.config))
     paths = TrialPaths(folder)
-    arguments = ["--deepspeed_config", str(paths.ds_config)]
-    program = Program(sys.executable, {"script": "train.py"}, arguments, True, EXAMPLE, rank_environment())
-    window = StepWindow(start_step=1, end_step=1, max_steps=1)
-    plan = TrialPlan(
-        folder.name, 0, Purpose.SEARCH, candidate, config, config_hash(config), program, window, None, 300.0, paths
+    arguments = [script.flag, str(paths.ds_config), *script.arguments]
+    program = Program(
+        sys.executable, {"script": script.name}, arguments, script.takes_local_rank, script.folder, rank_environment()
     )
-    started = time.perf_counter()
+    window = StepWindow(start_step=1, end_step=1, max_steps=1)
+    plan = TrialPlan(folder.name, 0, purpose, candidate, config, config_hash(config), program, window, None, 300, paths)
     result = run_trial(plan, launcher, this_host(), folder.parent / "locks", threading.Event())
-    whole = time.perf_counter() - started
     assert result.metrics, result.reason
-    beyond = sum(result.phases[phase] for phase in ("start", "import", "first_step"))
-    return {**result.phases, "start to first step, beyond the engine": beyond, "whole trial": whole}
+    return result
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Returns the seconds that a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def phases(result: TrialResult, whole: float) -> dict[str, float]:
+    """Returns the seconds of a trial's phases, and sums of them."""
+    return {
+        **result.phases,
+        "start to engine": sum(result.phases[phase] for phase in START),
+        "start to first step, beyond the engine": sum(
+            result.phases[phase] for phase in ("start", "import", "first_step")
+        ),
+        "whole trial": whole,
+    }
+
+
+def measure(script: Script, repeats: int, work: Path) -> dict[str, object]:
+    """Returns the medians of a script's phases, warm and cold in turn, after what a study does first."""
+    work.mkdir()
+    environment = rank_environment()
+    warm = WarmLauncher(sys.executable, BUILDERS, environment, str(work / "server.log"), print)
+    launchers: dict[str, Launcher] = {"warm": warm, "cold": ColdLauncher(sys.executable, BUILDERS, environment, print)}
+    profiles: list[TrialResult] = []
+    first = timed(lambda: profiles.append(trial(script, warm, work / "profile", Purpose.PROFILE)))
+    own_imports = timed(lambda: warm.prime(profiles[0].imported))
+    trial(script, launchers["cold"], work / "first-cold")
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in launchers}
+    for repeat in range(repeats):
+        for name, launcher in launchers.items():
+            results: list[TrialResult] = []
+            folder = work / f"{name}-{repeat}"
+            whole = timed(lambda: results.append(trial(script, launcher, folder)))  # noqa: B023 - called at once
+            measured[name].append(phases(results[0], whole))
+    warm.close()
+    medians = {
+        name: {phase: statistics.median(run[phase] for run in runs) for phase in runs[0]}
+        for name, runs in measured.items()
+    }
+    return {
+        "priming and the profile trial": round(first, 3),
+        "priming the script's own imports": round(own_imports, 3),
+        **{name: {phase: round(value, 3) for phase, value in run.items()} for name, run in medians.items()},
+        "start to engine, warm / cold": round(
+            medians["warm"]["start to engine"] / medians["cold"]["start to engine"], 3
+        ),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="trial-start-"))
-    environment = rank_environment()
-    warm = WarmLauncher(sys.executable, BUILDERS, environment, str(work / "server.log"), print)
-    launchers: dict[str, Launcher] = {
-        "warm": warm,
-        "cold": ColdLauncher(sys.executable, BUILDERS, environment, print),
+    report = {
+        name: measure(script, arguments.repeats, work / str(number))
+        for number, (name, script) in enumerate(SCRIPTS.items())
     }
-    started = time.perf_counter()
-    phases(warm, work / "first")
-    report: dict[str, object] = {"priming and the first trial_s": round(time.perf_counter() - started, 3)}
-    phases(launchers["cold"], work / "first-cold")
-    measured: dict[str, list[dict[str, float]]] = {name: [] for name in launchers}
-    for repeat in range(arguments.repeats):
-        for name, launcher in launchers.items():
-            measured[name].append(phases(launcher, work / f"{name}-{repeat}"))
-    warm.close()
-    for name, runs in measured.items():
-        report[name] = {phase: round(statistics.median(run[phase] for run in runs), 3) for phase in runs[0]}
-    RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
 
 

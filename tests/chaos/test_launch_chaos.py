@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from conftest import PROGRAMS
 
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import ColdLauncher, rank_environment
@@ -149,15 +150,45 @@ def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_la
     assert own_launcher.notes == ["starting cold: the fork server has 2 threads"]
 
 
-def test_a_module_that_starts_a_thread_is_not_primed(trials, own_launcher, tmp_path):
+def test_a_module_that_starts_a_thread_is_left_to_the_trials_with_what_imports_it_and_no_other(
+    trials, own_launcher, tmp_path
+):
     (tmp_path / "has_a_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
+    # As optional imports are written: it must not be taken for missing.
+    (tmp_path / "uses_it.py").write_text(
+        "try:\n    import has_a_thread\nexcept ImportError:\n    has_a_thread = None\n"
+    )
+    (tmp_path / "harmless.py").write_text("import os\nimported_by = os.getpid()\n")
+    (tmp_path / "imports.py").write_text(
+        "import os, runpy, sys, harmless, uses_it\n"
+        "print('primed:', harmless.imported_by != os.getpid(), 'thread:', uses_it.has_a_thread is not None)\n"
+        f"sys.path.insert(0, '{PROGRAMS}')\n"
+        f"runpy.run_path('{PROGRAMS}/plain.py', run_name='__main__')\n"
+    )
     own_launcher._environment["PYTHONPATH"] = str(tmp_path)
     own_launcher.start()
-    own_launcher.prime(["has_a_thread"])
+    own_launcher.prime(["uses_it", "harmless"])
     (note,) = own_launcher.notes
-    assert "cannot be primed (the fork server has 2 threads)" in note
+    assert "could not fork with has_a_thread: these and what imports them are paid in each trial" in note
+    result = trials.run(str(tmp_path / "imports.py"), window=SHORT)
+    assert result.outcome == "completed", result.reason
+    assert "primed: True thread: True" in trials.log(result)
+    assert own_launcher.notes == [note]
+
+
+def test_where_too_many_modules_start_a_thread_none_is_primed(trials, own_launcher, tmp_path):
+    names = [f"threaded_{number}" for number in range(7)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        )
+    own_launcher._environment["PYTHONPATH"] = str(tmp_path)
+    own_launcher.start()
+    own_launcher.prime(names)
+    (note,) = own_launcher.notes
+    assert "these and all of the code's imports are paid in each trial" in note
     assert completes(trials) == (True, "")
     assert own_launcher.notes == [note]
 

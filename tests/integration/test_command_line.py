@@ -46,6 +46,27 @@ OPTIONS = {
     "setting": (["--divisor", "1"], ["--divisor", "greater than or equal to 2"]),
 }
 
+# One refusal each of `tune` and `micro-batch`: what follows the command's name, and what the message names.
+TYPED = {
+    "no command": ("", ["there is no `--` with a command behind it", "-- deepspeed train.py"]),
+    "nothing behind": ("--", ["nothing follows `--`"]),
+    "forgotten dashes": ("deepspeed --num_gpus 1 train.py", ["there is no `--`"]),
+    "script": ("-- deepspeed trian.py", ["the command: the script trian.py is not in"]),
+    "program": ("-- bash run.sh", ["the command: it begins with 'bash'", "Write what starts your training"]),
+    "launcher option": ("-- deepspeed --num_gpsu 1 train.py", ["--num_gpsu", "Did you mean --num_gpus?"]),
+    "nodes": ("-- torchrun --nnodes 2 train.py", ["--nnodes 2 asks for several nodes"]),
+    "slots": ("-- deepspeed --num_gpus 4096 train.py", ["it starts 4096 ranks", "Ask the launcher for fewer."]),
+    "config": ("-- python train.py --deepspeed none.json", ["none.json does not exist", "Name an existing JSON file"]),
+    "two values": (
+        "-- python train.py --deepspeed ds_config.json --per_device_train_batch_size 3",
+        ['"train_micro_batch_size_per_gpu": 2 in ds_config.json', "--per_device_train_batch_size 3 in the command"],
+    ),
+    "map key": ("--map batch=--b -- python train.py", ["--map batch=--b", 'the key "batch" cannot be mapped']),
+    "map target": ("--map train_batch_size=9 -- python train.py", ["--map train_batch_size=9", "neither a flag nor"]),
+    "trials": ("--max-trials 1 -- python train.py", ["--max-trials", "Allow at least 2."]),
+    "flag": ("--no-such-flag -- python train.py", ["No such option", "--no-such-flag"]),
+}
+
 
 @pytest.fixture
 def zerotune(tmp_path: Path) -> Zerotune:
@@ -89,6 +110,23 @@ def test_a_mistake_in_a_flag_is_told_with_its_name_and_its_remedy(zerotune: Zero
     message = refusal(zerotune, "asha", *options)
     for words in said:
         assert words in message, message
+
+
+@pytest.mark.parametrize("command", ["tune", "micro-batch"])
+@pytest.mark.parametrize("case", TYPED)
+def test_a_mistake_in_a_command_is_told_with_its_place_and_its_remedy(
+    zerotune: Zerotune, command: str, case: str
+) -> None:
+    words, said = TYPED[case]
+    zerotune.folder = zerotune.model
+    message = refusal(zerotune, command, *words.split())
+    for part in said:
+        assert part in message, message
+
+
+def test_a_method_that_there_is_not_is_told(zerotune: Zerotune) -> None:
+    message = refusal(zerotune, "tune", "--method", "magic", "--", "python", "train.py")
+    assert "'magic' is not one of 'asha', 'binary', 'random'" in message
 
 
 def test_a_yaml_or_a_model_directory_that_does_not_exist_is_told(zerotune: Zerotune) -> None:

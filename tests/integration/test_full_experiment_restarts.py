@@ -23,7 +23,7 @@ from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_exp
 def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) -> None:
     arguments = folder.write_script("--no_such_option", max_restarts=5)
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
-    assert end.reason.startswith("The program raised SystemExit: 2 Log: ")
+    assert end.reason.startswith("The program ended by itself with SystemExit: 2; ")
     assert "Attempts 1 and 2 of 6 ended so, with no progress between them: another would, too." in end.reason
     assert (folder.record["status"], folder.record["attempts"]) == ("failed", 2)
     assert "(it starts again in 1 s)" in folder.paths.log.read_text()

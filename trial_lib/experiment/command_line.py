@@ -1,21 +1,44 @@
 """A command as a shell would split it, without a shell: what only a shell could do is refused by name."""
 
 import shlex
+from collections.abc import Mapping
+from pathlib import Path
 
 from trial_lib.experiment.errors import InputError
 
 REMEDY = "Write `python3 SCRIPT ARGUMENTS`: ZeroTune starts the ranks itself."
+REMEDY_TYPED = "Write what starts your training: deepspeed, torchrun, accelerate launch or python, and its arguments."
 _SHELL_SYNTAX = frozenset("|&;<>()$`*?\n")
 
 
 class Words:
-    """The words of a command that are still to be read, and what was left out on the way."""
+    """The words of a command that are still to be read, and what was left out on the way.
 
-    def __init__(self, words: list[str], where: str) -> None:
-        """Takes the words, and how an error names the place they come from."""
+    Attributes:
+        rest: the words.
+        where: how an error names the place they come from.
+        notes: one sentence for each word that was left out.
+        follows: whether the launcher's options count, as for a command that was typed; those in a YAML are left out.
+        environment: the variables that the command would find, its own assignments among them.
+        folder: what its relative paths stand in.
+    """
+
+    def __init__(
+        self,
+        words: list[str],
+        where: str,
+        *,
+        follows: bool = False,
+        environment: Mapping[str, str] | None = None,
+        folder: Path = Path(),
+    ) -> None:
+        """Takes the attributes."""
         self.rest = words
         self.where = where
         self.notes: list[str] = []
+        self.follows = follows
+        self.environment = dict(environment or {})
+        self.folder = folder
 
     def __bool__(self) -> bool:
         """Whether any word is left."""
@@ -42,9 +65,9 @@ class Words:
             raise self.error(f"nothing follows {option}.")
         return self.take()
 
-    def error(self, what: str, remedy: str = REMEDY) -> InputError:
+    def error(self, what: str, remedy: str = "") -> InputError:
         """Returns an error about the command."""
-        return InputError(what, where=self.where, remedy=remedy)
+        return InputError(what, where=self.where, remedy=remedy or (REMEDY_TYPED if self.follows else REMEDY))
 
 
 def split_command(command: str, where: str) -> list[str]:

@@ -1,7 +1,8 @@
 """The experiment's YAML as typed data: every field that a user may write, with its meaning.
 
-The fields are the predecessor's, so that a file written for it works as it is, and two additions: `arg_mappings` and
-`resources.memory_per_slot`. The descriptions here become the JSON Schema that editors show (see `schema`).
+The fields are the predecessor's, so that a file written for it works as it is, and three additions: `arg_mappings`,
+`follow_launcher` and `resources.memory_per_slot`. The descriptions here become the JSON Schema that editors show (see
+`schema`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
-"""The DeepSpeed keys that a script may take from its command line."""
+"""The DeepSpeed keys that a script may take from its command line or its environment."""
+
+MAPPING_TARGET = r"^(--?[A-Za-z][^\s=]*|[A-Za-z_][A-Za-z0-9_]*)$"
+"""What sets such a key: a flag, or the name of an environment variable."""
 
 
 class _NotUsed:
@@ -221,10 +225,16 @@ class ExperimentConfig(Section):
     hyperparameters: Hyperparameters = Field(
         default_factory=Hyperparameters, description="What the training code reads, with `deepspeed_config`."
     )
-    arg_mappings: dict[BatchKey, Annotated[str, Field(pattern=r"^--?[A-Za-z]")]] = Field(
+    follow_launcher: bool = Field(
+        default=False,
+        description="Whether the options of the launcher in the entrypoint say on which devices the ranks start, as in "
+        "a shell. `zerotune tune -- COMMAND` writes it. An addition of ZeroTune.",
+    )
+    arg_mappings: dict[BatchKey, Annotated[str, Field(pattern=MAPPING_TARGET)]] = Field(
         default_factory=dict,
-        description="For a script that takes its batch size from the command line: the flag for each DeepSpeed key, "
-        "such as `train_micro_batch_size_per_gpu: --batch-size`. An addition of ZeroTune.",
+        description="For a script that takes its batch size from the command line or from an environment variable: the "
+        "flag or the variable for each DeepSpeed key, such as `train_micro_batch_size_per_gpu: --batch-size`. An "
+        "addition of ZeroTune.",
     )
     resources: Resources = Field(default_factory=Resources, description="What a trial runs on.")
     searcher: Searcher = Field(default_factory=Searcher, description="How long the full experiment trains.")
@@ -263,9 +273,9 @@ class ExperimentConfig(Section):
     profiling: NotUsed = Field(default=None, description="Not used: every trial is measured.")
 
     @model_validator(mode="after")
-    def _maps_each_flag_once(self) -> "ExperimentConfig":
-        flags = list(self.arg_mappings.values())
-        for flag in flags:
-            if flags.count(flag) > 1:
-                raise ValueError(f"arg_mappings gives {flag} two meanings")
+    def _maps_each_target_once(self) -> "ExperimentConfig":
+        targets = list(self.arg_mappings.values())
+        for target in targets:
+            if targets.count(target) > 1:
+                raise ValueError(f"arg_mappings gives {target} two meanings")
         return self

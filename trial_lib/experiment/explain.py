@@ -84,7 +84,7 @@ _EXPECTED = {
     "model_type": "a mapping",
     "byte_size": "a size such as 2 GiB",
     "byte_size_unit": "a size such as 2 GiB",
-    "string_pattern_mismatch": "a command line flag such as --batch-size",
+    "string_pattern_mismatch": "a flag such as --batch-size or the name of an environment variable",
     "recursion_loop": "a value that does not hold itself",
     "invalid-json-value": "text, a number, true, false, a list or a mapping",
 }

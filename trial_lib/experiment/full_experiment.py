@@ -32,7 +32,7 @@ class FullExperimentPaths:
 
     @property
     def training_spec(self) -> Path:
-        """What the ranks of a trial class are told (`TrainingSpec` as JSON)."""
+        """What the ranks are told (`TrainingSpec` as JSON)."""
         return self.root / "training.json"
 
     @property
@@ -42,7 +42,7 @@ class FullExperimentPaths:
 
     @property
     def metrics(self) -> Path:
-        """What a trial class tells while it trains, one JSON line each (see `metrics_file`)."""
+        """What a trial class or the Core API tells while it trains, one JSON line each (see `metrics_file`)."""
         return self.root / "metrics.jsonl"
 
     @property
@@ -52,18 +52,28 @@ class FullExperimentPaths:
 
     @property
     def finished(self) -> Path:
-        """What a trial class writes when it has trained to its end."""
+        """What is written when the training has come to its end, by a trial class or the Core API."""
         return self.root / "finished.json"
 
     @property
     def checkpoints(self) -> Path:
-        """The checkpoints of a trial class, a folder each."""
+        """The checkpoints of a trial class or the Core API, a folder each."""
         return self.root / "checkpoints"
 
     @property
     def tensorboard(self) -> Path:
         """What a trial class writes for TensorBoard."""
         return self.root / "tensorboard"
+
+    @property
+    def scratch(self) -> Path:
+        """What the ranks need while they run, and not afterwards."""
+        return self.root / "scratch"
+
+    @property
+    def stop(self) -> Path:
+        """The folder of the request to save and stop (`StopRequest`)."""
+        return self.root / "stop"
 
     @property
     def log(self) -> Path:

@@ -68,6 +68,18 @@ def _merge(target: DeepSpeedConfig, overrides: Mapping[str, Any]) -> None:
             target[key] = copy.deepcopy(value)
 
 
+def difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedConfig:
+    """Returns the overrides that make one configuration of another, "auto" left out."""
+    overrides: DeepSpeedConfig = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            if section := difference(base[key], value):
+                overrides[key] = section
+        elif value != base.get(key) and value != "auto":
+            overrides[key] = value
+    return overrides
+
+
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
     """Returns the DeepSpeed configuration that an experiment's hyperparameters describe.
 

@@ -51,6 +51,15 @@ class TrialPaths:
         """The exception that ended a rank, if one did."""
         return self.root / f"rank{rank}.failure.json"
 
+    def engine_built(self, rank: int) -> Path:
+        """An empty file that is there once a rank has a DeepSpeed engine."""
+        return self.root / f"rank{rank}.engine"
+
+    @property
+    def scratch(self) -> Path:
+        """What the program would have written into the user's files; there only while the trial runs."""
+        return self.root / "scratch"
+
 
 @dataclass(frozen=True)
 class StudyPaths:
@@ -102,6 +111,11 @@ class StudyPaths:
     def best_ds_config(self) -> Path:
         """The winning DeepSpeed configuration, as DeepSpeed reads it."""
         return self.root / "best_ds_config.json"
+
+    @property
+    def best_accelerate_config(self) -> Path:
+        """Accelerate's configuration file for the winner, where the user's own would contradict it."""
+        return self.root / "best_accelerate_config.yaml"
 
     @property
     def best_ds_metrics(self) -> Path:

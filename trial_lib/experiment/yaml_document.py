@@ -16,14 +16,18 @@ class YamlDocument:
     """A YAML document that is a mapping.
 
     Attributes:
-        path: the file.
+        path: the file; for a text that stands in none, what errors call it.
+        text: the YAML itself.
         data: what stands in it.
         root: its nodes, which know their lines and columns.
+        is_file: whether lines and columns mean anything to the user.
     """
 
     path: Path
+    text: str
     data: dict[str, Any]
     root: yaml.MappingNode
+    is_file: bool = True
 
     def where(self, location: Sequence[str | int], *, key: bool = False) -> str:
         """Returns `file:line:column` of the value at a location, or of as much of the location as there is.
@@ -32,6 +36,8 @@ class YamlDocument:
             location: keys and list positions, from the top.
             key: the place of the last key itself, not of its value.
         """
+        if not self.is_file:
+            return str(self.path)
         node: yaml.Node = self.root
         start = node
         for step in location:
@@ -51,7 +57,15 @@ def read_yaml(path: Path) -> YamlDocument:
     Raises:
         InputError: the file is missing, a directory, not UTF-8, empty, not YAML, no mapping, or has a key twice.
     """
-    text = _read_text(path)
+    return _parse(_read_text(path), path, is_file=True)
+
+
+def parse_yaml(text: str, name: str) -> YamlDocument:
+    """Returns the YAML document in a text that ZeroTune wrote itself; errors about it name no line, only `name`."""
+    return _parse(text, Path(name), is_file=False)
+
+
+def _parse(text: str, path: Path, is_file: bool) -> YamlDocument:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -64,7 +78,7 @@ def read_yaml(path: Path) -> YamlDocument:
                 remedy="Write lines such as `entrypoint: python3 train.py`.",
             )
         _check_keys(root, path)
-        return YamlDocument(path, loader.construct_document(root), root)
+        return YamlDocument(path, text, loader.construct_document(root), root, is_file)
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "it cannot be read"
         raise InputError(

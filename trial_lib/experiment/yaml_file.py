@@ -4,6 +4,7 @@ Imports neither torch nor DeepSpeed: a mistake is told in a fraction of a second
 """
 
 import ast
+import contextlib
 import difflib
 import importlib.util
 import os
@@ -14,15 +15,19 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from trial_lib.experiment.batch_places import batch_places, refuse_two_values
 from trial_lib.experiment.config import ExperimentConfig
-from trial_lib.experiment.deepspeed_json import read_deepspeed_json
-from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint
+from trial_lib.experiment.deepspeed_json import read_deepspeed_json, read_named_config
+from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint, split_flag, with_config
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.explain import explain, one_error
 from trial_lib.experiment.overrides import inline_ds_config, overwrite_deepspeed_config
-from trial_lib.experiment.yaml_document import YamlDocument, read_yaml
+from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_yaml
 
 T = TypeVar("T")
+_COMMAND = "the command"
+_TELLING_KEYS = {"zero_optimization", "train_micro_batch_size_per_gpu"}
+_LONGEST_NAME = 200  # of a file; anything longer is the configuration itself
 
 
 @dataclass(frozen=True)
@@ -30,16 +35,18 @@ class Experiment:
     """What the user submitted, read and checked.
 
     Attributes:
-        path: the YAML file, absolute.
+        path: the YAML file, absolute; None for a command that was typed.
+        text: the YAML itself.
         model_dir: the folder that the entrypoint runs in, absolute.
         config: the YAML's fields.
-        ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in; empty where a
-            training needs none and the file names none.
+        ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in; empty where
+            nothing names one: the code has it, or a training needs none.
         entrypoint: the command, taken apart.
         notes: one sentence for each thing in the YAML that has no effect.
     """
 
-    path: Path
+    path: Path | None
+    text: str
     model_dir: Path
     config: ExperimentConfig
     ds_config: dict[str, Any]
@@ -52,8 +59,13 @@ class Experiment:
         return self.config.name or self.model_dir.name
 
     @property
+    def source(self) -> str:
+        """How an error names what was submitted."""
+        return _COMMAND if self.path is None else str(self.path)
+
+    @property
     def environment_variables(self) -> dict[str, str]:
-        """What every rank finds in its environment; an assignment in the entrypoint wins."""
+        """What the user has put into every rank's environment; an assignment in the entrypoint wins."""
         return {**self.config.environment.environment_variables, **self.entrypoint.environment}
 
 
@@ -71,7 +83,24 @@ def read_experiment(
     Raises:
         InputError: anything in them cannot be used. Several mistakes are listed in one error.
     """
-    document = read_yaml(config_path)
+    return _read(read_yaml(config_path), model_dir, include, needs_ds_config)
+
+
+def read_typed_experiment(text: str, model_dir: Path, *, include: Sequence[Path] = ()) -> Experiment:
+    """Returns the experiment that a command was turned into (see `trial_lib.study.typed_command`).
+
+    Args:
+        text: the YAML.
+        model_dir: the folder that the command runs in.
+        include: as for `read_experiment`.
+
+    Raises:
+        InputError: anything in the command cannot be used.
+    """
+    return _read(parse_yaml(text, _COMMAND), model_dir, include, needs_ds_config=True)
+
+
+def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], needs_ds_config: bool) -> Experiment:
     if not os.path.isdir(model_dir):  # noqa: PTH112 Path.is_dir raises for a folder that may not be entered
         raise InputError(
             "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist.",
@@ -82,22 +111,36 @@ def read_experiment(
     try:
         config = ExperimentConfig.model_validate(document.data)
     except ValidationError as error:
-        raise one_error(explain(document, error), config_path) from None
+        raise one_error(explain(document, error), document.path) from None
 
     errors: list[InputError] = []
-    ds_config = _collect(errors, lambda: _read_deepspeed_config(document, config, model_dir, needs_ds_config))
     folders = [model_dir, *(path.resolve().parent for path in include)]
     entrypoint = _collect(errors, lambda: _read_entrypoint(document, config, folders))
+    ds_config = _collect(
+        errors, lambda: _read_deepspeed_config(document, config, entrypoint, model_dir, needs_ds_config)
+    )
     if ds_config is None or entrypoint is None:
-        raise one_error(errors, config_path)
-    return Experiment(
-        path=config_path.resolve(),
+        raise one_error(errors[::-1], document.path)
+    experiment = Experiment(
+        path=document.path.resolve() if document.is_file else None,
+        text=document.text,
         model_dir=model_dir,
         config=config,
         ds_config=ds_config,
         entrypoint=entrypoint,
         notes=(*(f"{key} has no effect here." for key in config.not_used()), *entrypoint.notes),
     )
+    variables = {**os.environ, **experiment.environment_variables}
+    places = batch_places(entrypoint.arguments, variables, config.arg_mappings)
+    refuse_two_values(ds_config, _config_name(document, config, entrypoint), places)
+    return experiment
+
+
+def _config_name(document: YamlDocument, config: ExperimentConfig, entrypoint: Entrypoint) -> str:
+    """Returns how an error names the DeepSpeed configuration."""
+    named = config.hyperparameters.deepspeed_config or next(iter(entrypoint.config_values), None)
+    is_short = isinstance(named, str) and len(named) < _LONGEST_NAME
+    return str(named) if is_short else document.where(("hyperparameters",))
 
 
 def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:
@@ -109,10 +152,17 @@ def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:
 
 
 def _read_deepspeed_config(
-    document: YamlDocument, config: ExperimentConfig, model_dir: Path, is_needed: bool
+    document: YamlDocument,
+    config: ExperimentConfig,
+    entrypoint: Entrypoint | None,
+    model_dir: Path,
+    is_needed: bool,
 ) -> dict[str, Any]:
     hyperparameters = config.hyperparameters
     base: Any = hyperparameters.deepspeed_config
+    if base is None and config.follow_launcher:
+        base = _config_of_command(entrypoint, model_dir, document.where(("entrypoint",))) if entrypoint else {}
+        return overwrite_deepspeed_config(base, hyperparameters.overwrite_deepspeed_args) if base else {}
     if base is None:
         typo = difflib.get_close_matches("deepspeed_config", hyperparameters.model_extra or {}, n=1)
         inline = inline_ds_config(hyperparameters.as_dict())
@@ -136,12 +186,28 @@ def _read_deepspeed_config(
     return overwrite_deepspeed_config(base, hyperparameters.overwrite_deepspeed_args)
 
 
+def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> dict[str, Any]:
+    """Returns the DeepSpeed configuration that a command names; an empty one where it leaves that to the code."""
+    named = list(dict.fromkeys(entrypoint.config_values))
+    if len(named) > 1:
+        raise InputError(
+            f"the command names two DeepSpeed configurations, {named[0]} and {named[1]}.",
+            where=where,
+            remedy="Name one.",
+        )
+    return read_named_config(named[0], model_dir, where=where) if named else {}
+
+
 def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: Sequence[Path]) -> Entrypoint:
     model_dir = folders[0]
     where = document.where(("entrypoint",))
+    place = str(model_dir) if config.follow_launcher else f"the model directory {model_dir}"
     base = config.hyperparameters.deepspeed_config or inline_ds_config(config.hyperparameters.as_dict())
     named = base if isinstance(base, str) else None
-    entrypoint = parse_entrypoint(config.entrypoint, deepspeed_config=named, where=where)
+    shell = {**os.environ, **config.environment.environment_variables} if config.follow_launcher else None
+    entrypoint = parse_entrypoint(config.entrypoint, deepspeed_config=named, where=where, folder=model_dir, shell=shell)
+    if config.follow_launcher and base is None and not entrypoint.config_values:
+        entrypoint = with_config(entrypoint, _found_config(entrypoint, model_dir))
     _refuse_another_config(entrypoint, base, model_dir, where)
     if entrypoint.interpreter is not None and not _is_file(model_dir / entrypoint.interpreter):
         raise InputError(
@@ -151,19 +217,37 @@ def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: 
         )
     if entrypoint.script is not None and not _is_file(model_dir / entrypoint.script):
         raise InputError(
-            f"the script {entrypoint.script} is not in the model directory {model_dir}.",
+            f"the script {entrypoint.script} is not in {place}.",
             where=where,
-            remedy="Name a script relative to the model directory, or pass the directory that holds it.",
+            remedy="Name an existing one, or run zerotune in the folder that holds it."
+            if config.follow_launcher
+            else "Name a script relative to the model directory, or pass the directory that holds it.",
         )
     if entrypoint.trial_class is not None:
         _refuse_missing_class(entrypoint, entrypoint.trial_class, folders, where)
     if entrypoint.module is not None and not _has_module(entrypoint, entrypoint.module, folders):
         raise InputError(
-            f"the module {entrypoint.module} is neither in the model directory {model_dir} nor installed.",
+            f"the module {entrypoint.module} is neither in {place} nor installed.",
             where=where,
             remedy="Name a module that `python3 -m` finds from the model directory.",
         )
     return entrypoint
+
+
+def _found_config(entrypoint: Entrypoint, model_dir: Path) -> str | None:
+    """Returns the one argument that names a DeepSpeed configuration by a flag of the script's own; None without one.
+
+    It is a file that holds one: no other JSON has such keys.
+    """
+    found: set[str] = set()
+    for argument in entrypoint.arguments:
+        _, value = split_flag(argument)
+        if not value.endswith(".json") or not _is_file(model_dir / value):
+            continue
+        with contextlib.suppress(InputError):
+            if not _TELLING_KEYS.isdisjoint(read_deepspeed_json(model_dir / value)):
+                found.add(value)
+    return found.pop() if len(found) == 1 else None
 
 
 def _refuse_another_config(

@@ -1,87 +1,28 @@
 """The fork server of the warm launcher: an interpreter that has imported torch and DeepSpeed, and only forks.
 
-Runs in the user's environment. It must stay single-threaded and without a CUDA context: a fork of anything else hangs,
-so it checks before each one.
+Runs in the user's environment. It must stay fit to fork (see `priming`), and checks that before each fork.
 """
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import signal
 import socket
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from trial_lib.launch import channel, jit_builds, rank_process
+from trial_lib.launch import channel, rank_process
 from trial_lib.launch.guard import Guard, become_subreaper, kill_descendants
+from trial_lib.launch.priming import doubt, import_all, prime
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0
-
-
-def prime(driver: socket.socket, builders: list[str]) -> None:
-    """Imports what every DeepSpeed training imports, and what a first step would otherwise load later."""
-    # DeepSpeed imports mlflow where it is installed, and with it pyarrow, which starts a thread.
-    sys.modules["mlflow"] = None  # type: ignore[assignment]
-    import deepspeed  # noqa: F401 - for the forks
-    import torch
-
-    del sys.modules["mlflow"]
-    importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use
-    with contextlib.suppress(ImportError):
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))])
-    from deepspeed.accelerator import get_accelerator
-
-    def note(text: str) -> None:
-        channel.send(driver, {"note": text})
-
-    if get_accelerator().device_name() == "cpu":
-        jit_builds.build(builders, note)
-        return
-    # The ranks load the ops themselves.
-    jit_builds.wait_for_the_living()
-    # Loading a CUDA op asks the device for its architecture, and with that makes a context: in a child, then.
-    child = os.fork()
-    if child == 0:
-        try:
-            jit_builds.build(builders, note)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-
-
-def prime_with(modules: list[str]) -> None:
-    """Imports what the profile trial had imported, in its order; one that fails here is left to the ranks."""
-    for name in modules:
-        if name not in sys.modules:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-
-
-def doubt() -> str | None:
-    """Returns why a fork is not safe now, or None."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads != 1:
-        return f"the fork server has {threads} threads"
-    # Opened by the CUDA driver's initialisation, by whichever library; a child of such a process cannot use CUDA.
-    if any(link.startswith("/dev/nvidia-uvm") for link in _open_files()):
-        return "the fork server has a CUDA context"
-    return None
-
-
-def _open_files() -> list[str]:
-    links = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            links.append(str(descriptor.readlink()))
-    return links
+_STAND_ASIDE_S = 0.1
+# Modules that are found one after the other to make forks unsafe, before the code's imports are all left to the ranks.
+_MOST_LEFT_OUT = 5
 
 
 class ForkServer:
@@ -103,12 +44,58 @@ class ForkServer:
                 return
             message, descriptors = received
             if "prime" in message:
-                prime_with(message["prime"])
-                gc.collect()
-                gc.freeze()
-                channel.send(self._driver, {"primed": True, "doubt": doubt()})
+                self._prime(message["prime"])
             else:
                 self._launch(message["launch"], descriptors[0])
+
+    def _prime(self, modules: list[str]) -> None:
+        """Imports `modules`, while a fork stands by: one of them may spoil this process, and the fork then takes over.
+
+        It leaves out what has spoilt its parent, and all of the modules where too many do.
+        """
+        left_out: set[str] = set()
+        while True:
+            listen, tell = os.pipe()
+            parent = os.getpid()
+            reserve = os.fork()
+            if reserve == 0:
+                os.close(tell)
+                rank_process.die_with_parent(parent)
+                become_subreaper()
+                with open(listen, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
+                    told = pipe.read()
+                if not told:
+                    os._exit(0)
+                self._guards.clear()
+                left_out.add(told)
+                continue
+            os.close(listen)
+            spoilt_by = None if len(left_out) > _MOST_LEFT_OUT else import_all(modules, left_out)
+            with open(tell, "w", encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
+                pipe.write(spoilt_by or "")
+            if spoilt_by:
+                self._stand_aside(reserve)
+            os.waitpid(reserve, 0)
+            break
+        gc.collect()
+        gc.freeze()
+        if left_out:
+            names = ", ".join(sorted(left_out))
+            what = "all of the code's imports" if len(left_out) > _MOST_LEFT_OUT else "what imports them"
+            self._note(f"the fork server could not fork with {names}: these and {what} are paid in each trial")
+        channel.send(self._driver, {"primed": True})
+
+    def _stand_aside(self, successor: int) -> None:
+        """Waits for the end of the fork that serves from now on, and ends with it."""
+        self._driver.close()
+        self._guards.add(successor)
+        while successor in self._guards:
+            time.sleep(_STAND_ASIDE_S)
+            self._reap()
+        os._exit(1)
+
+    def _note(self, text: str) -> None:
+        channel.send(self._driver, {"note": text})
 
     def _launch(self, request: dict[str, Any], descriptor: int) -> None:
         reason = doubt()

@@ -44,12 +44,14 @@ class RankRecord:
         failure: the exception that ended it, as `measure.rank` records it; None if there is no record.
         log_tail: the last lines of its log.
         log: path of its log.
+        engine_built: whether its program has got as far as a DeepSpeed engine.
     """
 
     measurement: dict[str, Any] | None
     failure: dict[str, Any] | None
     log_tail: str
     log: str
+    engine_built: bool = True
 
     @property
     def text(self) -> str:
@@ -97,11 +99,22 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
         message = _first_lines(root.failure["message"])
         if root.failure["ended_early"]:
             return Outcome.CRASHED, f"{message} Log: {root.log}"
+        if root.failure["type"] == "SystemExit" and message.isdigit():
+            said = f"SystemExit: {message}; its last words: {_last_line(root)}"
+            return Outcome.CRASHED, f"The program ended by itself with {said} Log: {root.log}"
         sentence = f"{root.failure['type']}: {message}" if message else str(root.failure["type"])
         if root.failure["in_initialize"] and root.failure["type"] not in ("ImportError", "ModuleNotFoundError"):
             return Outcome.INVALID, f"DeepSpeed refuses the configuration: {sentence} Log: {root.log}"
         return Outcome.CRASHED, f"The program raised {sentence} Log: {root.log}"
     if ending.ended_by == DEADLINE:
+        waiting = next((rank for rank in ranks if not rank.engine_built), None)
+        if waiting is not None:
+            reason = (
+                f"The program had no DeepSpeed engine after {deadline_s:.0f} s: it does not call deepspeed.initialize, "
+                "or waits for something before that (a download, a prompt, a lock, other processes). "
+                f"Its last words: {_last_line(waiting)} Log: {waiting.log}"
+            )
+            return Outcome.TIMED_OUT, reason
         return Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s. Log: {ranks[0].log}"
     if ending.ended_by == "guard":
         return Outcome.CRASHED, f"The trial's guard process was killed. Log: {ranks[0].log}"
@@ -111,8 +124,12 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
         return Outcome.CRASHED, f"Rank {killed} was ended by signal {signal}. Log: {ranks[killed].log}"
     silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
     culprit = next((number for number, status in enumerate(ending.statuses) if status), silent)
-    last = (ranks[culprit].log_tail.strip().splitlines() or ["it printed nothing."])[-1]
+    last = _last_line(ranks[culprit])
     return Outcome.CRASHED, f"Rank {culprit} left no result; its last words: {last} Log: {ranks[culprit].log}"
+
+
+def _last_line(rank: RankRecord) -> str:
+    return (rank.log_tail.strip().splitlines() or ["it printed nothing."])[-1][:_LONGEST_MESSAGE]
 
 
 def _first_lines(message: str) -> str:

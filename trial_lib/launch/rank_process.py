@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import json
 import os
+import random
 import signal
 import sys
 from typing import Any
@@ -37,8 +38,9 @@ def become(request: dict[str, Any], rank: int, guard: int) -> None:
     os.chdir(request["cwd"])
     if own["cores"]:
         os.sched_setaffinity(0, own["cores"])
+    # A fork inherits Python's and numpy's global generators; cold ranks each seed their own.
+    random.seed()
     if "numpy" in sys.modules:
-        # A fork inherits numpy's global generator; cold ranks each seed their own.
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
     module, function = request["entry"].split(":")
     getattr(importlib.import_module(module), function)(request["payload"], rank)

@@ -10,7 +10,9 @@ from trial_lib.launch.outcome import RankRecord
 _TAIL_BYTES = 20_000
 
 
-def read_rank_record(record: Path, failure: Path, log: Path, log_start: int = 0) -> RankRecord:
+def read_rank_record(
+    record: Path, failure: Path, log: Path, log_start: int = 0, engine_built: Path | None = None
+) -> RankRecord:
     """Returns what a rank has left; what is missing or torn is None.
 
     Args:
@@ -18,8 +20,10 @@ def read_rank_record(record: Path, failure: Path, log: Path, log_start: int = 0)
         failure: the exception that ended it.
         log: what it printed.
         log_start: bytes of the log that were there before.
+        engine_built: the file that is there once it has an engine; None where nobody asks.
     """
-    return RankRecord(_read(record), _read(failure), _tail(log, log_start), str(log))
+    has_engine = engine_built is None or engine_built.exists()
+    return RankRecord(_read(record), _read(failure), _tail(log, log_start), str(log), has_engine)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

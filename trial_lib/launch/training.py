@@ -5,8 +5,9 @@ import re
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trial_lib.experiment.full_experiment import FullExperimentPaths
 from trial_lib.experiment.metrics_file import MetricsReader
@@ -40,12 +41,16 @@ class TrainingPlan:
         slots: devices it takes.
         paths: its files.
         max_restarts: how often it is started again when it has crashed.
+        ds_config: the DeepSpeed configuration to train with.
+        is_in_code: whether the program's own stands in its code, so that this one is merged into it there.
     """
 
     program: Program
     slots: int
     paths: FullExperimentPaths
     max_restarts: int
+    ds_config: dict[str, Any] = field(default_factory=dict)
+    is_in_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,8 @@ def _run(
         "program": program.target,
         "arguments": program.arguments,
         "passes_local_rank": program.passes_local_rank,
+        "ds_config": plan.ds_config,
+        "is_in_code": plan.is_in_code,
         "finished": [str(plan.paths.rank_finished(rank)) for rank in ranks],
         "failures": [str(plan.paths.rank_failure(rank)) for rank in ranks],
     }

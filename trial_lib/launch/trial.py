@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.files import write_whole
-from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
+from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
@@ -43,6 +44,8 @@ class TrialPlan:
         deadline_s: seconds it may take.
         paths: its files.
         training_spec: what the ranks of a trial class are told; None where they run a script or a module.
+        protected_before: seconds since the epoch: the trial changes no file of the user's that is older, which is the
+            start of its study. None: its own start.
     """
 
     trial_id: str
@@ -57,6 +60,7 @@ class TrialPlan:
     deadline_s: float
     paths: TrialPaths
     training_spec: TrainingSpec | None = None
+    protected_before: float | None = None
 
 
 def run_trial(
@@ -89,7 +93,9 @@ def run_trial(
         if slots is None:
             ending = Ending("cancel", [])
         else:
+            plan.paths.scratch.mkdir()
             ending = _run(plan, launcher, host, slots, port, cancelled, launched_at)
+            shutil.rmtree(plan.paths.scratch, ignore_errors=True)
     result = _result(plan, host, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
     return result
@@ -126,8 +132,14 @@ def _write_candidate(plan: TrialPlan) -> None:
 def _clear(plan: TrialPlan) -> None:
     """Removes what an interrupted run of the same trial left."""
     for rank in range(plan.candidate.slots):
-        for path in (plan.paths.log(rank), plan.paths.measurement(rank), plan.paths.failure(rank)):
+        for path in (
+            plan.paths.log(rank),
+            plan.paths.measurement(rank),
+            plan.paths.failure(rank),
+            plan.paths.engine_built(rank),
+        ):
             path.unlink(missing_ok=True)
+    shutil.rmtree(plan.paths.scratch, ignore_errors=True)
 
 
 def _run(
@@ -158,8 +170,11 @@ def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_
         "memory_limit": plan.memory_limit,
         "with_profile": plan.purpose is Purpose.PROFILE,
         "launched_at": launched_at,
+        "scratch": str(plan.paths.scratch),
+        "protected_before": launched_at if plan.protected_before is None else plan.protected_before,
         "measurements": [str(plan.paths.measurement(rank)) for rank in range(world_size)],
         "failures": [str(plan.paths.failure(rank)) for rank in range(world_size)],
+        "engine_built": [str(plan.paths.engine_built(rank)) for rank in range(world_size)],
     }
     ranks = rank_requests(plan.program, host, slots, port, [plan.paths.log(rank) for rank in range(world_size)])
     return LaunchRequest(plan.program.interpreter, _ENTRY, payload, str(plan.program.model_dir), ranks, plan.deadline_s)
@@ -170,7 +185,12 @@ def _result(
 ) -> TrialResult:
     """Puts the ranks' records together."""
     ranks = [
-        read_rank_record(plan.paths.measurement(rank), plan.paths.failure(rank), plan.paths.log(rank))
+        read_rank_record(
+            plan.paths.measurement(rank),
+            plan.paths.failure(rank),
+            plan.paths.log(rank),
+            engine_built=plan.paths.engine_built(rank),
+        )
         for rank in range(plan.candidate.slots)
     ]
     outcome, reason = classify(ending, ranks, plan.deadline_s, kernel_killed)
@@ -179,7 +199,7 @@ def _result(
     phases = dict(first.get("phases") or failure.get("phases") or {})
     phases["end"] = max(0.0, seconds - sum(phases.values()))
     memory = [rank.measurement["memory"] for rank in ranks if rank.measurement and "memory" in rank.measurement]
-    profile = first.get("profile")
+    profile, program = first.get("profile"), first.get("program")
     return TrialResult(
         trial_id=plan.trial_id,
         number=plan.number,
@@ -197,6 +217,7 @@ def _result(
             }
         ),
         profile=None if profile is None or outcome is not Outcome.COMPLETED else ModelProfile(**profile),
+        program=None if program is None or outcome is not Outcome.COMPLETED else ProgramProfile(**program),
         phases=phases,
         logs=[rank.log for rank in ranks],
         imported=first.get("imported", []),

@@ -11,6 +11,8 @@ from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.launcher import Launched, LauncherClosedError, LaunchRequest
 
 _CLOSE_S = 10
+# Arrow's allocator would start a thread when it is imported, by MLflow or pandas. The ranks have their own environment.
+_FIT_TO_FORK = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class WarmLauncher:
@@ -61,7 +63,7 @@ class WarmLauncher:
                     self._interpreter, "trial_lib.launch.fork_server", str(theirs.fileno()), *self._builders
                 ),
                 pass_fds=[theirs.fileno()],
-                env=self._environment,
+                env={**_FIT_TO_FORK, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -121,18 +123,16 @@ class WarmLauncher:
             self._note(message["note"])
 
     def prime(self, modules: list[str]) -> None:
-        """Imports in the server what the profile trial had imported; a server that this spoils is started anew."""
+        """Imports in the server what the profile trial had imported, but for what would keep it from forking."""
         with self._lock:
             if self._channel is None or self._doubt:
                 return
             try:
                 self._wait_until_ready()
                 channel.send(self._channel, {"prime": modules})
-                doubt = self._answer("primed", "doubt")
+                self._answer("primed")
             except (OSError, EOFError):
-                doubt = "it died"
-            if doubt:
-                self._note(f"the code's own imports cannot be primed ({doubt}): they are paid in each trial")
+                self._note("the fork server died of the code's own imports: they are paid in each trial")
                 self._drop()
                 if not self._closed:
                     self._start()

@@ -44,14 +44,3 @@ def tokens_per_sample(inputs: Any) -> int | None:
         if tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32):
             return int(tensor.shape[1])
     return None
-
-
-def ignored_batch_reason(asked: int, arrived: int) -> str:
-    """Returns the sentence for a script whose batches do not follow the candidate."""
-    return (
-        f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}. "
-        "Let it read the size: from the engine (engine.train_micro_batch_size_per_gpu()), from the JSON file that its "
-        "command line names, or through `arg_mappings` in the experiment's YAML if it is an argument of its command "
-        "line (arg_mappings: {train_micro_batch_size_per_gpu: --batch-size}). If the data set itself is that small, "
-        "use more data."
-    )

@@ -19,6 +19,9 @@ class StepObserver(Protocol):
     def optimizer_step_ended(self, applied: bool) -> None:
         """Called once per optimizer step; `applied` is False where loss scaling skipped it."""
 
+    def other_engine_stepped(self, engine: Any) -> None:
+        """Called after each optimizer step of an engine that was left out."""
+
 
 class PartTimer:
     """Seconds that each part of an optimizer step takes.
@@ -149,6 +152,7 @@ class EngineWatch:
         first_micro_batch: samples in the first training micro-batch; None until one came.
         tokens_per_sample: tokens in one sample, where the inputs show them.
         loss: the last loss given to `backward`, unscaled, still on its device.
+        has_trained: whether a training micro-batch has come.
     """
 
     def __init__(self, engine: Any, asked_micro_batch: int, observer: StepObserver, with_activations: bool) -> None:
@@ -159,6 +163,7 @@ class EngineWatch:
         self.first_micro_batch: int | None = None
         self.tokens_per_sample: int | None = None
         self.loss: torch.Tensor | None = None
+        self.has_trained = False
         self._asked = asked_micro_batch
         self._observer = observer
         # Between a forward pass and its backward pass.
@@ -180,6 +185,7 @@ class EngineWatch:
             # `engine.eval()` sets the module alone.
             if not (engine.module.training and torch.is_grad_enabled()):
                 return engine_forward(*args, **kwargs)
+            self.has_trained = True
             if not self._is_open:
                 # A second forward pass before the backward pass is another view of the same samples.
                 self.batch_arrived([args, kwargs])
@@ -215,10 +221,17 @@ class EngineWatch:
         engine.forward = watched_forward
         engine.backward = watched_backward
         engine.step = watched_step
+        self._tensor_backward = tensor_backward
+
+    def end(self) -> None:
+        """Leaves the engine as it was."""
+        torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
+        for name in ("forward", "backward", "step"):
+            delattr(self.engine, name)
 
     def leave_out(self, engine: Any) -> None:
         """Has the backward passes of another engine not taken for this one's, as in a GAN between two of its own."""
-        backward = engine.backward
+        backward, step = engine.backward, engine.step
 
         def backward_elsewhere(*args: Any, **kwargs: Any) -> Any:
             self._is_elsewhere = True
@@ -227,7 +240,15 @@ class EngineWatch:
             finally:
                 self._is_elsewhere = False
 
+        def step_elsewhere(*args: Any, **kwargs: Any) -> Any:
+            at_boundary = engine.is_gradient_accumulation_boundary()
+            result = step(*args, **kwargs)
+            if at_boundary:
+                self._observer.other_engine_stepped(engine)
+            return result
+
         engine.backward = backward_elsewhere
+        engine.step = step_elsewhere
 
     def batch_arrived(self, inputs: Any) -> None:
         """Notes the size of one training micro-batch."""
@@ -288,6 +309,7 @@ class PipelineWatch(EngineWatch):
         engine_next_batch = engine._next_batch
 
         def watched_train_batch(*args: Any, **kwargs: Any) -> Any:
+            self.has_trained = True
             loss = engine_train_batch(*args, **kwargs)
             self.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
             self._observer.optimizer_step_ended(bool(engine.was_step_applied()))

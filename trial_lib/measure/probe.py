@@ -5,23 +5,27 @@ first engine it builds is the one that is measured.
 """
 
 import math
+import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trial_lib.experiment.overrides import MICRO_BATCH, overwrite_deepspeed_config
+from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
 from trial_lib.measure import memory
-from trial_lib.measure.batch_shape import ignored_batch_reason
+from trial_lib.measure.batch_source import BatchSource
 from trial_lib.measure.devices import peak_flops
 from trial_lib.measure.engine_watch import PARTS, EngineWatch, PipelineWatch
+from trial_lib.measure.interception import intercept
+from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.window import decides_after, is_enough
+
+current: "Probe | None" = None
+"""The probe of this process; None where it is no rank of a trial."""
 
 # Dynamic loss scaling halves its scale some dozen times before it fits; more is no search for a scale.
 _MOST_SKIPPED_IN_A_ROW = 100
@@ -37,12 +41,14 @@ class ProbeSettings:
         window: the steps to measure.
         memory_limit: bytes that a CPU slot may use; None for no limit.
         with_profile: whether to profile the model too.
+        batch_source: where the program may have its batch size from.
     """
 
     overrides: dict[str, Any]
     window: StepWindow
     memory_limit: int | None
     with_profile: bool
+    batch_source: BatchSource
 
 
 class Probe:
@@ -51,15 +57,27 @@ class Probe:
     Args:
         settings: what to do.
         phases: seconds of the rank's phases so far, to be continued.
+        engine_built: called when the first engine is there.
         finish: called with the measurement when there is enough; it ends the rank and does not return.
+
+    Attributes:
+        facts: what was found out about the program.
     """
 
     def __init__(
-        self, settings: ProbeSettings, phases: dict[str, float], finish: Callable[[dict[str, Any]], None]
+        self,
+        settings: ProbeSettings,
+        phases: dict[str, float],
+        engine_built: Callable[[], None],
+        finish: Callable[[dict[str, Any]], None],
     ) -> None:
+        self.facts = ProgramFacts()
         self._settings = settings
         self._phases = phases
+        self._tell_engine_built = engine_built
         self._finish = finish
+        # A child that the program forks is not the rank, though it has all that the rank has.
+        self._process = os.getpid()
         self._watch: EngineWatch | None = None
         self._steps_seen = 0
         self._skipped_in_a_row = 0
@@ -69,6 +87,8 @@ class Probe:
         self._after_initialize = 0
         self._memory_budget: int | None = None
         self._phase_started = time.time()
+        self._started: tuple[float, ...] = (0.0, 0.0)
+        self._paused: tuple[float, ...] | None = None
 
     @property
     def steps_seen(self) -> int:
@@ -77,75 +97,90 @@ class Probe:
 
     @property
     def has_engine(self) -> bool:
-        """Whether the code has called `deepspeed.initialize`."""
+        """Whether the code has built an engine."""
         return self._watch is not None
 
     def install(self) -> None:
-        """Puts the probe in the place of `deepspeed.initialize`; to be called before the user's code is imported."""
-        import deepspeed
+        """Puts the probe in the place of DeepSpeed's functions; to be called before the user's code is imported."""
+        global current
+        current = self
+        intercept(self._settings.overrides, self.facts, self)
 
-        original = deepspeed.initialize
+    def initialize_called(self) -> None:
+        """Notes that the imports are over, and holds the process to its memory limit from here on."""
+        if not self.has_engine:
+            self._end_phase("import")
+            if self._settings.memory_limit is not None:
+                self._memory_budget = memory.limit(self._settings.memory_limit)
 
-        def initialize(
-            args: Any = None, *positional: Any, config: Any = None, config_params: Any = None, **kwargs: Any
-        ) -> Any:
-            """Stands in for `deepspeed.initialize`."""
-            if self._watch is None:
-                self._end_phase("import")
-                if self._settings.memory_limit is not None:
-                    self._memory_budget = memory.limit(self._settings.memory_limit)
-            with _single_configuration(args, config if config is not None else config_params) as passed:
-                merged = None if passed is None else overwrite_deepspeed_config(passed, self._settings.overrides)
-                built = original(args, *positional, config=merged, **kwargs)
-            if self._watch is None:
-                self._engine_built(built[0])
-            else:
-                self._watch.leave_out(built[0])
-            return built
+    def engine_built(self, engine: Any) -> None:
+        """Watches the first engine, and keeps the others apart from it."""
+        if self._watch is not None:
+            self._watch.leave_out(engine)
+            return
+        self._end_phase("initialize")
+        self._after_initialize = memory.used_bytes()
+        self._watch_engine(engine)
+        self._tell_engine_built()
 
-        initialize.__wrapped__ = original  # type: ignore[attr-defined]
-        _stand_in("initialize", original, initialize)
+    def _watch_engine(self, engine: Any) -> None:
+        asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
+        watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
+        self._watch = watch(engine, asked, self, with_activations=self._settings.with_profile)
+        self._mark()
 
-        original_destroy = torch.distributed.destroy_process_group
+    def other_engine_stepped(self, engine: Any) -> None:
+        """Turns to another engine where the first never trains: it holds the reference model, say, or the teacher."""
+        if self._watch is None or self._watch.has_trained or isinstance(self._watch, PipelineWatch):
+            return
+        self._watch.end()
+        for name in ("backward", "step"):
+            delattr(engine, name)
+        self._watch_engine(engine)
 
-        def destroy_process_group(group: Any = None) -> None:
-            """Stands in for `torch.distributed.destroy_process_group`: afterwards the ranks cannot agree any more."""
-            if group is None:
-                self.finish_early()
-            original_destroy(group)
+    def group_destroyed(self) -> None:
+        """Measures what there is while the ranks can still agree."""
+        self.finish_early()
 
-        _stand_in("destroy_process_group", original_destroy, destroy_process_group)
+    def pause(self) -> None:
+        """Leaves out of the optimizer step's time what follows, until `resume`."""
+        if self._paused is None:
+            self._paused = self._clocks()
+
+    def resume(self) -> None:
+        """Goes on counting after `pause`; harmless where nothing is paused."""
+        if self._paused is None:
+            return
+        now = self._clocks()
+        self._started = tuple(
+            start + end - pause for start, end, pause in zip(self._started, now, self._paused, strict=True)
+        )
+        self._paused = None
 
     def _end_phase(self, name: str) -> None:
         now = time.time()
         self._phases[name] = now - self._phase_started
         self._phase_started = now
 
-    def _engine_built(self, engine: Any) -> None:
-        self._end_phase("initialize")
-        self._after_initialize = memory.used_bytes()
-        asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
-        watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
-        self._watch = watch(engine, asked, self, with_activations=self._settings.with_profile)
-        # A trial must not write into the user's checkpoints.
-        engine.save_checkpoint = lambda *args, **kwargs: True
-        self._mark()
+    @staticmethod
+    def _clocks() -> tuple[float, ...]:
+        """Returns the seconds of wall clock and of processor time, when the device has done what it was given."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter(), time.process_time()
 
     def _mark(self) -> None:
         """Starts the time of the next optimizer step."""
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self._step_started = time.perf_counter()
-        self._cpu_started = time.process_time()
+        self._started = self._clocks()
+        if self._paused is not None:
+            self._paused = self._started
 
     def optimizer_step_ended(self, applied: bool) -> None:
         """Notes an optimizer step; at the moments of the window, agrees with the other ranks on going on."""
         watch = self._watch
         assert watch is not None
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - self._step_started
-        cpu_seconds = time.process_time() - self._cpu_started
+        now = self._clocks() if self._paused is None else self._paused
+        seconds, cpu_seconds = (end - start for start, end in zip(self._started, now, strict=True))
         self._steps_seen += 1
         if self._steps_seen == 1:
             self._end_phase("first_step")
@@ -184,7 +219,7 @@ class Probe:
             self._finish(
                 {
                     "outcome": "invalid",
-                    "reason": ignored_batch_reason(asked, arrived),
+                    "reason": self._settings.batch_source.ignored_batch_reason(asked, arrived, self.facts.ds_config),
                     "micro_batch_arrived": arrived,
                     "phases": self._phases,
                 }
@@ -192,7 +227,7 @@ class Probe:
 
     def finish_early(self) -> bool:
         """Measures what there is when the user's code has ended by itself; False if that is too little."""
-        if len(self._counted) < self._settings.window.min_steps:
+        if os.getpid() != self._process or len(self._counted) < self._settings.window.min_steps:
             return False
         self._slowest = self._on_slowest_rank([step["latency"] for step in self._counted])
         self._end_phase("steps")
@@ -277,6 +312,7 @@ class Probe:
             "phases": self._phases,
         }
         if self._settings.with_profile:
+            measurement["program"] = self.facts.to_json()
             measurement["profile"] = {
                 "num_params": round(totals[1] / replicas),
                 "trainable_num_params": round(totals[2] / replicas),
@@ -289,30 +325,6 @@ class Probe:
         return measurement
 
 
-def _stand_in(name: str, original: Any, replacement: Any) -> None:
-    """Puts a function in the place of another one, also where a primed module has bound it to a name of its own."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is original:
-            setattr(module, name, replacement)
-
-
 def _numel(parameter: torch.nn.Parameter) -> int:
     """Returns the elements of a parameter, also of one that ZeRO 3 has partitioned away."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-@contextmanager
-def _single_configuration(args: Any, config: Any) -> Iterator[Any]:
-    """Yields the configuration the code passed, wherever it put it.
-
-    One in `args` is hidden for the time of the call: DeepSpeed refuses to be given two.
-    """
-    in_args = getattr(args, "deepspeed_config", None)
-    if config is not None or in_args is None:
-        yield config
-        return
-    args.deepspeed_config = None
-    try:
-        yield in_args
-    finally:
-        args.deepspeed_config = in_args

@@ -1,11 +1,12 @@
 """One rank of a trial: prepares the process, puts the probe in place, runs the user's program."""
 
 import atexit
+import contextlib
 import json
 import os
 import platform
 import resource
-import runpy
+import signal
 import sys
 import threading
 import time
@@ -15,8 +16,9 @@ from typing import Any
 
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.window import StepWindow
+from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 
-_INITIALIZE_FRAME = ("trial_lib/measure/probe.py", "initialize")
+_INITIALIZE_FRAME = ("trial_lib/measure/interception.py", "initialize")
 
 
 def run(payload: dict[str, Any], rank: int) -> None:
@@ -25,12 +27,17 @@ def run(payload: dict[str, Any], rank: int) -> None:
     Args:
         payload: the trial as the driver describes it: `program` (`{"script": path}` or `{"module": name}`),
             `arguments`, `passes_local_rank`, `model_dir`, `overrides`, `window`, `memory_limit`, `with_profile`,
-            `launched_at` (seconds since the epoch), and `measurements` and `failures`, the records' paths by rank.
+            `launched_at` (seconds since the epoch), `scratch` (a folder for what the program would write into the
+            user's files), `protected_before` (files older than that, in seconds since the epoch, are never changed),
+            and `measurements`, `failures` and `engine_built`, the records' paths by rank.
         rank: this rank.
     """
     phases = {"start": max(0.0, time.time() - payload["launched_at"])}
+    process = os.getpid()
+    engine_built = Path(payload["engine_built"][rank])
 
     def finish(measurement: dict[str, Any]) -> None:
+        _let_nothing_interrupt()
         measurement["versions"] = _versions()
         measurement["host"] = platform.node()
         if payload["with_profile"] and rank == 0:
@@ -41,6 +48,8 @@ def run(payload: dict[str, Any], rank: int) -> None:
 
     try:
         # Inside: a rank of a broken environment has to leave a record too.
+        from trial_lib.measure import accelerate, hugging_face, trackers, user_files
+        from trial_lib.measure.batch_source import BatchSource
         from trial_lib.measure.probe import Probe, ProbeSettings
 
         probe = Probe(
@@ -49,33 +58,69 @@ def run(payload: dict[str, Any], rank: int) -> None:
                 window=StepWindow(**payload["window"]),
                 memory_limit=payload["memory_limit"],
                 with_profile=payload["with_profile"],
+                batch_source=BatchSource(payload["arguments"], dict(os.environ), Path(payload["model_dir"])),
             ),
             phases,
+            engine_built.touch,
             finish,
         )
         probe.install()
+        scratch = Path(payload["scratch"])
+        hugging_face.install(probe.facts, payload["overrides"], scratch)
+        accelerate.install(probe.facts)
+        files = user_files.install(scratch, payload["protected_before"], Path(payload["model_dir"]))
+        trackers.install(scratch, files)
         try:
-            _run_program(payload["program"], _arguments(payload))
+            run_program(payload["program"], _arguments(payload))
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise
-        if not probe.finish_early():
-            raise _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
+        if os.getpid() == process:
+            # As the interpreter does: the training may run in a thread.
+            threading._shutdown()  # type: ignore[attr-defined]
+            if not probe.finish_early():
+                raise _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
-        _fail(payload, rank, phases, error)
+        if os.getpid() == process:
+            _fail(payload, rank, phases, error, engine_built.exists())
+        _end_child(error)
+    _end_child(None)
+
+
+def _end_child(error: BaseException | None) -> None:
+    """Ends a child that the program has forked as Python would: it is not the rank, and leaves no record."""
+    code = 1
+    if error is None:
+        code = 0
+    else:
+        say(without_own_frames(error))
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    _end(code)
 
 
 def train(payload: dict[str, Any], rank: int) -> None:
     """Runs one rank of a full experiment: the user's program as it is, to its own end; it does not return.
 
     Args:
-        payload: `program`, `arguments` and `passes_local_rank`, as for `run`, and `finished` and `failures`, the
+        payload: `program`, `arguments` and `passes_local_rank`, as for `run`; `ds_config`, the configuration to train
+            with, and `is_in_code`, whether the program's own stands in its code; `finished` and `failures`, the
             records' paths by rank.
         rank: this rank.
     """
     try:
+        from trial_lib.measure import hugging_face
+
+        hugging_face.adopt(payload["ds_config"], payload["is_in_code"])
+        if payload["is_in_code"]:
+            # Brings torch: not for a program that has no use for it.
+            from trial_lib.measure import interception
+
+            interception.adopt(payload["ds_config"])
         try:
-            _run_program(payload["program"], _arguments(payload))
+            run_program(payload["program"], _arguments(payload))
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise
@@ -83,7 +128,7 @@ def train(payload: dict[str, Any], rank: int) -> None:
         threading._shutdown()  # type: ignore[attr-defined]
         write_whole(Path(payload["finished"][rank]), json.dumps({"outcome": "completed", "time": time.time()}))
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
-        _fail(payload, rank, {}, error)
+        _fail(payload, rank, {}, error, engine_built=True)
     # What runs at exit does; the interpreter's own end does not: gloo's threads, which may still hold tensors of the
     # last step, abort there now and then. A status other than 0 would have the guard end the ranks that still save.
     try:
@@ -108,46 +153,45 @@ def _ended_early_reason(has_engine: bool, steps: int) -> str:
     return f"The program ended after {steps} optimizer steps, before enough of them were measured: let it train longer."
 
 
-def _run_program(program: dict[str, str], arguments: list[str]) -> None:
-    """Runs the user's script or module as `python` would, as `__main__`, with its own folder first on the path."""
-    if "module" in program:
-        sys.argv = [program["module"], *arguments]
-        sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(program["module"], run_name="__main__", alter_sys=True)
-    else:
-        script = program["script"]
-        sys.argv = [script, *arguments]
-        sys.path.insert(0, str(Path(script).resolve().parent))
-        runpy.run_path(script, run_name="__main__")
-
-
-def _fail(payload: dict[str, Any], rank: int, phases: dict[str, float], error: BaseException) -> None:
+def _fail(
+    payload: dict[str, Any], rank: int, phases: dict[str, float], error: BaseException, engine_built: bool
+) -> None:
     """Leaves the exception in the log, as Python would, and in a record that needs no parsing."""
+    _let_nothing_interrupt()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     # A rank that ran into its memory limit must still be able to say so.
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    print(trace, file=sys.stderr, flush=True)
     frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)]
     record = {
         "type": type(error).__name__,
         "message": str(error),
-        "traceback": trace[-8000:],
+        "traceback": text_of(without_own_frames(error)),
         "in_initialize": any(
             file.endswith(_INITIALIZE_FRAME[0]) and name == _INITIALIZE_FRAME[1] for file, name in frames
         ),
         "ended_early": isinstance(error, _EndedEarlyError),
+        "engine_built": engine_built,
         "time": time.time(),
         "phases": phases,
     }
     write_whole(Path(payload["failures"][rank]), json.dumps(record))
+    if record["ended_early"]:
+        error = SystemExit(str(error))
+    say(error)
     _end(1)
+
+
+def _let_nothing_interrupt() -> None:
+    """Keeps the program's own signal handlers from raising in the middle of a record."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def _end(code: int) -> None:
     """Ends the process at once: no code of the user's, no destructor and no other rank can hold it up."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # The program may have closed or replaced it.
+        with contextlib.suppress(BaseException):
+            stream.flush()
     os._exit(code)
 
 
@@ -163,10 +207,14 @@ def _versions() -> dict[str, str]:
 
 def _imported(model_dir: Path) -> list[str]:
     """Returns the modules that this rank imported from outside the model directory, in the order of their import."""
-    own = (str(model_dir.resolve()) + os.sep, str(Path(__file__).resolve().parents[1]) + os.sep)
+    ours, theirs = (f"{folder}{os.sep}" for folder in (Path(__file__).resolve().parents[1], model_dir.resolve()))
+    # It often stands in the project's own folder.
+    environment = f"{sys.prefix}{os.sep}"
     names = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name != "__main__" and isinstance(file, str) and not file.startswith(own):
+        if name == "__main__" or not isinstance(file, str) or file.startswith(ours):
+            continue
+        if file.startswith(environment) or not file.startswith(theirs):
             names.append(name)
     return names

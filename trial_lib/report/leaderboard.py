@@ -17,6 +17,7 @@ class Row(BaseModel):
         trial: its number.
         purpose: why it ran.
         label: what people call it, such as `z2-mbs16`.
+        micro_batch_size: samples a rank took in one forward pass.
         outcome: how it ended.
         reason: one sentence, empty if it completed.
         metric: the name of the metric that is optimised.
@@ -31,6 +32,7 @@ class Row(BaseModel):
     trial: int
     purpose: Purpose
     label: str
+    micro_batch_size: int
     outcome: Outcome
     reason: str
     metric: str
@@ -76,6 +78,7 @@ def _row(result: TrialResult, candidate: Candidate, metric: str) -> Row:
         trial=result.number,
         purpose=result.purpose,
         label=result.purpose.label(candidate),
+        micro_batch_size=candidate.micro_batch_size,
         outcome=result.outcome,
         reason=result.reason,
         metric=metric,

@@ -33,6 +33,7 @@ class SearchSettings(BaseModel):
         metric: what is optimised, a name of `SEARCH_METRICS`.
         seed: of every random choice.
         concurrency: trials that may run at once.
+        max_micro_batch: the largest micro-batch size (samples) that may be tried; None for no limit but memory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +43,7 @@ class SearchSettings(BaseModel):
     metric: Annotated[str, AfterValidator(_known_metric)] = "FLOPS_per_gpu"
     seed: int = 42
     concurrency: PositiveInt = 1
+    max_micro_batch: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Search(ABC):
         self._seed = settings.seed
         self._budget = settings.max_trials - 1
         self._concurrency = settings.concurrency
+        self._max_micro_batch = settings.max_micro_batch
         accumulation = problem.base_config.get(ACCUMULATION, "auto")
         self._batch = {
             ACCUMULATION: 1 if accumulation == "auto" else accumulation,
@@ -119,6 +122,10 @@ class Search(ABC):
         A search that has finished without one has failed.
         """
         return self._best
+
+    def _allowed(self, micro_batch_size: int) -> int:
+        """Returns a size, or the largest that may be tried where that is smaller."""
+        return micro_batch_size if self._max_micro_batch is None else min(micro_batch_size, self._max_micro_batch)
 
     def _value(self, result: TrialResult) -> float | None:
         """Returns the metric of a completed trial; None for any other."""

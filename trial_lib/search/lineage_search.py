@@ -151,7 +151,7 @@ class LineageSearch(Search):
 
     def _new_lineage(self, stage: int, knobs: dict[str, Any]) -> Lineage:
         lo, hi = self._first_range(stage)
-        return Lineage(knobs, stage, lo, hi)
+        return Lineage(knobs, stage, self._allowed(lo), self._allowed(hi))
 
     def _start(self, proposal: Proposal) -> None:
         candidate, lineage = proposal.candidate, proposal.lineage

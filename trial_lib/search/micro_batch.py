@@ -74,7 +74,11 @@ class MicroBatchSearch(Search):
         asked = sorted(self._in_flight | self._values.keys())
         failed = self._smallest_failed
         if failed is None:
-            yield 2 * asked[-1] if asked else 1
+            size = self._allowed(2 * asked[-1]) if asked else 1
+            if size not in asked:
+                yield size
+            elif not self._in_flight:
+                yield from self._around_fastest()
             return
         largest = max((size for size in self._values if size < failed), default=0)
         # Those in flight divide the gap: it is known to be narrower as soon as they end.

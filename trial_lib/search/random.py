@@ -55,7 +55,7 @@ class RandomSearch(LineageSearch):
         lineage, size = proposal.lineage, proposal.candidate.micro_batch_size
         if value is not None:
             if not lineage.has_sizes_left and not lineage.out_of_memory:
-                lineage.hi *= 2
+                lineage.hi = self._allowed(2 * lineage.hi)
             stage = lineage.stage
             if stage not in self._best_of_stage or self.metric.better(value, than=self._best_of_stage[stage][0]):
                 self._best_of_stage[stage] = value, proposal

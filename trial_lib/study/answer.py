@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.entrypoint import arguments_for
+from trial_lib.experiment.entrypoint import arguments_for, variables_for
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.metrics import SEARCH_METRICS
@@ -50,13 +50,18 @@ def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in TUNING_KEYS}
 
 
-def winning_config(experiment: Experiment, candidate: Candidate) -> dict[str, Any]:
+def winning_config(base_config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
     """Returns the configuration to train with: the user's own with the candidate merged in, and no tuning key."""
-    return candidate.complete(without_tuning_keys(experiment.ds_config))
+    return candidate.complete(without_tuning_keys(base_config))
 
 
 def training_command(
-    experiment: Experiment, config: dict[str, Any], paths: StudyPaths, device: str, environment: Mapping[str, str]
+    experiment: Experiment,
+    config: dict[str, Any],
+    paths: StudyPaths,
+    device: str,
+    environment: Mapping[str, str],
+    arg_mappings: Mapping[Any, str] | None = None,
 ) -> str:
     """Returns what to type to train with the winning configuration, under the conditions it was measured in.
 
@@ -66,25 +71,58 @@ def training_command(
         paths: the study's files, that configuration's among them.
         device: `cuda` or `cpu`.
         environment: what the trials' ranks started from.
+        arg_mappings: the flag or the environment variable that sets each DeepSpeed key; None for the experiment's own.
     """
     entrypoint = experiment.entrypoint
+    mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     variables, secrets = _environment(experiment, environment)
-    assignments = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
     if entrypoint.trial_class is not None:
         words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
-        return assignments + shlex.join([*words, "--ds-config", str(paths.best_ds_config)]) + "\n"
-    arguments, _ = arguments_for(entrypoint, paths.best_ds_config, experiment.config.arg_mappings, config)
+        return _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)]) + "\n"
+    arguments, _ = arguments_for(entrypoint, paths.best_ds_config, mappings, config)
+    mapped, _ = variables_for(entrypoint, paths.best_ds_config, mappings, config, environment)
+    # Its launcher sets these, as it is told.
+    variables |= {name: value for name, value in mapped.items() if name not in entrypoint.config_variables}
+    words = _typed_launcher(experiment, config, paths) if entrypoint.launcher else _own_launcher(experiment, device)
+    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", _assignments(variables) + shlex.join([*words, *arguments])]
+    if secrets:
+        lines.insert(0, f"# Set these first, whose values are not written down: {' '.join(secrets)}")
+    if not entrypoint.config_positions and entrypoint.launched_by != "accelerate":
+        lines.insert(0, f"# The program takes its configuration in code: have it read {paths.best_ds_config}")
+    return "\n".join(lines) + "\n"
+
+
+def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
+    """Returns the user's own words up to the script, which start as many ranks as the trials had."""
+    entrypoint = experiment.entrypoint
+    program, *rest = entrypoint.launcher
+    if os.sep not in program:
+        program = _beside(interpreter_of(experiment), program)
+    elif shutil.which(Path(program).name) == program:
+        program = Path(program).name
+    if entrypoint.launched_by != "accelerate":
+        return [program, *rest]
+    # Only such a command needs it.
+    from trial_lib.experiment.accelerate_launch import accelerate_words
+
+    shown = entrypoint.model_copy(update={"launcher": (program, *rest)})
+    return accelerate_words(
+        shown, config, paths.best_ds_config, paths.best_accelerate_config, folder=experiment.model_dir
+    )
+
+
+def _own_launcher(experiment: Experiment, device: str) -> list[str]:
+    """Returns the words that start an entrypoint's script on as many ranks as its YAML says."""
+    entrypoint = experiment.entrypoint
     ranks = "--num_gpus" if device == "cuda" else "--num_accelerators"
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
     slots = str(experiment.config.resources.slots_per_trial)
     local_rank = [] if entrypoint.passes_local_rank else ["--no_local_rank"]
-    words = [_beside(interpreter_of(experiment), "deepspeed"), ranks, slots, *local_rank, *target, *arguments]
-    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", assignments + shlex.join(words)]
-    if secrets:
-        lines.insert(0, f"# Set these first, whose values are not written down: {' '.join(secrets)}")
-    if not entrypoint.config_positions:
-        lines.insert(0, f"# The program takes its configuration in code: have it read {paths.best_ds_config}")
-    return "\n".join(lines) + "\n"
+    return [_beside(interpreter_of(experiment), "deepspeed"), ranks, slots, *local_rank, *target]
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
 
 
 def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -114,9 +152,24 @@ def write_answer(
     paths: StudyPaths,
     device: str,
     environment: Mapping[str, str],
+    base_config: Mapping[str, Any] | None = None,
+    arg_mappings: Mapping[Any, str] | None = None,
 ) -> None:
-    """Writes the winning configuration, what it measured, and the command to train with it."""
-    config = winning_config(experiment, candidate)
+    """Writes the winning configuration, what it measured, and the command to train with it.
+
+    Args:
+        experiment: what the user submitted.
+        candidate: the winner.
+        best: its trial.
+        submitted: the trial of the user's own configuration, if there was one.
+        metric: what was optimised.
+        paths: the study's files.
+        device: `cuda` or `cpu`.
+        environment: what the trials' ranks started from.
+        base_config: the user's DeepSpeed configuration as the study knows it; None for the experiment's.
+        arg_mappings: as for `training_command`.
+    """
+    config = winning_config(experiment.ds_config if base_config is None else base_config, candidate)
     write_whole(paths.best_ds_config, json.dumps(config, indent=2) + "\n")
     metrics = {
         "metric": metric,
@@ -126,4 +179,4 @@ def write_answer(
         "submitted": submitted.metrics if submitted is not None else {},
     }
     write_whole(paths.best_ds_metrics, json.dumps(metrics, indent=2) + "\n")
-    write_whole(paths.best_command, training_command(experiment, config, paths, device, environment))
+    write_whole(paths.best_command, training_command(experiment, config, paths, device, environment, arg_mappings))

@@ -9,8 +9,8 @@ from typing import Literal
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import ACCUMULATION, config_hash
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH, config_hash
+from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.window import StepWindow
@@ -24,8 +24,8 @@ from trial_lib.study.answer import best_result, without_tuning_keys, write_answe
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.history import Asked, History, Stopped, Told
-from trial_lib.study.program import environment_of, program_of
-from trial_lib.study.trial_class import tuning_spec
+from trial_lib.study.program import CommandChanges, batch_in_command, environment_of, program_of
+from trial_lib.study.training_spec import trial_spec
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
@@ -37,6 +37,7 @@ class StudyDriver:
 
     Args:
         study_id: unique over all studies.
+        started_at: seconds since the epoch: no trial changes a file of the user's that is older.
         experiment: what the user submitted.
         arguments: the study's.
         paths: its files.
@@ -46,6 +47,9 @@ class StudyDriver:
         log: for people; goes to the study's log file.
 
     Attributes:
+        base_config: the user's DeepSpeed configuration; where it stands in their code, empty until the profile trial
+            has found it.
+        arg_mappings: by which flag or variable the program takes its batch, the experiment's and what was found.
         environment: what the ranks start from.
         full_experiment_failure: why the full experiment failed, if it has.
     """
@@ -53,6 +57,7 @@ class StudyDriver:
     def __init__(
         self,
         study_id: str,
+        started_at: float,
         experiment: Experiment,
         arguments: StudyArguments,
         paths: StudyPaths,
@@ -62,8 +67,10 @@ class StudyDriver:
         log: logging.Logger,
     ) -> None:
         self.study_id = study_id
+        self._started_at = started_at
         self.experiment = experiment
         self.base_config = without_tuning_keys(experiment.ds_config)
+        self.arg_mappings: dict[str, str] = {str(key): target for key, target in experiment.config.arg_mappings.items()}
         self.arguments = arguments
         self.paths = paths
         self.host = host
@@ -76,6 +83,7 @@ class StudyDriver:
         self._launcher = launcher
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
         self.environment = environment_of(experiment, arguments.include)
+        self._changes = CommandChanges(experiment, self.environment, log)
         self._lock_dir = lock_dir
         self._history = History(paths.history)
         self._purposes: dict[int, Purpose] = {}
@@ -159,6 +167,7 @@ class StudyDriver:
         try:
             refusal = self._refusal(plan)
             if refusal is None:
+                self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.arg_mappings)
                 result = run_trial(plan, self._launcher, self.host, self._lock_dir, self.cancelled, self.log.info)
             else:
                 result = unstarted(plan, Outcome.INVALID, refusal)
@@ -183,6 +192,8 @@ class StudyDriver:
             self.paths,
             self.host.device,
             self.environment,
+            self.base_config,
+            self.arg_mappings,
         )
 
     def _refusal(self, plan: TrialPlan) -> str | None:
@@ -270,6 +281,7 @@ class StudyDriver:
                     "metric": self.arguments.metric,
                     "seed": self.arguments.random_seed,
                     "concurrency": self.concurrency,
+                    "max_micro_batch": self.arguments.max_micro_batch,
                 },
                 profile=self._profile.profile,
                 base_config=self.base_config,
@@ -303,10 +315,23 @@ class StudyDriver:
     def _learn(self, result: TrialResult) -> None:
         self.results[result.number] = result
         if result.purpose is Purpose.PROFILE:
+            if result.program is not None:
+                self._learn_program(result.program)
             return
         self._by_hash.setdefault(result.config_hash, result.number)
         if result.purpose is Purpose.SEARCH:
             self._searching().tell(self.candidates[result.number], result)
+
+    def _learn_program(self, program: ProgramProfile) -> None:
+        """Takes in what the profile trial found in the code: it completes what the experiment says."""
+        self.arg_mappings = {**program.arg_mappings, **self.arg_mappings}
+        base = self.base_config or without_tuning_keys(program.ds_config or {})
+        own = {**program.batch, **batch_in_command(self.experiment, self.environment, self.arg_mappings)}
+        open_keys = {key: value for key, value in own.items() if base.get(key, "auto") == "auto"}
+        self.base_config = {**base, **open_keys}
+        if open_keys and self.base_config.get(TRAIN_BATCH) == "auto":
+            # It follows from the two others.
+            del self.base_config[TRAIN_BATCH]
 
     def _decide(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         if number not in self.candidates:
@@ -333,12 +358,15 @@ class StudyDriver:
             candidate=candidate,
             ds_config=config,
             config_hash=config_hash(config),
-            program=program_of(self.experiment, self.environment, paths.ds_config, config, paths.training_spec),
+            program=program_of(
+                self.experiment, self.environment, paths.ds_config, config, paths.training_spec, self.arg_mappings
+            ),
             window=window,
             memory_limit=self._memory_limit(),
             deadline_s=deadline,
             paths=paths,
-            training_spec=tuning_spec(self.experiment, config, paths.ds_config, paths.tensorboard),
+            training_spec=trial_spec(self.experiment, config, paths),
+            protected_before=self._started_at,
         )
 
     def _memory_limit(self) -> int | None:

@@ -60,7 +60,7 @@ def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
         whole: where the YAML goes as it is; it may stand there already, and may be what was submitted.
         shown: where it goes without the values that look like secrets, and without comments, which may hold any.
     """
-    text = experiment.path.read_text(encoding="utf-8")
+    text = experiment.text
     if not whole.exists() or whole.read_text(encoding="utf-8") != text:
         write_whole(whole, text, mode=0o600)
     shown_text = yaml.safe_dump(redact(read_yaml(whole).data), sort_keys=False, allow_unicode=True, width=_LONG_LINE)
@@ -114,9 +114,15 @@ def check_slots(experiment: Experiment, host: Host) -> None:
     """
     slots = experiment.config.resources.slots_per_trial
     if slots > len(host.slots):
+        if experiment.config.follow_launcher:
+            raise InputError(
+                f"it starts {slots} ranks, but there are {len(host.slots)} {host.device} slot(s) for it.",
+                where=experiment.source,
+                remedy="Ask the launcher for fewer.",
+            )
         raise InputError(
             f"slots_per_trial is {slots}, but this host has {len(host.slots)} {host.device} slot(s).",
-            where=str(experiment.path),
+            where=experiment.source,
             remedy=f"Set resources.slots_per_trial to at most {len(host.slots)}.",
         )
 
@@ -143,6 +149,6 @@ def check_length(experiment: Experiment) -> None:
     if experiment.entrypoint.trial_class is not None and experiment.config.searcher.max_length is None:
         raise InputError(
             "searcher.max_length is missing, and a full experiment of a trial class trains that long.",
-            where=str(experiment.path),
+            where=experiment.source,
             remedy="Add `searcher: {max_length: {batches: 1000}}`, or so many epochs or records.",
         )

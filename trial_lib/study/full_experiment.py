@@ -1,9 +1,11 @@
 """The driver of a full experiment: the user's training at full length, told to the record, the log and MLflow."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -23,7 +25,9 @@ from trial_lib.experiment.metrics_file import (
     drop_torn_line,
 )
 from trial_lib.experiment.overrides import TRAIN_BATCH
+from trial_lib.experiment.stop_request import StopRequest
 from trial_lib.experiment.study import StudyStatus
+from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
@@ -31,6 +35,7 @@ from trial_lib.launch.training import TrainingEnd, TrainingPlan, run_training
 from trial_lib.study.system_metrics import SystemMonitor
 from trial_lib.tracking.tracker import FullExperimentTracker
 
+_SAVE_S = 20.0  # Prefect gives a flow half a minute to end
 _CANCEL_S = 35.0  # the guard gives processes that a driver holds half a minute
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
@@ -69,6 +74,7 @@ class FullExperiment:
         record: as it stands.
         experiment: what is trained.
         plan: the training.
+        spec: what its ranks are told.
         launcher: starts its processes.
         host: where.
         lock_dir: the locks of slots and ports on this host.
@@ -89,6 +95,7 @@ class FullExperiment:
         record: FullExperimentRecord,
         experiment: Experiment,
         plan: TrainingPlan,
+        spec: TrainingSpec,
         launcher: Launcher,
         host: Host,
         lock_dir: Path,
@@ -104,6 +111,8 @@ class FullExperiment:
         self._record = record
         self._writing = threading.Lock()
         self._plan = plan
+        self._spec = spec
+        self._stop_request = StopRequest(self.paths.stop)
         self._launcher = launcher
         self._host = host
         self._lock_dir = lock_dir
@@ -183,11 +192,14 @@ class FullExperiment:
     def stop(self) -> None:
         """Ends the training, and returns when its processes are gone.
 
+        Code that looks whether it is asked to stop (`should_preempt`) has some seconds to save a checkpoint first.
+
         Those that cannot be killed, such as one that a device's driver holds, are waited for as long as their guard
         does, and no longer, however often this is called; the log then says so, and the folder stays locked until they
         are gone, or this process is.
         """
         if not self._cancelled.is_set():
+            self._ask_to_save()
             self._stop_by = time.monotonic() + _CANCEL_S
             self._cancelled.set()
         if self._thread.is_alive():
@@ -196,6 +208,13 @@ class FullExperiment:
             self.wait(0.0)
         elif self._thread.is_alive():
             self.log.warning("processes of the training still run, and do not end")
+
+    def _ask_to_save(self) -> None:
+        """Asks a training that heeds it to save and stop, and waits until it has, or for as long as it may take."""
+        if self._thread.is_alive() and self._stop_request.is_heeded:
+            self._stop_request.make()
+            self.log.warning("asked the training to save a checkpoint and stop: it has %.0f s", _SAVE_S)
+            self._ended.wait(_SAVE_S)
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how it ended, unless that is known already."""
@@ -241,6 +260,8 @@ class FullExperiment:
                 self.log.warning,
                 self._attempt,
             )
+            if self._end.completed and self._stop_request.was_followed:
+                self._end = TrainingEnd(False, "It has saved and stopped, as it was asked to.")
         except Exception as error:
             # A full disk, say.
             self._end = TrainingEnd(False, f"The training could not be run: {type(error).__name__}: {error}")
@@ -253,8 +274,23 @@ class FullExperiment:
     def _attempt(self, slots: list[str]) -> None:
         """Is told of each attempt before its ranks start."""
         drop_torn_line(self.paths.metrics)
+        self._stop_request.clear()
+        shutil.rmtree(self.paths.scratch, ignore_errors=True)
+        dataclasses.replace(self._spec, latest_checkpoint=self._latest_checkpoint()).write(self.paths.training_spec)
         self._monitor.watch_gpus(slots if self._host.device == "cuda" else [])
         self._update(attempts=self._record.attempts + 1)
+
+    def _latest_checkpoint(self) -> str | None:
+        """Returns the checkpoint that a script goes on from; the loop of a trial class looks for itself."""
+        if self._spec.trial is not None or not self.paths.checkpoints.exists():
+            return None
+        # Here: they bring torch, which a driver has no other use for.
+        from trial_lib.training.checkpoints import CheckpointStore
+        from trial_lib.training.distributed import DistributedContext
+
+        store = CheckpointStore(self.paths.checkpoints, DistributedContext(), self._spec.smaller_is_better)
+        newest = store.newest_intact(self.log.warning)
+        return None if newest is None else newest.name
 
     # -- what is known -------------------------------------------------------------------------------------------
 

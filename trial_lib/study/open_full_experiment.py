@@ -9,14 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trial_lib.experiment.config import Length
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host, this_host
@@ -36,7 +34,7 @@ from trial_lib.study.folder import (
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
 from trial_lib.study.open_study import OpenStudy, needed_builders
 from trial_lib.study.program import environment_of, program_of
-from trial_lib.study.trial_class import tuning_spec
+from trial_lib.study.training_spec import full_length_spec
 from trial_lib.tracking.tracker import FullExperimentTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
@@ -131,7 +129,10 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         InputError: the experiment cannot be trained at full length.
     """
     paths = FullExperimentPaths(study.paths.full_experiment.root)
-    experiment, driver = study.driver.experiment, study.driver
+    driver = study.driver
+    # Those that the profile trial found, too: a full experiment has no profile.
+    mapped = driver.experiment.config.model_copy(update={"arg_mappings": driver.arg_mappings})
+    experiment = dataclasses.replace(driver.experiment, config=mapped)
     check_length(experiment)
     ds_config = json.loads(study.paths.best_ds_config.read_text())
     if paths.record.exists():
@@ -143,7 +144,7 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         paths.root.mkdir(exist_ok=True)
         keep_experiment(experiment, paths.experiment, paths.shown_experiment)
         arguments = TrainingArguments(
-            config_path=experiment.path,
+            config_path=study.paths.experiment,
             model_dir=experiment.model_dir,
             ds_config=study.paths.best_ds_config,
             include=driver.arguments.include,
@@ -292,45 +293,24 @@ def _open(
     write_record(paths, record)
     write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
     log = file_logger(record.experiment_id, paths.log)
-    spec = _training_spec(record, experiment, paths)
-    if spec is not None:
-        spec.write(paths.training_spec)
+    spec = full_length_spec(experiment, record.ds_config, paths)
     plan = TrainingPlan(
         program=program_of(experiment, environment, paths.ds_config, record.ds_config, paths.training_spec),
         slots=experiment.config.resources.slots_per_trial,
         paths=paths,
         max_restarts=experiment.config.max_restarts,
+        ds_config=record.ds_config,
+        is_in_code=_is_in_code(experiment) and bool(record.ds_config),
     )
     trained = dataclasses.replace(experiment, ds_config=record.ds_config)
     launcher = ColdLauncher(plan.program.interpreter, needed_builders(trained), environment, log.info)
     tracker = FullExperimentTracker(paths, tracking_uri)
-    opened = FullExperiment(record, experiment, plan, launcher, host, host_lock_dir(), tracker, lock, log)
+    opened = FullExperiment(record, experiment, plan, spec, launcher, host, host_lock_dir(), tracker, lock, log)
     _opened[paths.root] = opened
     return opened
 
 
-def _training_spec(
-    record: FullExperimentRecord, experiment: Experiment, paths: FullExperimentPaths
-) -> TrainingSpec | None:
-    """Returns what the ranks of a trial class are told; None where they run no trial class."""
-    spec = tuning_spec(experiment, record.ds_config, paths.ds_config, paths.tensorboard)
-    if spec is None:
-        return None
-    config = experiment.config
-    return dataclasses.replace(
-        spec,
-        # A class that names no configuration has one of its own.
-        hparams=spec.hparams if record.ds_config else config.hyperparameters.as_dict(),
-        length=_length(config.searcher.max_length),
-        validation_period=_length(config.min_validation_period),
-        checkpoint_period=_length(config.min_checkpoint_period),
-        checkpoints=str(paths.checkpoints),
-        metrics=str(paths.metrics),
-        finished=str(paths.finished),
-    )
-
-
-def _length(length: Length | None) -> dict[str, int] | None:
-    """Returns a length for the ranks; None for none, and for a period of 0, which is never due."""
-    units: dict[str, int] = {} if length is None else length.model_dump(exclude_none=True)
-    return units if any(units.values()) else None
+def _is_in_code(experiment: Experiment) -> bool:
+    """Returns whether the DeepSpeed configuration stands in the user's code, where nothing hands another one over."""
+    entrypoint = experiment.entrypoint
+    return entrypoint.trial_class is None and not entrypoint.config_values and not experiment.ds_config

@@ -32,6 +32,7 @@ from trial_lib.study.folder import (
     new_id,
 )
 from trial_lib.study.program import environment_of, interpreter_of
+from trial_lib.study.typed_command import devices_of, read_command
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
@@ -132,8 +133,9 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
     """
-    experiment = read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
     host = this_host()
+    experiment = _read_experiment(arguments, host)
+    host = devices_of(experiment.entrypoint, host)
     check_arguments(arguments, experiment, host)
     study_id = new_id(experiment.name)
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
@@ -150,6 +152,12 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
         started_at=time.time(),
     )
     return _open(record, arguments, experiment, host, paths, tracking_uri)
+
+
+def _read_experiment(arguments: StudyArguments, host: Host) -> Experiment:
+    if arguments.config_path is not None:
+        return read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
+    return read_command(arguments.command, arguments.arg_mappings, arguments.model_dir, host, arguments.include)
 
 
 def resume_study(root: Path) -> OpenStudy:
@@ -197,7 +205,7 @@ def resume_study(root: Path) -> OpenStudy:
             where=str(experiment.model_dir),
             remedy="Put it back, or start a new study.",
         )
-    host = this_host()
+    host = devices_of(experiment.entrypoint, this_host())
     check_arguments(arguments, experiment, host)
     tracking_uri = default_tracking_uri(paths.root.parent.parent)
     return _open(record, arguments, experiment, host, paths, tracking_uri)
@@ -239,7 +247,7 @@ def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Hos
 
 def _absolute(arguments: StudyArguments) -> dict[str, object]:
     return {
-        "config_path": arguments.config_path.absolute(),
+        "config_path": None if arguments.config_path is None else arguments.config_path.absolute(),
         "model_dir": arguments.model_dir.absolute(),
         "include": tuple(path.absolute() for path in arguments.include),
     }
@@ -258,7 +266,9 @@ def _open(
     write_whole(paths.record, record.model_dump_json(indent=2))
     log = file_logger(record.study_id, paths.log)
     launcher = _launcher(arguments, experiment, paths, log.info)
-    driver = StudyDriver(record.study_id, experiment, arguments, paths, host, launcher, host_lock_dir(), log)
+    driver = StudyDriver(
+        record.study_id, record.started_at, experiment, arguments, paths, host, launcher, host_lock_dir(), log
+    )
     study = OpenStudy(record, paths, driver, launcher, StudyTracker(paths, tracking_uri), lock)
     _opened[paths.root] = study
     return study
@@ -280,6 +290,9 @@ def _launcher(
 def needed_builders(experiment: Experiment) -> list[str]:
     """Returns the DeepSpeed ops that the experiment's trials will want built, by their builders' names."""
     builders = ["ShareMemCommBuilder"]
+    if experiment.config.follow_launcher and not experiment.ds_config:
+        # What the code will ask for shows in the profile trial; mostly it is this.
+        return [*builders, "FusedAdamBuilder"]
     optimizer = experiment.ds_config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
         offloads = (experiment.ds_config.get("zero_optimization") or {}).get("offload_optimizer")

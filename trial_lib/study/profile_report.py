@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trial_lib.estimate.states import first_guess, precision_of, state_bytes
 from trial_lib.experiment.knobs import ZERO_STAGES
-from trial_lib.experiment.result import ModelProfile
+from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 
 
 class StageEstimate(BaseModel):
@@ -63,6 +63,21 @@ def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots:
             for stage in ZERO_STAGES
         ],
     )
+
+
+def profile_failure(result: TrialResult) -> str:
+    """Returns what the failure of the profile trial says of the program, for the user to act on.
+
+    Args:
+        result: of a profile trial that has not completed.
+    """
+    if result.outcome is not Outcome.CRASHED:
+        what = f"The configuration must be able to run with a micro-batch of 1: {result.outcome.value}."
+    elif "initialize" not in result.phases:
+        what = "The program does not run as given: it failed before anything of it was changed."
+    else:
+        what = "The program failed in the profile trial, which changes nothing but the micro-batch, to 1."
+    return f"{what} {result.reason}"
 
 
 def mebibytes(count: int) -> str:

@@ -1,11 +1,17 @@
 """The user's program as its ranks run it: interpreter, environment, command line."""
 
+import logging
+import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.entrypoint import arguments_for
+from trial_lib.experiment.batch_places import batch_places
+from trial_lib.experiment.entrypoint import arguments_for, variables_for
+from trial_lib.experiment.environment import redact_text
+from trial_lib.experiment.training_spec import SPEC_VARIABLE
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program
@@ -19,6 +25,7 @@ def program_of(
     ds_config_path: Path,
     ds_config: Mapping[str, Any],
     training_spec: Path,
+    arg_mappings: Mapping[Any, str] | None = None,
 ) -> Program:
     """Returns the program of an experiment under one DeepSpeed configuration.
 
@@ -27,14 +34,18 @@ def program_of(
         environment: what its ranks start from (`environment_of`).
         ds_config_path: the file that the configuration stands in.
         ds_config: that configuration.
-        training_spec: the file that tells a trial class what to do; a script or a module has no use for it.
+        training_spec: the file that tells a trial class, or a script by the Core API, what to do.
+        arg_mappings: the flag or the environment variable that sets each DeepSpeed key; None for the experiment's own.
     """
     entrypoint = experiment.entrypoint
+    mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     if entrypoint.trial_class is not None:
         target, arguments = {"module": _TRIAL_CLASS_MODULE}, [str(training_spec)]
     else:
         target = {"module": entrypoint.module} if entrypoint.module else {"script": entrypoint.script or ""}
-        arguments, _ = arguments_for(entrypoint, ds_config_path, experiment.config.arg_mappings, ds_config)
+        arguments, _ = arguments_for(entrypoint, ds_config_path, mappings, ds_config)
+        variables, _ = variables_for(entrypoint, ds_config_path, mappings, ds_config, environment)
+        environment = {**environment, **variables, SPEC_VARIABLE: str(training_spec)}
     return Program(
         interpreter=interpreter_of(experiment),
         target=target,
@@ -45,6 +56,62 @@ def program_of(
     )
 
 
+class CommandChanges:
+    """Says what trials change in the user's command: the rest of it stays as it was typed.
+
+    The first time that something is changed, people are told; the log's file has every time.
+
+    Args:
+        experiment: what the user submitted.
+        environment: what its ranks start from.
+        log: where it is said.
+    """
+
+    def __init__(self, experiment: Experiment, environment: Mapping[str, str], log: logging.Logger) -> None:
+        self._experiment = experiment
+        self._environment = environment
+        self._log = log
+        self._told: set[str] = set()
+
+    def tell(
+        self, number: int, ds_config_path: Path, ds_config: Mapping[str, Any], arg_mappings: Mapping[Any, str]
+    ) -> None:
+        """Says what one trial changes.
+
+        Args:
+            number: of the trial.
+            ds_config_path: the file that its configuration stands in.
+            ds_config: that configuration.
+            arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
+        """
+        entrypoint = self._experiment.entrypoint
+        if entrypoint.trial_class is not None:
+            return
+        _, changes = arguments_for(entrypoint, ds_config_path, arg_mappings, ds_config)
+        _, variables = variables_for(entrypoint, ds_config_path, arg_mappings, ds_config, self._environment)
+        for old, new in (*changes, *variables):
+            what = old or re.split("[ =]", new)[0]
+            is_known = what in self._told
+            self._told.add(what)
+            said = f"{old} -> {new}" if old else f"{new} is added"
+            level = logging.DEBUG if is_known else logging.INFO
+            self._log.log(level, "trial %04d, in the command: %s", number, redact_text(said))
+
+
+def batch_in_command(
+    experiment: Experiment, environment: Mapping[str, str], arg_mappings: Mapping[Any, str]
+) -> dict[str, int]:
+    """Returns the batch keys that the user's command sets by mapped flags and variables.
+
+    Args:
+        experiment: what the user submitted.
+        environment: what its ranks start from.
+        arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
+    """
+    places = batch_places(experiment.entrypoint.arguments, environment, arg_mappings)
+    return {place.key: place.value for place in places if place.is_mapped}
+
+
 def interpreter_of(experiment: Experiment) -> str:
     """Returns the Python that runs the user's code: the one they name by a path, else ZeroTune's own."""
     named = experiment.entrypoint.interpreter
@@ -53,9 +120,13 @@ def interpreter_of(experiment: Experiment) -> str:
 
 def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[str, str]:
     """Returns the environment that ranks start from."""
-    environment = {**rank_environment(interpreter_of(experiment)), **experiment.environment_variables}
+    environment = {
+        **rank_environment(interpreter_of(experiment)),
+        **experiment.environment_variables,
+        **experiment.entrypoint.launcher_environment,
+    }
     if include:
         # The predecessor copies these beside the code; here they become importable from where they stand.
         folders = [str(path.resolve().parent) for path in include]
-        environment["PYTHONPATH"] = ":".join([*folders, environment.get("PYTHONPATH", "")]).rstrip(":")
+        environment["PYTHONPATH"] = os.pathsep.join([*folders, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return environment

@@ -33,6 +33,7 @@ def train(spec: TrainingSpec) -> None:
     Raises:
         InvalidTrialError: the trial breaks the API.
     """
+    assert spec.trial is not None
     trial_class = load_class(spec.trial)
     seed_everything(spec.seed)
     context, trial = build_trial(trial_class, spec)

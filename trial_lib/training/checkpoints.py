@@ -14,12 +14,13 @@ What a rank keeps for itself, beside the engines' state, is a file `rank0.pt` th
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,21 @@ class CheckpointStore:
     def save(
         self, batch: int, metric: float | None, state: dict[str, Any], write: Callable[[Path], None]
     ) -> Checkpoint:
-        """Saves a checkpoint, then removes those that are no longer needed; called on all ranks.
+        """Saves a checkpoint, as `saving` does; called on all ranks.
+
+        Args:
+            batch: as for `saving`.
+            metric: as for `saving`.
+            state: as for `saving`.
+            write: called on every rank with the folder to write to.
+        """
+        with self.saving(batch, metric, state) as (checkpoint, folder):
+            write(folder)
+        return checkpoint
+
+    @contextlib.contextmanager
+    def saving(self, batch: int, metric: float | None, state: dict[str, Any]) -> Iterator[tuple[Checkpoint, Path]]:
+        """Saves what is written inside, then removes the checkpoints no longer needed; entered and left by all ranks.
 
         A checkpoint of the same batch is replaced: the new one may have a metric that the other one had not.
 
@@ -98,13 +113,15 @@ class CheckpointStore:
             batch: the optimizer steps done.
             metric: the validation metric at this batch; None where it was not measured.
             state: what the training loop keeps, JSON.
-            write: called on every rank with the folder to write to, which all share.
+
+        Yields:
+            The checkpoint that will be, and the folder to write it to, which all ranks share.
 
         Raises:
             InvalidTrialError: the state is not JSON, or a file has the manifest's name; on all ranks.
             OSError: the disk is full or fails, or a rank does not see the folder; on all ranks.
-            Exception: what `write` raised, on the rank that it failed on, and at once: the others may be waiting for
-                that rank inside `write`, and fail when it ends.
+            Exception: what was raised inside, on the rank that failed, and at once: the others may be waiting for
+                that rank there, and fail when it ends.
 
         Whatever is raised, there is no such checkpoint then, and one of the same batch is as it was.
         """
@@ -121,7 +138,7 @@ class CheckpointStore:
             ) from error
         on_rank_0(self._distributed, lambda: self._begin(partial))
         must_be_seen(self._distributed, partial)
-        write(partial)
+        yield checkpoint, partial
         self._distributed.barrier()
         sizes = on_rank_0(
             self._distributed, lambda: {name: (partial / name).stat().st_size for name in files_below(partial)}
@@ -135,7 +152,17 @@ class CheckpointStore:
         on_rank_0(self._distributed, lambda: self._complete(partial, checkpoint, records))
         if self._distributed.rank == 0:
             self._prune()
-        return checkpoint
+
+    def judge(self, batch: int, metric: float) -> None:
+        """Gives a complete checkpoint, if there is one of this batch, a metric that was measured after it; on one rank.
+
+        Raises:
+            OSError: the disk is full or fails; the checkpoint is then as it was.
+        """
+        with contextlib.suppress(_DamagedError):
+            checkpoint, records = _read_manifest(self.root / _name(batch))
+            if math.isfinite(metric):
+                _write_manifest(checkpoint.path, dataclasses.replace(checkpoint, metric=metric), records)
 
     def newest_intact(self, note: Callable[[str], None]) -> Checkpoint | None:
         """Returns the newest checkpoint whose files are what they were; called on all ranks, which share the reading.
@@ -212,16 +239,8 @@ class CheckpointStore:
     def _complete(self, partial: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
         for folder in folders_below(partial):
             sync_folder(folder)
-        manifest = {
-            "format": FORMAT,
-            "batch": checkpoint.batch,
-            "world_size": checkpoint.world_size,
-            "metric": checkpoint.metric,
-            "state": checkpoint.state,
-            "files": dict(sorted(records.items())),
-        }
         # This brings the names in `partial` to the disk, too.
-        write_whole(partial / MANIFEST, json.dumps(manifest, indent=1))
+        _write_manifest(partial, checkpoint, records)
         replaced = self.root / f".{checkpoint.name}.replaced"
         if checkpoint.path.exists():
             checkpoint.path.rename(replaced)
@@ -342,6 +361,18 @@ def _batch(name: str) -> int:
 
 def _rank_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.pt"
+
+
+def _write_manifest(folder: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
+    manifest = {
+        "format": FORMAT,
+        "batch": checkpoint.batch,
+        "world_size": checkpoint.world_size,
+        "metric": checkpoint.metric,
+        "state": checkpoint.state,
+        "files": dict(sorted(records.items())),
+    }
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
 
 
 def _read_manifest(folder: Path) -> tuple[Checkpoint, dict[str, FileRecord]]:

@@ -82,6 +82,24 @@ class DistributedContext:
             cross_size=_environment("CROSS_SIZE", "GROUP_WORLD_SIZE", default=-(-size // local_size)),
         )
 
+    @classmethod
+    def from_deepspeed(cls, chief_ip: str | None = None) -> "DistributedContext":
+        """Returns the context of this process: the predecessor's name of `from_torch`.
+
+        Args:
+            chief_ip: not needed, since the ranks meet in torch's process group; for code that passes it.
+        """
+        return cls.from_torch()
+
+    @classmethod
+    def from_torch_distributed(cls, chief_ip: str | None = None) -> "DistributedContext":
+        """Returns the context of this process: the predecessor's name of `from_torch`.
+
+        Args:
+            chief_ip: not needed, since the ranks meet in torch's process group; for code that passes it.
+        """
+        return cls.from_torch()
+
     def get_rank(self) -> int:
         """Returns the rank of this process."""
         return self.rank

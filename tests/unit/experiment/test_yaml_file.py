@@ -202,9 +202,9 @@ REFUSALS = {
         "environment.environment_variables: expected NAME=value, found 'A'.",
     ),
     "an unknown mapping": (MINIMAL + "arg_mappings: {lr: --lr}", "experiment.yaml:4:16: arg_mappings.lr: expected"),
-    "a mapping to no flag": (
-        MINIMAL + "arg_mappings: {train_batch_size: batch}",
-        'expected a command line flag such as --batch-size, found the text "batch".',
+    "a mapping to neither flag nor variable": (
+        MINIMAL + "arg_mappings: {train_batch_size: batch size}",
+        'expected a flag such as --batch-size or the name of an environment variable, found the text "batch size".',
     ),
     "a flag with two meanings": (
         MINIMAL + "arg_mappings: {train_batch_size: --b, gradient_accumulation_steps: --b}",

@@ -13,8 +13,8 @@ def failure(kind, message, **changes):
     return {**record, "ended_early": False, "time": 1.0, **changes}
 
 
-def rank(number=0, measurement=None, failure=None, log=""):
-    return RankRecord(measurement, failure, log, f"rank{number}.log")
+def rank(number=0, measurement=None, failure=None, log="", engine_built=True):
+    return RankRecord(measurement, failure, log, f"rank{number}.log", engine_built)
 
 
 def ended(ranks, by="ranks", statuses=None, kernel_killed=False):
@@ -149,6 +149,19 @@ def test_deadline_cancel_and_guard_are_told_apart():
     outcome, reason = ended([rank()], by="guard", statuses=[None])
     assert outcome == "crashed"
     assert "guard" in reason
+
+
+def test_a_deadline_without_an_engine_says_so_with_the_last_words():
+    outcome, reason = ended([rank(log="Downloading: 3 %\n", engine_built=False)], by="deadline", statuses=[None])
+    assert outcome == "timed_out"
+    assert "had no DeepSpeed engine after 60 s" in reason
+    assert "Downloading: 3 %" in reason
+
+
+def test_a_program_that_ends_itself_with_a_number_is_told_by_its_last_words():
+    ends = failure("SystemExit", "2")
+    reason = ended([rank(failure=ends, log="usage: train.py\ntrain.py: error: unrecognized arguments: --bach 3\n")])[1]
+    assert "SystemExit: 2; its last words: train.py: error: unrecognized arguments: --bach 3" in reason
 
 
 def test_last_words_stand_in_for_an_exception():

@@ -243,3 +243,11 @@ def test_a_result_nobody_waits_for_is_refused(method):
     tuner.tell(candidate, ran())
     with pytest.raises(KeyError):
         tuner.tell(candidate, ran())
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_no_micro_batch_above_the_limit_is_tried(method, concurrency):
+    tuner = search(method, concurrency=concurrency, max_micro_batch=9)
+    history = drive(tuner, Model().run, concurrency)
+    assert max(candidate.micro_batch_size for candidate in asked(history)) == 9
+    assert tuner.finished

@@ -84,3 +84,11 @@ def test_a_replayed_search_goes_on_as_the_first_would_have(concurrency):
         if call == "ask":
             assert replay(new(), whole[:position]).ask() == candidate
     assert replay(new(), whole).finished
+
+
+def test_no_size_above_the_limit_is_tried_and_the_fastest_below_it_is_looked_for():
+    tuner = search("micro_batch", metric="throughput", max_micro_batch=50)
+    history = drive(tuner, model(10_000, 44))
+    assert max(sizes(history)) == 50
+    assert abs(tuner.best[0].micro_batch_size - 44) <= 6
+    assert tuner.finished

@@ -1,5 +1,6 @@
 """What a study's and a full experiment's folder keep of the YAML."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -51,8 +52,8 @@ def test_what_is_kept_already_is_not_written_again(experiment: Experiment, tmp_p
     before = whole.stat().st_ino
     keep_experiment(experiment, whole, shown)
     assert whole.stat().st_ino == before
-    experiment.path.write_text(YAML.replace("1e-4", "1e-5"))
-    keep_experiment(experiment, whole, shown)
+    changed = dataclasses.replace(experiment, text=YAML.replace("1e-4", "1e-5"))
+    keep_experiment(changed, whole, shown)
     assert "1e-5" in whole.read_text()
     assert whole.stat().st_mode & 0o777 == 0o600
 
@@ -62,12 +63,12 @@ def test_a_full_disk_leaves_what_was_kept(
 ) -> None:
     whole, shown = tmp_path / "experiment.yaml", tmp_path / "experiment.redacted.yaml"
     keep_experiment(experiment, whole, shown)
-    experiment.path.write_text(YAML.replace("1e-4", "1e-5"))
+    changed = dataclasses.replace(experiment, text=YAML.replace("1e-4", "1e-5"))
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        keep_experiment(experiment, whole, shown)
+        keep_experiment(changed, whole, shown)
     assert whole.read_text() == YAML

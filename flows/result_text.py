@@ -1,0 +1,122 @@
+"""The result of a study as a person reads it, on standard error, and as a program does."""
+
+import json
+from typing import Any
+
+import click
+
+from flows.interrupts import interrupts
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.environment import redact
+from trial_lib.experiment.study import StudyStatus
+from trial_lib.launch.rank_records import read_rank_record
+from trial_lib.report.leaderboard import Row, leaderboard
+from trial_lib.study.open_full_experiment import read_full_experiment
+from trial_lib.study.open_study import OpenStudy
+
+_LAST_LINES = 15
+
+
+def result_document(study: OpenStudy) -> dict[str, Any]:
+    """Returns the result of a study as a program reads it."""
+    driver, record = study.driver, study.record
+    rows = leaderboard(driver.results, driver.candidates, record.metric)
+    found = record.status is StudyStatus.COMPLETED
+    largest = _largest(rows) if found and record.method == "micro_batch" else None
+    full_experiment = read_full_experiment(study)
+    return {
+        "study": record.study_id,
+        "folder": str(study.paths.root),
+        "status": record.status.value,
+        "reason": record.reason,
+        "metric": record.metric,
+        "gain": record.gain,
+        "best": rows[0].model_dump(mode="json") if found else None,
+        "largest": largest.model_dump(mode="json") if largest else None,
+        "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
+        "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
+        "command": study.paths.best_command.read_text() if found else None,
+        "full_experiment": None if full_experiment is None else redact(full_experiment.model_dump(mode="json")),
+        "tracking_uri": study.tracker.tracking_uri,
+        "trials": [row.model_dump(mode="json") for row in rows],
+    }
+
+
+def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
+    """Prints the result of a study for a person, on standard error."""
+
+    def say(text: str = "") -> None:
+        click.echo(text, err=True)
+
+    record = study.record
+    say()
+    if record.status is StudyStatus.CANCELLED:
+        say(interrupts.message)
+        return
+    if record.status is not StudyStatus.COMPLETED:
+        say(f"No configuration was found. {record.reason}")
+        _tell_last_words(study)
+        return
+    best, largest = document["best"], document["largest"]
+    if largest is None:
+        say(
+            f"Best: trial {best['trial']:04d}, {best['label']}: {record.metric} {best['value']:.4g}, "
+            f"{best['throughput']:.1f} samples/s"
+        )
+    else:
+        say(f"Largest micro-batch: {_size(largest)}. {_why_not_larger(document['trials'], largest)}")
+        say(f"Fastest micro-batch: {_size(best)}.")
+    if best["purpose"] == Purpose.SUBMITTED.value:
+        say("No configuration was faster than yours.")
+    elif study.driver.submitted is None:
+        say("Your own configuration was not measured (its batch is for your code to decide), so there is no gain.")
+    elif record.gain is None:
+        say("Your own configuration did not complete, so there is no gain to state.")
+    else:
+        say(f"That is {record.gain:.2f} times your own configuration.")
+    say(f"Configuration: {study.paths.best_ds_config}")
+    say(f"Train with it: sh {study.paths.best_command}")
+    say(f"All trials:    {study.tracker.ui_command}")
+    if study.tracker.last_error:
+        say(f"Not everything has reached MLflow ({study.tracker.last_error}); the study's folder has it all.")
+
+
+def tell_failed_training(study: OpenStudy) -> None:
+    """Prints why the full experiment failed, and how to go on with it."""
+    click.echo(f"The full experiment failed. {study.driver.full_experiment_failure}", err=True)
+    click.echo(f"Its files:     {study.paths.full_experiment.root}", err=True)
+    click.echo(f"When that is mended, go on with: {interrupts.resume_command}", err=True)
+
+
+def _largest(rows: list[Row]) -> Row | None:
+    """Returns the completed trial with the largest micro-batch."""
+    return max((row for row in rows if row.value is not None), key=lambda row: row.micro_batch_size, default=None)
+
+
+def _size(row: dict[str, Any]) -> str:
+    return f"{row['micro_batch_size']} (trial {row['trial']:04d}, {row['throughput']:.1f} samples/s)"
+
+
+def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> str:
+    """Returns how the smallest of the larger sizes ended."""
+    larger = [trial for trial in trials if trial["micro_batch_size"] > largest["micro_batch_size"]]
+    if not larger:
+        return "No larger one was tried (--max-trials, --max-micro-batch)."
+    smallest = min(larger, key=lambda trial: trial["micro_batch_size"])
+    return f"{smallest['micro_batch_size']} is {smallest['outcome']}: {smallest['reason']}"
+
+
+def _tell_last_words(study: OpenStudy) -> None:
+    """Prints what the trial that decided the failure has left: its program's traceback, or the end of its log."""
+    failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
+    if failed is None or not failed.logs:
+        return
+    paths = study.paths.trial(failed.number)
+    # A reason names the log of the rank that failed first.
+    rank = next((rank for rank, log in enumerate(failed.logs) if log in failed.reason), 0)
+    record = read_rank_record(paths.measurement(rank), paths.failure(rank), paths.log(rank))
+    if record.failure is not None:
+        click.echo(record.failure["traceback"], err=True)
+    else:
+        click.echo("\n".join(record.log_tail.splitlines()[-_LAST_LINES:]), err=True)
+    click.echo(f"The whole log: {record.log}", err=True)

@@ -1,0 +1,22 @@
+"""Takes 0.2 s between its steps, which a trial is not to measure, in a loop of the Core API's."""
+
+import time
+
+import deepspeed
+import torch.nn.functional as F
+from toy import batches, parse_arguments, small_model
+
+from trial_lib import core, dsat
+
+args = parse_arguments()
+model = small_model()
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+data = batches(engine.train_micro_batch_size_per_gpu())
+with core.init() as core_context:
+    for op in core_context.searcher.operations():
+        for step in range(op.length):
+            with dsat.dsat_reporting_context(core_context, op, steps_completed=step):
+                inputs, labels = next(data)
+                engine.backward(F.cross_entropy(engine(inputs), labels))
+                engine.step()
+            time.sleep(0.2)

@@ -1,0 +1,103 @@
+"""What `accelerate launch` would start, answered by accelerate itself.
+
+Run as a program of its own (`python -c`) in the user's interpreter, with the words behind `accelerate launch`: options,
+configuration files and ACCELERATE_* variables mean what that version of accelerate makes of them. Prints one line of
+JSON and starts nothing. Standard library and accelerate only.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+# What accelerate.commands.launch calls to start the processes.
+_DEEPSPEED, _SEVERAL, _ONE = "deepspeed_launcher", "multi_gpu_launcher", "simple_launcher"
+_OTHERS = ("tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher")
+
+
+def answer(words: list[str]) -> dict[str, Any]:
+    """Returns what the command would start.
+
+    Args:
+        words: what follows `accelerate launch`.
+
+    Returns:
+        `{"error": sentence}` where accelerate refuses the command; else `launcher` (the function of accelerate that
+        would start it), `settings` (options and configuration file taken together), `given` (the option's name of
+        each setting that is an option of the command), `arguments` (the script's own) and `variables` (what the
+        launcher would add to the environment or change in it).
+    """
+    try:
+        launch: Any = importlib.import_module("accelerate.commands.launch")
+    except ImportError as error:
+        return {"error": f"accelerate cannot be imported by {sys.executable} ({error})"}
+    found: dict[str, Any] = {}
+
+    def record(name: str) -> Callable[..., None]:
+        return lambda *args: found.update(launcher=name, settings=args[-1])
+
+    for name in (_DEEPSPEED, _SEVERAL, _ONE, *_OTHERS):
+        setattr(launch, name, record(name))
+    try:
+        parser = launch.launch_command_parser()
+        parser.error = _refuse
+        launch.launch_command(parser.parse_args(words))
+        settings = found["settings"]
+        # A port that is free: accelerate asks, and the answer does not matter.
+        settings.main_process_port = _free_port()
+        variables = _variables(launch, found["launcher"], settings)
+    except SystemExit:
+        return {"error": "its options ask for help, not for a training"}
+    except Exception as error:  # noqa: BLE001 - whatever accelerate says about the command is the answer
+        return {"error": " ".join(str(error).split()) or type(error).__name__}
+    return {
+        "launcher": found["launcher"],
+        "settings": {
+            name: value
+            for name, value in vars(settings).items()
+            if value is None or isinstance(value, bool | int | float | str)
+        },
+        "given": _given(parser, settings),
+        "arguments": list(settings.training_script_args),
+        "variables": {name: value for name, value in variables.items() if os.environ.get(name) != value},
+    }
+
+
+def _variables(launch: Any, launcher: str, settings: argparse.Namespace) -> dict[str, str]:
+    """Returns the environment in which accelerate would start the processes; nothing for what ZeroTune refuses."""
+    if (settings.num_machines or 1) > 1:
+        return {}
+    if launcher == _DEEPSPEED:
+        return dict(launch.prepare_deepspeed_cmd_env(settings)[1])
+    if launcher == _SEVERAL:
+        return dict(launch.prepare_multi_gpu_env(settings))
+    return dict(launch.prepare_simple_launcher_cmd_env(settings)[1]) if launcher == _ONE else {}
+
+
+def _given(parser: argparse.ArgumentParser, settings: argparse.Namespace) -> dict[str, str]:
+    given: set[str] = getattr(settings, "nondefault", set())
+    return {
+        action.dest: action.option_strings[0]
+        for action in parser._actions
+        if action.dest in given and action.option_strings
+    }
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+if __name__ == "__main__":
+    # The working directory is no place to import from: `accelerate launch` does not look there either.
+    sys.path[:] = [folder for folder in sys.path if folder]
+    print(json.dumps(answer(sys.argv[1:])))

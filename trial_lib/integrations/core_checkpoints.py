@@ -1,0 +1,220 @@
+"""The Core API's checkpoints: complete or absent in a full experiment, a scratch folder in a trial."""
+
+import json
+import os
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from trial_lib.integrations.core_progress import CoreProgress
+from trial_lib.training.checkpoints import CheckpointStore
+from trial_lib.training.distributed import DistributedContext
+
+METADATA = "metadata.json"
+"""The file of a checkpoint that holds what was passed as its metadata."""
+
+Selector = Callable[[str], bool]
+"""Says whether a file belongs to it, by its path relative to the folder."""
+
+
+class CheckpointContext(ABC):
+    """Storing and restoring checkpoints, by a storage id each.
+
+    Args:
+        distributed: the ranks.
+    """
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self._distributed = distributed
+
+    def store_path(
+        self, metadata: dict[str, Any] | None = None, *, shard: bool = False
+    ) -> AbstractContextManager[tuple[Path, str]]:
+        """Stores what is written inside as a checkpoint.
+
+        Args:
+            metadata: JSON; in a full experiment it has `steps_completed`, the optimizer steps done.
+            shard: whether all ranks write to the one folder: all of them enter and leave then. Otherwise rank 0 alone.
+
+        Returns:
+            A context manager; it yields the folder to write to, and the storage id.
+
+        Raises:
+            RuntimeError: another rank than 0 stores without `shard`.
+            ValueError: the metadata has no `steps_completed`, in a full experiment.
+        """
+        if not shard and self._distributed.rank != 0:
+            raise RuntimeError(
+                f"Rank {self._distributed.rank} has called checkpoint.store_path without shard=True: rank 0 alone may."
+            )
+        return self._storing(self._merged(metadata or {}, shard), shard)
+
+    @contextmanager
+    def restore_path(self, storage_id: str, *_: Any, **__: Any) -> Iterator[Path]:
+        """Yields the folder of a checkpoint, to be read and left as it is.
+
+        The predecessor's further arguments, about downloads, have no meaning where nothing is downloaded.
+
+        Args:
+            storage_id: as `store_path` gave it, or `get_cluster_info().latest_checkpoint`.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+        """
+        yield self._existing(storage_id)
+
+    def upload(
+        self,
+        ckpt_dir: str | os.PathLike[str] | None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        shard: bool = False,
+        selector: Selector | None = None,
+    ) -> str:
+        """Stores a copy of a folder as a checkpoint, and returns its storage id.
+
+        Args:
+            ckpt_dir: the folder; None for a rank that has none.
+            metadata: as for `store_path`.
+            shard: as for `store_path`; folders of several ranks are put together.
+            selector: which files to copy; all for None.
+        """
+        with self.store_path(metadata, shard=shard) as (path, storage_id):
+            folder = None if ckpt_dir is None else Path(ckpt_dir)
+            before = self._distributed.allgather(_place(folder))[: self._distributed.rank] if shard else []
+            if folder is not None and _place(folder) not in before:
+                _copy(folder, path, selector)
+        return storage_id
+
+    def download(
+        self, storage_id: str, ckpt_dir: str | os.PathLike[str], *_: Any, selector: Selector | None = None
+    ) -> None:
+        """Copies a checkpoint into a folder; called on all ranks, of which the first of each node copies.
+
+        Args:
+            storage_id: as for `restore_path`.
+            ckpt_dir: the folder; made where it is missing.
+            selector: which files to copy; all for None.
+        """
+        if self._distributed.local_rank == 0:
+            _copy(self._existing(storage_id), Path(ckpt_dir), selector)
+        self._distributed.barrier()
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        """Returns what was passed as a checkpoint's metadata."""
+        metadata: dict[str, Any] = json.loads((self._existing(storage_id) / METADATA).read_text(encoding="utf-8"))
+        return metadata
+
+    @abstractmethod
+    def _storing(self, metadata: dict[str, Any], shard: bool) -> AbstractContextManager[tuple[Path, str]]:
+        """Does what `store_path` does, with the ranks' metadata merged."""
+
+    @abstractmethod
+    def _folder(self, storage_id: str) -> Path:
+        """Returns the folder of a checkpoint, which need not exist."""
+
+    def _existing(self, storage_id: str) -> Path:
+        folder = self._folder(str(storage_id))
+        if not folder.is_dir():
+            raise FileNotFoundError(f"There is no checkpoint {storage_id} in {folder.parent}.")
+        return folder
+
+    def _merged(self, metadata: dict[str, Any], shard: bool) -> dict[str, Any]:
+        """Returns the metadata of all ranks; where two say different things, that of the lower rank counts."""
+        merged: dict[str, Any] = {}
+        for one in reversed(self._distributed.allgather(metadata) if shard else [metadata]):
+            merged |= one
+        return merged
+
+
+class KeptCheckpoints(CheckpointContext):
+    """The checkpoints of a full experiment: the best and the last two stay, each complete or absent.
+
+    Args:
+        distributed: the ranks.
+        store: the checkpoints as all ranks write them.
+        store_of_one: the same as rank 0 writes them alone.
+        progress: is told of each.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        store: CheckpointStore,
+        store_of_one: CheckpointStore,
+        progress: CoreProgress,
+    ) -> None:
+        super().__init__(distributed)
+        self._store = store
+        self._store_of_one = store_of_one
+        self._progress = progress
+
+    @contextmanager
+    def _storing(self, metadata: dict[str, Any], shard: bool) -> Iterator[tuple[Path, str]]:
+        if not isinstance(metadata.get("steps_completed"), int):
+            raise ValueError(
+                "A checkpoint of a full experiment is known by its optimizer steps: pass "
+                'metadata={"steps_completed": N} to checkpoint.store_path.'
+            )
+        batch = metadata["steps_completed"]
+        store = self._store if shard else self._store_of_one
+        with store.saving(batch, self._progress.metric_at(batch), metadata) as (checkpoint, folder):
+            yield folder, checkpoint.name
+            if self._distributed.rank == 0:
+                (folder / METADATA).write_text(json.dumps(metadata, indent=2), encoding="utf-8")
+        self._progress.checkpoint(batch, checkpoint.name)
+
+    def _folder(self, storage_id: str) -> Path:
+        return self._store.root / storage_id
+
+
+class LooseCheckpoints(CheckpointContext):
+    """Checkpoints that nobody keeps for the program: those of a trial, and those of a run without ZeroTune.
+
+    Args:
+        distributed: the ranks.
+        root: their folder, made with the first.
+    """
+
+    def __init__(self, distributed: DistributedContext, root: Path) -> None:
+        super().__init__(distributed)
+        self._root = root.absolute()
+
+    @contextmanager
+    def _storing(self, metadata: dict[str, Any], shard: bool) -> Iterator[tuple[Path, str]]:
+        storage_id = str(uuid.uuid4())
+        if shard:
+            storage_id = self._distributed.broadcast(storage_id)
+        folder = self._folder(storage_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder, storage_id
+        if self._distributed.rank == 0:
+            (folder / METADATA).write_text(json.dumps(metadata, indent=2), encoding="utf-8")
+        if shard:
+            self._distributed.barrier()
+
+    def _folder(self, storage_id: str) -> Path:
+        return self._root / storage_id
+
+
+def _place(folder: Path | None) -> tuple[int, int] | None:
+    """Returns what tells folders apart, by whatever path they are reached."""
+    if folder is None:
+        return None
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _copy(source: Path, target: Path, selector: Selector | None) -> None:
+    """Copies the files below a folder that are selected."""
+    for parent, _, names in os.walk(source):
+        for name in names:
+            path = Path(parent, name)
+            relative = path.relative_to(source)
+            if selector is None or selector(relative.as_posix()):
+                (target / relative).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target / relative)

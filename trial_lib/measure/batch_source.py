@@ -1,0 +1,108 @@
+"""Where a program has its batch size from, when its batches do not follow the candidate."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.overrides import MICRO_BATCH
+
+_BATCH_NAME = re.compile(r"batch|(^|[-_])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
+_MOST_FILES, _LARGEST_FILE = 200, 100_000
+_ENGINE = "from the engine (engine.train_micro_batch_size_per_gpu())"
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """What a program may read its batch size from.
+
+    Attributes:
+        arguments: of its command line.
+        environment: its environment variables.
+        folder: its working directory.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+
+    def ignored_batch_reason(self, asked: int, arrived: int, configuration: Mapping[str, Any] | None) -> str:
+        """Returns the sentence for batches that do not follow the candidate, with the way that fits this program.
+
+        Args:
+            asked: the micro-batch size of the candidate.
+            arrived: the size that came.
+            configuration: what the code itself has passed to DeepSpeed.
+        """
+        fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
+        return f"{fed} {self._way(arrived, configuration or {})} If the data set itself is that small, use more data."
+
+    def _way(self, arrived: int, configuration: Mapping[str, Any]) -> str:
+        flags, variables = self._flags_of(arrived), self._variables_of(arrived)
+        named = [flag for flag in flags if _BATCH_NAME.search(flag)]
+        if named:
+            return f"Its command line has {named[0]} {arrived}: {_mapping(named[0])}"
+        if variables:
+            return f"Its environment has {variables[0]}={arrived}: {_mapping(variables[0])}"
+        file = self._file_with(arrived)
+        if file is not None:
+            return (
+                f"{file} has {MICRO_BATCH} {arrived}, and the code reads it under that name, whatever its command line "
+                f"says: let it read the file that its command line names, or the size {_ENGINE}."
+            )
+        if configuration.get(MICRO_BATCH) == arrived:
+            return (
+                f"The configuration in the code has {MICRO_BATCH} {arrived}: let the code read the size {_ENGINE}, "
+                "not from there."
+            )
+        if flags:
+            return f"If {flags[0]} {arrived} on its command line is the batch size, {_mapping(flags[0])}"
+        return (
+            f"Let it read the size {_ENGINE}, from the JSON file that its command line names, or from a flag or an "
+            f"environment variable, and name that one: {_written('--batch-size')}"
+        )
+
+    def _flags_of(self, size: int) -> list[str]:
+        """Returns the flags of the command line that have this value."""
+        found = []
+        for argument, following in zip(self.arguments, [*self.arguments[1:], ""], strict=False):
+            flag, equals, value = argument.partition("=")
+            if re.match(r"--?[A-Za-z]", flag) and (value if equals else following).strip() == str(size):
+                found.append(flag)
+        return found
+
+    def _variables_of(self, size: int) -> list[str]:
+        """Returns the environment variables that are named like a batch size and have this value."""
+        return [
+            name
+            for name, value in sorted(self.environment.items())
+            if _BATCH_NAME.search(name) and value.strip() == str(size)
+        ]
+
+    def _file_with(self, size: int) -> Path | None:
+        """Returns a DeepSpeed configuration in the working directory that has this micro-batch size."""
+        for path in self._small_files():
+            try:
+                config = json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue
+            if isinstance(config, dict) and config.get(MICRO_BATCH) == size:
+                return path.relative_to(self.folder)
+        return None
+
+    def _small_files(self) -> Iterator[Path]:
+        paths = [*sorted(self.folder.glob("*.json")), *sorted(self.folder.glob("*/*.json"))]
+        for path in paths[:_MOST_FILES]:
+            if path.is_file() and path.stat().st_size <= _LARGEST_FILE:
+                yield path
+
+
+def _mapping(target: str) -> str:
+    return f"have it set for each trial with {_written(target)}"
+
+
+def _written(target: str) -> str:
+    """Returns a mapping as it is written, on the command line and in the YAML."""
+    return f"--map {MICRO_BATCH}={target} (in a YAML: arg_mappings: {{{MICRO_BATCH}: {target}}})."

@@ -1,0 +1,193 @@
+"""Standing in for DeepSpeed's own functions before the user's code runs, however it calls them."""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from trial_lib.experiment.deepspeed_json import read_named_config
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.overrides import DeepSpeedConfig, difference, overwrite_deepspeed_config
+from trial_lib.measure.program_facts import ProgramFacts
+
+# Sections with which DeepSpeed writes to a place, or an account, of the user's; and its own tuner.
+_ELSEWHERE = ("tensorboard", "wandb", "csv_monitor", "comet", "autotuning")
+_SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model")
+
+
+class InitializeObserver(Protocol):
+    """What is told of the engines that the user's code builds."""
+
+    def initialize_called(self) -> None:
+        """Called when `deepspeed.initialize` begins."""
+
+    def engine_built(self, engine: Any) -> None:
+        """Called with each engine."""
+
+    def group_destroyed(self) -> None:
+        """Called before the code destroys the process group: afterwards the ranks cannot agree any more."""
+
+
+def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: InitializeObserver) -> None:
+    """Has every `deepspeed.initialize` merge the overrides in, and the engines save nothing.
+
+    Args:
+        overrides: a candidate's part of the DeepSpeed configuration.
+        facts: is told the configuration that the code itself passes.
+        observer: is told of the engines.
+    """
+    import deepspeed
+
+    def merge(passed: DeepSpeedConfig) -> DeepSpeedConfig:
+        facts.note_config(passed)
+        return in_a_trial(overwrite_deepspeed_config(passed, overrides))
+
+    _stand_in_for_initialize(merge, observer.initialize_called, observer.engine_built)
+    original_destroy = torch.distributed.destroy_process_group
+
+    def destroy_process_group(group: Any = None) -> None:
+        """Stands in for `torch.distributed.destroy_process_group`."""
+        if group is None:
+            observer.group_destroyed()
+        original_destroy(group)
+
+    stand_in("destroy_process_group", original_destroy, destroy_process_group)
+    for name in _SAVES:
+        if hasattr(deepspeed.DeepSpeedEngine, name):
+            setattr(deepspeed.DeepSpeedEngine, name, _saves_nothing)
+
+
+def adopt(ds_config: Mapping[str, Any]) -> None:
+    """Has the code train with a configuration, in the place of the one that stands in it.
+
+    What differs from the first configuration that the code passes is merged into each: another engine keeps what is its
+    own. An "auto" is for the code to decide.
+
+    Args:
+        ds_config: a complete DeepSpeed configuration, such as a study's winner.
+    """
+    found: list[DeepSpeedConfig] = []
+
+    def merge(passed: DeepSpeedConfig) -> DeepSpeedConfig:
+        if not found:
+            found.append(difference(passed, ds_config))
+        return overwrite_deepspeed_config(passed, found[0])
+
+    _stand_in_for_initialize(merge, lambda: None, lambda engine: None)
+
+
+def _stand_in_for_initialize(
+    merge: Callable[[DeepSpeedConfig], DeepSpeedConfig], before: Callable[[], None], after: Callable[[Any], None]
+) -> None:
+    """Puts a function in the place of `deepspeed.initialize`.
+
+    Args:
+        merge: returns the configuration to use for the one that the code passes.
+        before: called when a call begins.
+        after: called with the engine that it has built.
+    """
+    import deepspeed
+
+    original = deepspeed.initialize
+    signature = inspect.signature(original)
+
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        """Stands in for `deepspeed.initialize`."""
+        before()
+        try:
+            call = signature.bind(*args, **kwargs)
+        except TypeError:
+            # Refused by DeepSpeed as well, in its own words.
+            return original(*args, **kwargs)
+        with _Configuration(call.arguments) as configuration:
+            passed = configuration.read()
+            if passed is not None:
+                configuration.replace(merge(passed))
+            built = original(*call.args, **call.kwargs)
+        after(built[0])
+        return built
+
+    initialize.__wrapped__ = original  # type: ignore[attr-defined]
+    stand_in("initialize", original, initialize)
+
+
+def _saves_nothing(engine: Any, *args: Any, **kwargs: Any) -> bool:
+    """Stands in for an engine's `save_checkpoint` and its like: a trial leaves the user's checkpoints alone."""
+    return True
+
+
+def in_a_trial(config: DeepSpeedConfig) -> DeepSpeedConfig:
+    """Returns a configuration without what writes to the user's runs and folders; for a trial's own eyes only."""
+    quiet = {name: {**config[name], "enabled": False} for name in _ELSEWHERE if isinstance(config.get(name), dict)}
+    return {**config, **quiet}
+
+
+class _Configuration:
+    """The DeepSpeed configuration of one call of `initialize`, wherever the code has put it.
+
+    As a context manager, it leaves the code's `args` as they were.
+
+    Args:
+        arguments: of the call by name, to be changed in place.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._args = arguments.get("args")
+        self._hidden: dict[str, Any] = {}
+
+    def __enter__(self) -> "_Configuration":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, value in self._hidden.items():
+            setattr(self._args, name, value)
+
+    def _passed(self) -> list[tuple[str, Any]]:
+        """Returns every place that holds a configuration, with what it holds."""
+        in_call = [(name, self._arguments.get(name)) for name in ("config", "config_params")]
+        in_args = [(name, getattr(self._args, name, None)) for name in ("deepscale_config", "deepspeed_config")]
+        # Of the two arguments DeepSpeed takes the first; any other two it refuses.
+        given = [(name, value) for name, value in in_call if value is not None][:1]
+        return given + [(name, value) for name, value in in_args if value is not None]
+
+    def read(self) -> DeepSpeedConfig | None:
+        """Returns the configuration; None where there is none, or none that DeepSpeed would take: let it say so."""
+        passed = self._passed()
+        return _read(passed[0][1]) if len(passed) == 1 else None
+
+    def replace(self, config: DeepSpeedConfig) -> None:
+        """Puts another configuration in its place, and hides the one in `args`: DeepSpeed refuses to be given two."""
+        name, value = self._passed()[0]
+        if name in ("deepscale_config", "deepspeed_config"):
+            self._hidden[name] = value
+            setattr(self._args, name, None)
+        elif isinstance(value, dict):
+            # For code that takes its batch size from its own dictionary afterwards.
+            value.clear()
+            value.update(config)
+            config = value
+        self._arguments.pop("config_params", None)
+        self._arguments["config"] = config
+
+
+def _read(value: Any) -> DeepSpeedConfig | None:
+    """Returns the configuration in a dictionary, a path, or base64; None for what DeepSpeed would refuse."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, (str, Path)):
+        return None
+    try:
+        return read_named_config(str(value), Path(), where="")
+    except InputError:
+        return None
+
+
+def stand_in(name: str, original: Any, replacement: Callable[..., Any]) -> None:
+    """Puts a function in the place of another one, also where a primed module has bound it to a name of its own."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, replacement)

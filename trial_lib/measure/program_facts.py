@@ -1,0 +1,32 @@
+"""What a rank finds out about the user's program while it runs."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class ProgramFacts:
+    """What a program would have used by itself, for the driver to start its search from.
+
+    Attributes:
+        ds_config: the DeepSpeed configuration that the code handed over, before a candidate's overrides; where the
+            Hugging Face Trainer reads it, with its "auto" values. None while none was.
+        batch: the batch keys (`train_micro_batch_size_per_gpu`, `gradient_accumulation_steps`) that the program would
+            have used where the configuration says "auto" or nothing.
+        arg_mappings: flags of its command line that were seen to set a batch key, by that key.
+    """
+
+    ds_config: dict[str, Any] | None = None
+    batch: dict[str, int] = field(default_factory=dict)
+    arg_mappings: dict[str, str] = field(default_factory=dict)
+
+    def note_config(self, config: dict[str, Any]) -> None:
+        """Keeps a copy of the configuration, if it is the first that the program handed over."""
+        if self.ds_config is None:
+            # What JSON has no word for (a dtype, a path) is of no use to a search.
+            self.ds_config = json.loads(json.dumps(config, default=str))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the facts as plain data, for a rank's record."""
+        return asdict(self)

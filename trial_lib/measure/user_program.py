@@ -1,0 +1,117 @@
+"""Running the user's script or module as `python` would, and saying what plain Python would say when it fails."""
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+_OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep for name in ("measure", "launch"))
+_IMPORT = "<frozen importlib._bootstrap"
+_RUNPY = ("<frozen runpy>", runpy.__file__)
+
+
+def run_program(program: dict[str, str], arguments: list[str]) -> None:
+    """Runs the user's program as `__main__`, with its own folder first on the path.
+
+    Args:
+        program: `{"script": path}` or `{"module": name}`.
+        arguments: of its command line.
+    """
+    if "module" in program:
+        sys.argv = [program["module"], *arguments]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(program["module"], run_name="__main__", alter_sys=True)
+        return
+    script = program["script"]
+    sys.argv = [script, *arguments]
+    # As in Python since 3.9, so that it still names the script when the program has changed its directory.
+    path = str(Path(script).absolute())
+    if not Path(path).is_file() or not path.endswith(".py"):
+        # A folder or an archive with a `__main__.py`; or nothing, which it says.
+        runpy.run_path(path, run_name="__main__")
+        return
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    loader = SourceFileLoader("__main__", path)
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=path, __loader__=loader, __spec__=None, __cached__=None)
+    code = loader.source_to_code(Path(path).read_bytes(), path)
+    _before.append(sys.modules["__main__"])
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+# A module that nobody holds is emptied, and with it the functions that are still running.
+_before: list[ModuleType] = []
+
+
+def without_own_frames(error: BaseException) -> BaseException:
+    """Returns the exception with the traceback that it would have without ZeroTune, and so its causes and contexts."""
+    for link in _chain(error):
+        link.__traceback__ = _user_frames(link.__traceback__)
+    return error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an exception, its causes and contexts, and the members of groups among them, each once."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        link = waiting.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        waiting += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback without our frames, and without Python's around them: an import's, and runpy's above all."""
+    links = list(_links(trace))
+    while links and _is_own_or(links[0], _RUNPY):
+        links.pop(0)
+    runs: list[list[TracebackType]] = []
+    for link in links:
+        # Our frames and those of an import, as they follow each other.
+        is_ours = _is_own_or(link, (_IMPORT,))
+        if is_ours and runs and _is_own_or(runs[-1][-1], (_IMPORT,)):
+            runs[-1].append(link)
+        else:
+            runs.append([link])
+    kept = [link for run in runs if not any(_is_own_or(link, ()) for link in run) for link in run]
+    rebuilt: TracebackType | None = None
+    for link in reversed(kept):
+        rebuilt = TracebackType(rebuilt, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return rebuilt
+
+
+def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_own_or(link: TracebackType, others: tuple[str, ...]) -> bool:
+    return link.tb_frame.f_code.co_filename.startswith((*_OWN_FOLDERS, *others))
+
+
+def say(error: BaseException) -> None:
+    """Prints what Python prints when an exception ends a program; nothing that goes wrong with that is raised."""
+    with contextlib.suppress(BaseException):
+        if isinstance(error, SystemExit):
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr, flush=True)
+            return
+        # The program's own, or torch's, which says the rank.
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stderr.flush()
+
+
+def text_of(error: BaseException, most: int = 200_000) -> str:
+    """Returns the traceback as text; of one that is longer than `most` characters, the beginning and the end."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return text if len(text) <= most else f"{text[: most // 2]}\n...\n{text[-most // 2 :]}"

@@ -1,0 +1,196 @@
+"""A command that was typed in the place of an experiment's YAML: turned into one, and read."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import yaml
+
+from trial_lib.experiment.config import MAPPING_TARGET, BatchKey
+from trial_lib.experiment.entrypoint import Entrypoint
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.yaml_file import Experiment, read_typed_experiment
+from trial_lib.launch.hardware import Host
+
+_WHERE = "the command"
+_PROGRAMS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_NEVER_FOLDED = 1_000_000_000  # columns: a line break within quotes would be a space
+
+
+def read_command(
+    command: Sequence[str], arg_mappings: Mapping[str, str], folder: Path, host: Host, include: Sequence[Path] = ()
+) -> Experiment:
+    """Returns the experiment that a command describes, as a shell in this environment would run it.
+
+    Args:
+        command: its words.
+        arg_mappings: the flag or the environment variable by which its program takes each DeepSpeed key.
+        folder: its working directory.
+        host: this host's devices.
+        include: files and folders that its code imports from outside the folder.
+
+    Raises:
+        InputError: the command cannot be followed, or names something that does not exist.
+    """
+    for word in command:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"the word {word!r} is not UTF-8.", where=_WHERE, remedy="Give it in UTF-8, or in a file of your own."
+            ) from None
+    text = _experiment_text(_as_found(command, folder), arg_mappings, folder)
+    experiment = read_typed_experiment(text, folder, include=include)
+    entrypoint = experiment.entrypoint
+    if entrypoint.trial_class is not None:
+        raise InputError(
+            f"{entrypoint.trial_class} is a trial class, which an experiment's YAML describes.",
+            where=_WHERE,
+            remedy="Write it as the entrypoint of one, and tune by `zerotune asha CONFIG_PATH MODEL_DIR`.",
+        )
+    slots = _ranks(entrypoint, devices_of(entrypoint, host))
+    resources = experiment.config.resources.model_copy(update={"slots_per_trial": slots})
+    return replace(
+        experiment,
+        text=f"{text}resources:\n  slots_per_trial: {slots}\n",
+        config=experiment.config.model_copy(update={"resources": resources}),
+    )
+
+
+def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
+    """Returns the host with the devices alone that a command may use.
+
+    Raises:
+        InputError: it names a device that the host lacks.
+    """
+    visible = entrypoint.environment.get("CUDA_VISIBLE_DEVICES")
+    is_free = entrypoint.slots == "deepspeed"
+    if host.device == "cuda" and "CUDA_VISIBLE_DEVICES" in os.environ and _names_devices(entrypoint):
+        raise InputError(
+            "the launcher numbers all devices of this host, and CUDA_VISIBLE_DEVICES hides some from zerotune.",
+            where=_WHERE,
+            remedy="Unset CUDA_VISIBLE_DEVICES, or leave --include and --exclude out.",
+        )
+    # Where it is told of devices, or of a number of them, `deepspeed` takes no notice of the variable.
+    if host.device == "cuda" and visible is not None and (entrypoint.launched_by != "deepspeed" or is_free):
+        return replace(host, slots=[name for name in visible.split(",") if name])
+    for device in (*(entrypoint.devices or ()), *entrypoint.excluded_devices):
+        if device >= len(host.slots):
+            raise InputError(
+                f"the launcher is told of device {device}, but this host has {len(host.slots)} {host.device} slot(s).",
+                where=_WHERE,
+                remedy=f"Name devices from 0 to {len(host.slots) - 1}.",
+            )
+    numbers = range(len(host.slots)) if entrypoint.devices is None else entrypoint.devices
+    left = [number for number in numbers if number not in entrypoint.excluded_devices]
+    if not left:
+        raise InputError("the launcher is left no device.", where=_WHERE, remedy="Exclude fewer.")
+    return replace(host, slots=[host.slots[number] for number in left])
+
+
+def _names_devices(entrypoint: Entrypoint) -> bool:
+    return entrypoint.devices is not None or bool(entrypoint.excluded_devices)
+
+
+def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
+    """Returns `--map KEY=TARGET` as a mapping.
+
+    Raises:
+        InputError: a key is none that a program can take, a target is neither flag nor variable, or one stands twice.
+    """
+    found: dict[str, str] = {}
+    for mapping in mappings:
+        key, _, target = mapping.partition("=")
+        where = f"--map {mapping}"
+        if key not in get_args(BatchKey):
+            raise InputError(
+                f'the key "{key}" cannot be mapped.', where=where, remedy=f"Map one of {', '.join(get_args(BatchKey))}."
+            )
+        if not re.fullmatch(MAPPING_TARGET, target):
+            raise InputError(
+                f'"{target}" is neither a flag nor the name of an environment variable.',
+                where=where,
+                remedy=f"Write it as in {key}=--batch-size, or {key}=BATCH_SIZE.",
+            )
+        if key in found or target in found.values():
+            raise InputError("key or target is mapped twice.", where=where, remedy="Leave one of the two out.")
+        found[key] = target
+    return found
+
+
+def _as_found(command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the command with its program as the shell would find it: by its path, but in ZeroTune's own environment.
+
+    The words of a study's record mean the same in another shell.
+    """
+    words = list(command)
+    position = 0
+    assigned: dict[str, str] = {}
+    while position < len(words) and (_ASSIGNMENT.match(words[position]) or words[position] == "env"):
+        name, _, value = words[position].partition("=")
+        assigned[name] = value
+        position += 1
+    if position == len(words) or os.sep in words[position]:
+        return words
+    program = words[position]
+    found = shutil.which(program, path=assigned.get("PATH", os.environ.get("PATH")))
+    is_python = program in _PROGRAMS or re.fullmatch(r"python3\.\d+", program)
+    if found is None or not is_python:
+        return words
+    path = folder / found
+    is_own = os.path.realpath(path.parent) == os.path.realpath(Path(sys.executable).parent)
+    if not (is_own and program in _PROGRAMS):
+        words[position] = str(path)
+    return words
+
+
+def _ranks(entrypoint: Entrypoint, host: Host) -> int:
+    """Returns how many ranks a command starts on this host."""
+    slots = entrypoint.slots
+    if slots is None:
+        return 1
+    if isinstance(slots, int):
+        return slots
+    if slots == "deepspeed" and host.device == "cpu":
+        return min(_memory_nodes(), len(host.slots))
+    if slots in ("cpu", "gpu") and slots != {"cpu": "cpu", "cuda": "gpu"}[host.device]:
+        raise InputError(
+            f"the launcher is asked for ranks on every {slots.upper()}, and this host has {host.device} slots.",
+            where=_WHERE,
+            remedy="Ask for a number, or for auto.",
+        )
+    return len(host.slots)
+
+
+def _memory_nodes() -> int:
+    """Returns how many ranks DeepSpeed starts on processors, one for each memory node, as numactl tells it of them."""
+    if os.environ.get("LOCAL_SIZE", "0").isdecimal() and int(os.environ.get("LOCAL_SIZE", "0")) > 0:
+        return int(os.environ["LOCAL_SIZE"])
+    try:
+        shown = subprocess.run(["numactl", "--hardware"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 1
+    return max(1, len(set(re.findall(r"^node \d+ cpus: (\d.*)$", shown, re.MULTILINE))))
+
+
+def _experiment_text(words: Sequence[str], arg_mappings: Mapping[str, str], folder: Path) -> str:
+    lines = ["# Written by zerotune from the command that was typed."]
+    if not folder.resolve().name:
+        lines.append("name: study")
+    lines += ["follow_launcher: true", "entrypoint:", *(f"  - {_quoted(word)}" for word in words)]
+    if arg_mappings:
+        lines += ["arg_mappings:", *(f"  {key}: {_quoted(target)}" for key, target in arg_mappings.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Returns a text as YAML reads it back to the last character, whatever it looks like."""
+    quoted: str = yaml.safe_dump(text, default_style='"', width=_NEVER_FOLDED)
+    return quoted.rstrip("\n")
