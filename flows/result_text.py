@@ -115,6 +115,8 @@ def _tell_last_words(study: OpenStudy) -> None:
     # A reason names the log of the rank that failed first.
     rank = next((rank for rank, log in enumerate(failed.logs) if log in failed.reason), 0)
     record = read_rank_record(paths.measurement(rank), paths.failure(rank), paths.log(rank))
+    if record.failure is not None and record.failure["ended_early"]:
+        return
     if record.failure is not None:
         click.echo(record.failure["traceback"], err=True)
     else:

@@ -80,16 +80,18 @@ def run_study(study: OpenStudy) -> str | None:
     driver = study.driver
     profile = driver.profile or run_alone(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
-        return profile_failure(profile)
+        return profile_failure(profile, driver.had_engine(profile), driver.arg_mappings)
     tell_profile(driver)
+    if driver.contradiction is not None:
+        return driver.contradiction
     if not driver.has_searched:
         submitted = None if driver.submitted else driver.submitted_plan()
         if submitted is not None:
             run_alone(study, submitted)
         search(study)
     best = driver.best
-    if best is None:
-        return "No trial completed."
+    if best is None or driver.ignored_batch is not None:
+        return driver.ignored_batch or "No trial completed."
     report(driver, best, study.tracker.run_url)
     if driver.arguments.run_full_experiment:
         train_with_winner(study)

@@ -171,6 +171,8 @@ class Trainings:
             "program": program.target,
             "arguments": program.arguments,
             "passes_local_rank": False,
+            "ds_config": {},
+            "is_in_code": False,
             "finished": [str(folder / f"rank{rank}.finished.json") for rank in range(slots)],
             "failures": [str(folder / f"rank{rank}.failure.json") for rank in range(slots)],
         }

@@ -54,7 +54,7 @@ def completes(trials, launcher="warm"):
     return result.outcome == "completed", result.reason
 
 
-@pytest.mark.parametrize("kind", ["warm", "cold"])
+@pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_when_the_driver_is_killed_all_it_started_is_gone_within_a_second(trials, kind):
     plan = trials.plan("children.py", "--hang", "spin", slots=2)
     driver = SPAWN.Process(target=drive, args=(kind, plan, trials.root))
@@ -93,7 +93,7 @@ def test_peers_that_hang_after_a_rank_was_killed_are_ended(trials):
     assert not any(trials.is_alive(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("launcher", ["warm", "cold"])
+@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_killed_guard_is_a_crash_and_leaves_no_rank(trials, launcher):
     running = started(trials, "--hang", "spin", launcher=launcher)
     pids, ranks = running.pids(), ranks_of(running)

@@ -44,7 +44,7 @@ def assert_each_trial_was_told_once(study: Study) -> None:
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("interrupt", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_an_interrupt_while_the_servers_come_up_ends_everything_and_says_how_to_go_on(
     zerotune: Zerotune, interrupt: signal.Signals
 ) -> None:
@@ -131,6 +131,7 @@ def test_sigkill_leaves_no_process_and_only_one_command_at_a_time_goes_on_with_t
     assert study.told[2].number == 2
 
 
+@pytest.mark.long
 def test_a_resumed_search_asks_what_the_uninterrupted_one_asked(tmp_path: Path, home: Path) -> None:
     whole = Zerotune(tmp_path, home, program="--largest_micro_batch 300")
     # One at a time: the order in which trials that run at once end is not the search's to decide.

@@ -299,3 +299,26 @@ def test_a_study_s_full_experiment_is_within_it_and_is_resumed_with_it(
     assert full_experiment.data.tags["mlflow.parentRunId"] == runs[study_id].info.run_id
     assert full_experiment.data.tags["study_id"] == study_id
     assert full_experiment.info.status == "FINISHED"
+
+
+IN_CODE = """
+import deepspeed, torch
+
+config = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.5, "torch_adam": True}},
+    "zero_optimization": {"stage": 0},
+}
+model = torch.nn.Linear(4, 4)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+print(engine.train_micro_batch_size_per_gpu(), engine.zero_optimization_stage(), engine.get_lr(), flush=True)
+"""
+
+
+def test_a_configuration_that_stands_in_the_code_gives_way_to_the_winner(folder: Folder) -> None:
+    (folder.model / "in_code.py").write_text(IN_CODE)
+    winner = folder.root / "winner.json"
+    winner.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}}))
+    arguments = folder.write("python3 in_code.py", hyperparameters={}).model_copy(update={"ds_config": winner})
+    assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
+    assert "8 1 [0.5]" in folder.paths.rank_log(0).read_text()

@@ -55,6 +55,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return train("--num_steps", "40", "--checkpoint_dir", str(tmp_path_factory.mktemp("checkpoints")))
 
 
+@pytest.mark.long
 def test_the_loss_falls(losses: dict[int, float]) -> None:
     assert list(losses) == list(range(1, 41))
     assert sum(losses[step] for step in range(36, 41)) / 5 < losses[1] - 1

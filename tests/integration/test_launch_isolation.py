@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import rank_environment
 
@@ -119,3 +120,10 @@ def test_a_failed_trial_leaves_no_trace_in_the_next_warm_one(trials):
     before = found_by(trials, trials.run("inspects.py", window=SHORT))["modules"]
     assert trials.run("ends.py", "--how", "raise", "--steps", "1").outcome == "crashed"
     assert found_by(trials, trials.run("inspects.py", window=SHORT))["modules"] == before
+
+
+def test_the_users_own_modules_are_not_among_those_to_be_imported_once_for_all(trials):
+    """One may read its rank, or a mapped variable, when it is imported: the fork server has neither."""
+    imported = trials.run("uses_library.py", purpose=Purpose.PROFILE).imported
+    assert "deepspeed" in imported
+    assert not {"trainer_library", "toy"} & set(imported)

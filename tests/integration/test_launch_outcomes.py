@@ -11,8 +11,9 @@ SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 GIB = 2**30
 
 
-@pytest.mark.parametrize("launcher", ["warm", "cold"])
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    ("launcher", "stage"), [("warm", 1), ("warm", 3), ("cold", 1), pytest.param("cold", 3, marks=pytest.mark.long)]
+)
 def test_a_trial_that_needs_more_than_its_slot_has_is_out_of_memory(trials, launcher, stage):
     # Only rank 1 needs so much; rank 0 loses its connection to it.
     arguments = ["--mib_per_sample", "256", "--only_rank", "1"]
@@ -120,6 +121,12 @@ def test_a_program_that_ends_too_early_is_crashed_and_the_reason_says_why(trials
     result = trials.run("ends.py", "--how", how, "--steps", "2")
     assert result.outcome == "crashed"
     assert words in result.reason
+
+
+def test_a_program_that_trains_without_deepspeed_is_found_out_long_before_its_deadline(trials):
+    result = trials.run("without_deepspeed.py", deadline_s=60)
+    assert result.outcome == "invalid"
+    assert "it trains without DeepSpeed" in result.reason
 
 
 @pytest.mark.parametrize(

@@ -169,3 +169,31 @@ def test_a_file_that_is_read_costs_hardly_more(run):
     """
     log = run(body)
     assert float(log.split("more ")[1].split()[0]) < 2.5
+
+
+def test_a_folder_that_is_emptied_and_made_again_can_be_written_and_read(run, program):
+    before = snapshot(program)
+    body = """
+        shutil.rmtree("out")
+        os.makedirs("out")
+        print("emptied:", not os.path.exists("out/note.txt"), os.path.isdir("out"))
+        Path("out/index.json").write_text("[1]")
+        Path("out/note.txt").write_text("another note")
+        print("read:", json.load(open("out/index.json")), Path("out/note.txt").read_text())
+        """
+    said = run(body)
+    assert "emptied: True True" in said
+    assert "read: [1] another note" in said
+    after = snapshot(program)
+    assert after["out/note.txt"] == before["out/note.txt"]
+    assert after["out/deep/model.bin"] == before["out/deep/model.bin"]
+
+
+def test_a_file_that_is_not_there_is_not_created_by_opening_it(run, tmp_path):
+    body = """
+        try:
+            os.open("/tmp/zerotune-no-such-file", os.O_RDWR)
+        except FileNotFoundError:
+            print("as it should be")
+        """
+    assert "as it should be" in run(body)

@@ -31,7 +31,7 @@ def test_a_configuration_that_cannot_run_is_told_in_the_program_s_own_words(tmp_
     zerotune = Zerotune(tmp_path, home, program="--fail_above 0")
     ended = zerotune.run("asha", "-mt", "5")
     assert ended.returncode == 1
-    assert "The configuration must be able to run with a micro-batch of 1" in ended.stderr
+    assert "The program failed in the profile trial, which changes nothing but the micro-batch, to 1." in ended.stderr
     assert "ValueError: a bug in the user's code, at micro-batch 1" in ended.stderr
     assert 'raise ValueError(f"a bug' in ended.stderr
     assert str(zerotune.study.paths.trial(0).log(0)) in ended.stderr

@@ -113,6 +113,7 @@ def away(
     return zerotune, command, command.follow()
 
 
+@pytest.mark.long
 def test_mlflow_being_away_costs_no_study_and_is_said(
     away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -126,6 +127,7 @@ def test_mlflow_being_away_costs_no_study_and_is_said(
     assert ended_at - zerotune.study.record["ended_at"] < 45  # thirty for MLflow
 
 
+@pytest.mark.long
 def test_a_configured_prefect_server_is_used_and_stays(
     away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]], server: PrefectServer
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_configured_prefect_server_is_used_and_stays(
     assert query(zerotune.prefect_database, "select state_type from flow_run where name = ?", name) == [("COMPLETED",)]
 
 
+@pytest.mark.long
 def test_a_smaller_latency_wins(away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]]) -> None:
     study = away[0].study
     completed = {number: result.metrics["latency"] for number, result in study.results.items() if result.metrics}
@@ -144,6 +147,7 @@ def test_a_smaller_latency_wins(away: tuple[Zerotune, Running, subprocess.Comple
     assert study.record["gain"] >= 1
 
 
+@pytest.mark.long
 def test_the_cold_launcher_needs_no_fork_server(
     away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]],
 ) -> None:

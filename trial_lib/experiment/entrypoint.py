@@ -163,7 +163,7 @@ def arguments_for(
         replaced.append((path, str(config_path)))
     for key, target in arg_mappings.items():
         if is_flag(target) and config_values.get(key, "auto") != "auto":
-            arguments, changes = _set_flag(arguments, target, str(config_values[key]))
+            arguments, changes = _set_flag(arguments, _as_typed(arguments, target), str(config_values[key]))
             replaced += changes
     return arguments, replaced
 
@@ -201,6 +201,13 @@ def variables_for(
 def is_flag(target: str) -> bool:
     """Returns whether a target of `arg_mappings` is a flag; any other is an environment variable."""
     return target.startswith("-")
+
+
+def _as_typed(arguments: Sequence[str], flag: str) -> str:
+    """Returns a flag with dashes or underscores, as the command has it: some parsers take either."""
+    typed = [split_flag(argument)[0].rstrip("=") or argument for argument in arguments]
+    alike = (word for word in typed if word.replace("_", "-") == flag.replace("_", "-"))
+    return flag if flag in typed else next(alike, flag)
 
 
 def _set_flag(arguments: list[str], flag: str, value: str) -> tuple[list[str], list[Change]]:

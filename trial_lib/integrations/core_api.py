@@ -119,7 +119,8 @@ class SearcherContext:
         if self._length is None:
             raise InvalidTrialError(
                 "The program asks for its length (core_context.searcher.operations), and the experiment names none: "
-                "add `searcher: {max_length: {batches: 1000}}` to the YAML, or so many epochs or records."
+                "add `searcher: {max_length: {batches: 1000}}` to the YAML, or so many epochs or records. (A command "
+                "that was typed has its YAML in the study's folder: experiment.yaml, for zerotune train.)"
             )
         yield SearcherOperation(self._length, self._unit, self._distributed, self._progress)
 

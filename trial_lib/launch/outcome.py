@@ -16,6 +16,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|\bMemoryError\b"
     r"|std::bad_alloc"
     r"|can't start new thread"
+    r"|RuntimeError: Resource temporarily unavailable"
     r"|Unable to allocate .* for an array"
     r"|Cannot allocate memory"
     r"|is killed by signal: Killed"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
@@ -29,6 +30,8 @@ current: "Probe | None" = None
 
 # Dynamic loss scaling halves its scale some dozen times before it fits; more is no search for a scale.
 _MOST_SKIPPED_IN_A_ROW = 100
+# A program may warm something up by plain torch before it has an engine, but not for as long.
+_MOST_PLAIN_STEPS = 100
 _NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
 
 
@@ -89,6 +92,7 @@ class Probe:
         self._phase_started = time.time()
         self._started: tuple[float, ...] = (0.0, 0.0)
         self._paused: tuple[float, ...] | None = None
+        self._plain_steps = 0
 
     @property
     def steps_seen(self) -> int:
@@ -105,6 +109,17 @@ class Probe:
         global current
         current = self
         intercept(self._settings.overrides, self.facts, self)
+        self._plain_hook = register_optimizer_step_post_hook(self._plain_step)
+
+    def _plain_step(self, *_: Any) -> None:
+        """Ends a trial that trains without DeepSpeed: its deadline is half an hour away."""
+        self._plain_steps += 1
+        if self._plain_steps == _MOST_PLAIN_STEPS and os.getpid() == self._process:
+            reason = (
+                f"The program has taken {_MOST_PLAIN_STEPS} optimizer steps without a DeepSpeed engine: it trains "
+                "without DeepSpeed. Let it call deepspeed.initialize, or give it the argument with which it does."
+            )
+            self._finish({"outcome": "invalid", "reason": reason, "phases": self._phases})
 
     def initialize_called(self) -> None:
         """Notes that the imports are over, and holds the process to its memory limit from here on."""
@@ -118,6 +133,7 @@ class Probe:
         if self._watch is not None:
             self._watch.leave_out(engine)
             return
+        self._plain_hook.remove()
         self._end_phase("initialize")
         self._after_initialize = memory.used_bytes()
         self._watch_engine(engine)

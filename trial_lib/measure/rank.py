@@ -7,7 +7,9 @@ import os
 import platform
 import resource
 import signal
+import site
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -41,7 +43,7 @@ def run(payload: dict[str, Any], rank: int) -> None:
         measurement["versions"] = _versions()
         measurement["host"] = platform.node()
         if payload["with_profile"] and rank == 0:
-            measurement["imported"] = _imported(Path(payload["model_dir"]))
+            measurement["imported"] = _imported()
         write_whole(Path(payload["measurements"][rank]), json.dumps(measurement))
         # A rank that ends alone (its loss diverged, say) would leave the others waiting for it: the guard ends those.
         _end(0 if measurement["outcome"] == "completed" else 1)
@@ -205,16 +207,19 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _imported(model_dir: Path) -> list[str]:
-    """Returns the modules that this rank imported from outside the model directory, in the order of their import."""
-    ours, theirs = (f"{folder}{os.sep}" for folder in (Path(__file__).resolve().parents[1], model_dir.resolve()))
-    # It often stands in the project's own folder.
-    environment = f"{sys.prefix}{os.sep}"
-    names = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name == "__main__" or not isinstance(file, str) or file.startswith(ours):
-            continue
-        if file.startswith(environment) or not file.startswith(theirs):
-            names.append(name)
-    return names
+def _imported() -> list[str]:
+    """Returns the modules of the installation that this rank imported, in the order of their import.
+
+    The user's own, wherever they stand, may read the rank or a mapped variable when they are imported: each rank
+    imports them for itself.
+    """
+    standard = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = {*standard, *site.getsitepackages(), site.getusersitepackages()}
+    installed = tuple({f"{spelt}{os.sep}" for folder in folders for spelt in (folder, os.path.realpath(folder))})
+    ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return [
+        name
+        for name, file in files
+        if name != "__main__" and isinstance(file, str) and file.startswith(installed) and not file.startswith(ours)
+    ]

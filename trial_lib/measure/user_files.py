@@ -15,7 +15,7 @@ Temporary folders, caches and devices are left out of this, but for what stands 
 what a library writes past Python's `open` (SQLite, HDF5), and what another program does that this one starts.
 """
 # What is called for every file that a program opens takes paths as text.
-# ruff: noqa: PTH100, PTH112, PTH114, PTH115, PTH117, PTH118, PTH120
+# ruff: noqa: PTH100, PTH112, PTH114, PTH115, PTH117, PTH118, PTH120, PTH208
 
 import builtins
 import errno
@@ -131,7 +131,13 @@ class UserFiles:
 
     def was_removed(self, where: str) -> bool:
         """Returns whether the program takes a path to be gone that was there before the study."""
-        return any(where == path or where.startswith(path + os.sep) for path in self._removed)
+        is_below = any(where == path or where.startswith(path + os.sep) for path in self._removed)
+        return is_below and self.is_old(where, follow=False)
+
+    def made_again(self, where: str) -> None:
+        """Notes that the program has made a folder anew that it takes to be gone: now only what is in it is."""
+        self._removed.discard(where)
+        self._removed.update(os.path.join(where, name) for name in os.listdir(where))
 
     def new_copy(self, where: str) -> str:
         """Returns the path for a copy, whose folder is there; what it holds is for the caller to write."""
@@ -246,8 +252,8 @@ def _os_open(files: UserFiles, original: Any) -> Any:
             path = files.seen(path, dir_fd)
         else:
             creates = flags & os.O_CREAT and flags & os.O_EXCL
-            path = files.to_write(path, not flags & os.O_TRUNC, bool(creates), dir_fd)
-            if files.is_free(files.path_of(path, dir_fd)):
+            asked, path = path, files.to_write(path, not flags & os.O_TRUNC, bool(creates), dir_fd)
+            if path is not asked:
                 # The copy of a file that the program takes to be there already.
                 flags |= os.O_CREAT
         number: int = original(path, flags, mode, dir_fd=dir_fd)
@@ -297,8 +303,11 @@ def _makes(files: UserFiles, original: Any) -> Any:
         except FileExistsError:
             # What was there before is still there.
             made = args[1] if len(args) > 1 and not isinstance(args[1], int) else args[0]
-            if not files.was_removed(files.path_of(made, kwargs.get("dir_fd"))):
+            where = files.path_of(made, kwargs.get("dir_fd"))
+            if not files.was_removed(where):
                 raise
+            if stat.S_ISDIR(_real_lstat(where).st_mode):
+                files.made_again(where)
 
     return make
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.entrypoint import arguments_for, variables_for
+from trial_lib.experiment.entrypoint import Entrypoint, arguments_for, variables_for
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
@@ -32,6 +33,18 @@ def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | No
         if best is None or SEARCH_METRICS[metric].better(result.metrics[metric], than=best.metrics[metric]):
             best = result
     return best
+
+
+def ignored_batch_reason(results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate]) -> str | None:
+    """Returns why nothing but batches of 1 arrives; None where a larger one did, or none was asked for.
+
+    The profile trial asks for 1, and so does not find out a program that has that size in its code.
+    """
+    larger = [result for number, result in results.items() if candidates[number].micro_batch_size > 1]
+    if any(result.outcome is Outcome.COMPLETED for result in larger):
+        return None
+    ignored = (r for r in larger if r.outcome is Outcome.INVALID and r.micro_batch_arrived == 1)
+    return next((result.reason for result in ignored), None)
 
 
 def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float | None:
@@ -62,6 +75,7 @@ def training_command(
     device: str,
     environment: Mapping[str, str],
     arg_mappings: Mapping[Any, str] | None = None,
+    is_batch_in_code: bool = False,
 ) -> str:
     """Returns what to type to train with the winning configuration, under the conditions it was measured in.
 
@@ -72,24 +86,45 @@ def training_command(
         device: `cuda` or `cpu`.
         environment: what the trials' ranks started from.
         arg_mappings: the flag or the environment variable that sets each DeepSpeed key; None for the experiment's own.
+        is_batch_in_code: whether Hugging Face's training arguments stand in the code, where nothing else sets them.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     variables, secrets = _environment(experiment, environment)
+    words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
+    by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
-        words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
-        return _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)]) + "\n"
+        return f"{by_zerotune}\n"
     arguments, _ = arguments_for(entrypoint, paths.best_ds_config, mappings, config)
     mapped, _ = variables_for(entrypoint, paths.best_ds_config, mappings, config, environment)
     # Its launcher sets these, as it is told.
     variables |= {name: value for name, value in mapped.items() if name not in entrypoint.config_variables}
     words = _typed_launcher(experiment, config, paths) if entrypoint.launcher else _own_launcher(experiment, device)
-    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", _assignments(variables) + shlex.join([*words, *arguments])]
+    typed = _assignments(variables) + shlex.join([*words, *arguments])
+    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
+    to_write = _what_to_write(config, paths, entrypoint, is_batch_in_code)
+    if to_write:
+        # As it is typed, the program would train with what stands in its code.
+        by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]
+        lines = [*(f"# {line}" for line in by_hand), by_zerotune]
     if secrets:
         lines.insert(0, f"# Set these first, whose values are not written down: {' '.join(secrets)}")
-    if not entrypoint.config_positions and entrypoint.launched_by != "accelerate":
-        lines.insert(0, f"# The program takes its configuration in code: have it read {paths.best_ds_config}")
     return "\n".join(lines) + "\n"
+
+
+def _what_to_write(
+    config: Mapping[str, Any], paths: StudyPaths, entrypoint: Entrypoint, is_batch_in_code: bool
+) -> list[str]:
+    """Returns what a person has to change in the code to train with a configuration: nothing, in most programs."""
+    to_write = []
+    if not entrypoint.config_positions and entrypoint.launched_by != "accelerate":
+        to_write.append(f"The DeepSpeed configuration stands in the code: write what {paths.best_ds_config} has there.")
+    if is_batch_in_code:
+        to_write.append(
+            "The training arguments stand in the code: set "
+            f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
+        )
+    return to_write
 
 
 def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
@@ -154,6 +189,7 @@ def write_answer(
     environment: Mapping[str, str],
     base_config: Mapping[str, Any] | None = None,
     arg_mappings: Mapping[Any, str] | None = None,
+    is_batch_in_code: bool = False,
 ) -> None:
     """Writes the winning configuration, what it measured, and the command to train with it.
 
@@ -168,6 +204,7 @@ def write_answer(
         environment: what the trials' ranks started from.
         base_config: the user's DeepSpeed configuration as the study knows it; None for the experiment's.
         arg_mappings: as for `training_command`.
+        is_batch_in_code: as for `training_command`.
     """
     config = winning_config(experiment.ds_config if base_config is None else base_config, candidate)
     write_whole(paths.best_ds_config, json.dumps(config, indent=2) + "\n")
@@ -179,4 +216,5 @@ def write_answer(
         "submitted": submitted.metrics if submitted is not None else {},
     }
     write_whole(paths.best_ds_metrics, json.dumps(metrics, indent=2) + "\n")
-    write_whole(paths.best_command, training_command(experiment, config, paths, device, environment, arg_mappings))
+    command = training_command(experiment, config, paths, device, environment, arg_mappings, is_batch_in_code)
+    write_whole(paths.best_command, command)

@@ -9,7 +9,7 @@ from typing import Literal
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH, config_hash
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, config_hash
 from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
@@ -20,8 +20,9 @@ from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.trial import TrialPlan, run_trial, unstarted, write_unstarted
 from trial_lib.search.base import Search
 from trial_lib.search.create import create_search
-from trial_lib.study.answer import best_result, without_tuning_keys, write_answer
+from trial_lib.study.answer import best_result, ignored_batch_reason, without_tuning_keys, write_answer
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.completed_config import completed_config, contradiction
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.history import Asked, History, Stopped, Told
 from trial_lib.study.program import CommandChanges, batch_in_command, environment_of, program_of
@@ -37,7 +38,7 @@ class StudyDriver:
 
     Args:
         study_id: unique over all studies.
-        started_at: seconds since the epoch: no trial changes a file of the user's that is older.
+        opened_at: seconds since the epoch: no trial changes a file of the user's that is older.
         experiment: what the user submitted.
         arguments: the study's.
         paths: its files.
@@ -49,6 +50,7 @@ class StudyDriver:
     Attributes:
         base_config: the user's DeepSpeed configuration; where it stands in their code, empty until the profile trial
             has found it.
+        contradiction: what the program says twice, with two values; None while nothing is known of that.
         arg_mappings: by which flag or variable the program takes its batch, the experiment's and what was found.
         environment: what the ranks start from.
         full_experiment_failure: why the full experiment failed, if it has.
@@ -57,7 +59,7 @@ class StudyDriver:
     def __init__(
         self,
         study_id: str,
-        started_at: float,
+        opened_at: float,
         experiment: Experiment,
         arguments: StudyArguments,
         paths: StudyPaths,
@@ -67,10 +69,11 @@ class StudyDriver:
         log: logging.Logger,
     ) -> None:
         self.study_id = study_id
-        self._started_at = started_at
+        self._opened_at = opened_at
         self.experiment = experiment
         self.base_config = without_tuning_keys(experiment.ds_config)
         self.arg_mappings: dict[str, str] = {str(key): target for key, target in experiment.config.arg_mappings.items()}
+        self.contradiction: str | None = None
         self.arguments = arguments
         self.paths = paths
         self.host = host
@@ -105,10 +108,13 @@ class StudyDriver:
     def profile_plan(self) -> TrialPlan:
         """Returns the profile trial: micro-batch 1, one step, the submitted configuration otherwise."""
         accumulation = self.base_config.get(ACCUMULATION, 1)
+        slots = self.experiment.config.resources.slots_per_trial
         candidate = Candidate(
             micro_batch_size=1,
             gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
-            slots=self.experiment.config.resources.slots_per_trial,
+            slots=slots,
+            # A program that takes the whole batch by a flag has to be told it.
+            data_parallel_size=slots if TRAIN_BATCH in self.arg_mappings else None,
         )
         return self._decide(PROFILE_NUMBER, Purpose.PROFILE, candidate)
 
@@ -128,11 +134,16 @@ class StudyDriver:
         )
         return self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate)
 
+    @property
+    def ignored_batch(self) -> str | None:
+        """Why nothing but batches of 1 arrives, whatever is asked for; None where larger ones do."""
+        return ignored_batch_reason(self.results, self.candidates)
+
     def next_plans(self, room: int) -> list[TrialPlan]:
         """Returns up to `room` trials to start now: first those that were cut short, then what the search asks."""
         plans: list[TrialPlan] = []
         search = self._searching()
-        while len(plans) < room:
+        while len(plans) < room and self.ignored_batch is None:
             if self._interrupted:
                 number = self._interrupted.pop(0)
                 candidate = self.candidates[number]
@@ -194,6 +205,7 @@ class StudyDriver:
             self.environment,
             self.base_config,
             self.arg_mappings,
+            self._is_batch_in_code,
         )
 
     def _refusal(self, plan: TrialPlan) -> str | None:
@@ -254,6 +266,11 @@ class StudyDriver:
     def profile(self) -> TrialResult | None:
         """How the profile trial ended, if it has."""
         return self.results.get(PROFILE_NUMBER)
+
+    def had_engine(self, result: TrialResult) -> bool:
+        """Returns whether every rank of a trial had come to a DeepSpeed engine."""
+        paths, slots = self.paths.trial(result.number), self.experiment.config.resources.slots_per_trial
+        return all(paths.engine_built(rank).exists() for rank in range(slots))
 
     @property
     def _profile(self) -> TrialResult:
@@ -325,13 +342,15 @@ class StudyDriver:
     def _learn_program(self, program: ProgramProfile) -> None:
         """Takes in what the profile trial found in the code: it completes what the experiment says."""
         self.arg_mappings = {**program.arg_mappings, **self.arg_mappings}
-        base = self.base_config or without_tuning_keys(program.ds_config or {})
-        own = {**program.batch, **batch_in_command(self.experiment, self.environment, self.arg_mappings)}
-        open_keys = {key: value for key, value in own.items() if base.get(key, "auto") == "auto"}
-        self.base_config = {**base, **open_keys}
-        if open_keys and self.base_config.get(TRAIN_BATCH) == "auto":
-            # It follows from the two others.
-            del self.base_config[TRAIN_BATCH]
+        typed = batch_in_command(self.experiment, self.environment, self.arg_mappings)
+        self.contradiction = contradiction(self.base_config or program.ds_config or {}, program, typed)
+        self.base_config = completed_config(self.base_config, program, typed)
+
+    @property
+    def _is_batch_in_code(self) -> bool:
+        """Whether Hugging Face's training arguments stand in the code: the profile trial saw them, and no flag."""
+        program = self._profile.program
+        return program is not None and MICRO_BATCH in program.batch and MICRO_BATCH not in self.arg_mappings
 
     def _decide(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         if number not in self.candidates:
@@ -366,7 +385,7 @@ class StudyDriver:
             deadline_s=deadline,
             paths=paths,
             training_spec=trial_spec(self.experiment, config, paths),
-            protected_before=self._started_at,
+            protected_before=self._opened_at,
         )
 
     def _memory_limit(self) -> int | None:

@@ -35,6 +35,7 @@ from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, w
 from trial_lib.study.open_study import OpenStudy, needed_builders
 from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.training_spec import full_length_spec
+from trial_lib.study.typed_command import devices_of
 from trial_lib.tracking.tracker import FullExperimentTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
@@ -54,8 +55,7 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path) -> FullExp
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
     """
-    host = this_host()
-    experiment, ds_config = _checked(arguments, arguments.config_path, host)
+    experiment, ds_config, host = _checked(arguments, arguments.config_path)
     tracking_uri = default_tracking_uri(work_dir)
     experiment_id = new_id(experiment.name)
     paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
@@ -82,8 +82,7 @@ def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExper
     if arguments.ds_config is None:
         before = TrainingArguments.model_validate(record.arguments)
         arguments = arguments.model_copy(update={"ds_config": before.ds_config})
-    host = this_host()
-    experiment, ds_config = _checked(arguments, arguments.config_path, host)
+    experiment, ds_config, host = _checked(arguments, arguments.config_path)
     _refuse_change(record, ds_config, paths)
     record = record.model_copy(
         update={"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "status": StudyStatus.RUNNING}
@@ -115,8 +114,7 @@ def resume_full_experiment(root: Path) -> FullExperiment:
             remedy=f"Its checkpoints are in {paths.checkpoints.name} there; start a new one to train again.",
         )
     arguments = TrainingArguments.model_validate(record.arguments)
-    host = this_host()
-    experiment, ds_config = _checked(arguments, paths.experiment, host)
+    experiment, ds_config, host = _checked(arguments, paths.experiment)
     _refuse_change(record, ds_config, paths)
     environment = environment_of(experiment, arguments.include)
     return _open(record, experiment, environment, host, paths, default_tracking_uri(paths.root.parent.parent))
@@ -168,9 +166,10 @@ def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
     return _read_record(paths) if paths.record.exists() else None
 
 
-def _checked(arguments: TrainingArguments, config_path: Path, host: Host) -> tuple[Experiment, dict[str, Any]]:
-    """Returns the experiment and the DeepSpeed configuration to train with."""
+def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experiment, dict[str, Any], Host]:
+    """Returns the experiment, the DeepSpeed configuration to train with, and the devices that it may use."""
     experiment = _read_experiment(arguments, config_path)
+    host = devices_of(experiment.entrypoint, this_host())
     check_slots(experiment, host)
     check_include(arguments.include)
     check_length(experiment)
@@ -179,7 +178,7 @@ def _checked(arguments: TrainingArguments, config_path: Path, host: Host) -> tup
     if not base and named:
         base = read_deepspeed_json(experiment.model_dir / named[0])
     merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
-    return experiment, without_tuning_keys(overwrite_deepspeed_config(base, merged))
+    return experiment, without_tuning_keys(overwrite_deepspeed_config(base, merged)), host
 
 
 def _read_experiment(arguments: TrainingArguments, config_path: Path) -> Experiment:

@@ -267,7 +267,7 @@ def _open(
     log = file_logger(record.study_id, paths.log)
     launcher = _launcher(arguments, experiment, paths, log.info)
     driver = StudyDriver(
-        record.study_id, record.started_at, experiment, arguments, paths, host, launcher, host_lock_dir(), log
+        record.study_id, time.time(), experiment, arguments, paths, host, launcher, host_lock_dir(), log
     )
     study = OpenStudy(record, paths, driver, launcher, StudyTracker(paths, tracking_uri), lock)
     _opened[paths.root] = study

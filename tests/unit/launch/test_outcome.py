@@ -32,6 +32,7 @@ def ended(ranks, by="ranks", statuses=None, kernel_killed=False):
         ),
         ("MemoryError", ""),
         ("RuntimeError", "can't start new thread"),
+        ("RuntimeError", "Resource temporarily unavailable"),
         (
             "_ArrayMemoryError",
             "Unable to allocate 7.45 GiB for an array with shape (10**9,) and data type float64",

@@ -235,7 +235,27 @@ def test_the_best_command_is_the_users_own(
     assert written.splitlines() == [f"cd {folder}", line.format(best=paths.best_ds_config)]
 
 
-def test_where_the_configuration_is_in_the_code_the_best_command_says_so(folder: Path) -> None:
+def test_where_the_configuration_is_in_the_code_the_best_command_is_one_that_needs_no_change_of_it(
+    folder: Path,
+) -> None:
     paths = StudyPaths(folder / "study")
-    written = training_command(read(folder, "python train.py"), {}, paths, "cuda", {})
-    assert written.startswith(f"# The program takes its configuration in code: have it read {paths.best_ds_config}\n")
+    *told, command = training_command(read(folder, "python train.py"), {}, paths, "cuda", {}).splitlines()
+    assert f"# The DeepSpeed configuration stands in the code: write what {paths.best_ds_config} has there." in told
+    assert any(line.endswith("python train.py") for line in told)
+    assert all(line.startswith("#") for line in told)
+    assert command.split()[-5:] == [
+        "train",
+        str(paths.experiment),
+        str(folder),
+        "--ds-config",
+        str(paths.best_ds_config),
+    ]
+
+
+def test_where_the_training_arguments_are_in_the_code_the_best_command_says_what_to_set(folder: Path) -> None:
+    paths = StudyPaths(folder / "study")
+    config = {MICRO_BATCH: 8, "gradient_accumulation_steps": 2}
+    experiment = read(folder, "python train.py --deepspeed ds.json")
+    written = training_command(experiment, config, paths, "cuda", {}, is_batch_in_code=True)
+    assert "set per_device_train_batch_size=8, gradient_accumulation_steps=2." in written
+    assert written.splitlines()[-1].endswith(f"--ds-config {paths.best_ds_config}")
