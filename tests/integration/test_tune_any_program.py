@@ -80,7 +80,9 @@ class Tuned:
     def run(self, command: Path) -> float:
         """Runs a command file as a shell would, and returns the processor time that its ranks report for a sample."""
         environment = {**self._zerotune.environment, "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(["sh", command], env=environment, capture_output=True, text=True, timeout=150)
+        ended = subprocess.run(
+            ["sh", command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=150
+        )
         # A program that has its configuration in its code is trained by `zerotune train`, whose ranks have logs.
         newest = max(self.folder.glob("zerotune-experiments/*"), key=os.path.getmtime, default=None)
         said = ended.stdout + "".join(log.read_text() for log in newest.glob("rank*.log")) if newest else ended.stdout

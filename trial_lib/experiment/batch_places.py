@@ -7,10 +7,10 @@ from typing import Any
 
 from trial_lib.experiment.entrypoint import is_flag
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.experiment.overrides import TRAINING_ARGUMENTS
 
 # Hugging Face's, which many scripts have taken over.
-_WELL_KNOWN = {ACCUMULATION: "--gradient_accumulation_steps", MICRO_BATCH: "--per_device_train_batch_size"}
+_WELL_KNOWN = {key: f"--{name}" for key, name in TRAINING_ARGUMENTS.items()}
 
 
 @dataclass(frozen=True)

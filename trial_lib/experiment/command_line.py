@@ -1,5 +1,6 @@
 """A command as a shell would split it, without a shell: what only a shell could do is refused by name."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,9 @@ from trial_lib.experiment.errors import InputError
 
 REMEDY = "Write `python3 SCRIPT ARGUMENTS`: ZeroTune starts the ranks itself."
 REMEDY_TYPED = "Write what starts your training: deepspeed, torchrun, accelerate launch or python, and its arguments."
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+"""How a word begins that sets an environment variable before a command."""
+
 _SHELL_SYNTAX = frozenset("|&;<>()$`*?\n")
 
 

@@ -1,14 +1,13 @@
 """The entrypoint: the user's command, taken apart so that ZeroTune can start its ranks itself. No shell reads it."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trial_lib.experiment.command_line import Words, split_command
+from trial_lib.experiment.command_line import ASSIGNMENT, Words, split_command
 from trial_lib.experiment.launchers import parse_command
 
 CONFIG_FLAGS = ("--deepspeed", "--deepspeed_config")
@@ -20,8 +19,6 @@ Change = tuple[str, str]
 Slots = int | Literal["all", "gpu", "cpu", "deepspeed"]
 """How many ranks a command starts: a number; one for each device, of whatever kind or of one kind; or as many as
 `deepspeed` starts without a number: one for each GPU, on a CPU one for each of its memory nodes."""
-
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 class Entrypoint(BaseModel):
@@ -130,7 +127,7 @@ def _assignments(words: Words) -> dict[str, str]:
     if words.follows and words and os.path.basename(words.first) == "env":  # noqa: PTH119
         words.take()
     assigned: dict[str, str] = {}
-    while words and _ASSIGNMENT.match(words.first):
+    while words and ASSIGNMENT.match(words.first):
         name, _, value = words.take().partition("=")
         assigned[name] = value
     return assigned

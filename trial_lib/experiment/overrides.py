@@ -21,6 +21,9 @@ TRAIN_BATCH = "train_batch_size"
 CONFIG, OVERWRITES = "deepspeed_config", "overwrite_deepspeed_args"
 """The two keys of the hyperparameters that are ZeroTune's."""
 
+TRAINING_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gradient_accumulation_steps"}
+"""What Hugging Face's `TrainingArguments` call the batch keys."""
+
 # What makes hyperparameters a DeepSpeed configuration: there is none without a batch size.
 _BATCH_SIZES = (TRAIN_BATCH, MICRO_BATCH)
 

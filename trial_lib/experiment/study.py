@@ -26,7 +26,7 @@ class TrialPaths:
 
     @property
     def training_spec(self) -> Path:
-        """What the ranks of a trial class were told (`TrainingSpec` as JSON)."""
+        """What the ranks of a trial class, or a script by the Core API, were told (`TrainingSpec` as JSON)."""
         return self.root / "training.json"
 
     @property
@@ -157,7 +157,7 @@ class StudyRecord(BaseModel):
     Attributes:
         study_id: unique on this and other machines.
         name: the experiment's name; studies of one experiment share it.
-        method: the search (`asha`, `binary`, `random`).
+        method: the search (`asha`, `binary`, `random`, `micro_batch`).
         metric: what is optimised.
         arguments: of the search and the flow, as JSON: a resumed study takes them from here.
         model_dir: the model directory, absolute.

@@ -21,12 +21,12 @@ from trial_lib.experiment.deepspeed_json import read_deepspeed_json, read_named_
 from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint, split_flag, with_config
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.explain import explain, one_error
-from trial_lib.experiment.overrides import inline_ds_config, overwrite_deepspeed_config
+from trial_lib.experiment.overrides import MICRO_BATCH, inline_ds_config, overwrite_deepspeed_config
 from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_yaml
 
 T = TypeVar("T")
 _COMMAND = "the command"
-_TELLING_KEYS = {"zero_optimization", "train_micro_batch_size_per_gpu"}
+_TELLING_KEYS = {"zero_optimization", MICRO_BATCH}
 _LONGEST_NAME = 200  # of a file; anything longer is the configuration itself
 
 

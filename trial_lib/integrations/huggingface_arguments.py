@@ -11,16 +11,15 @@ from typing import Any
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.overrides import (
-    ACCUMULATION,
-    MICRO_BATCH,
     OVERWRITES,
+    TRAINING_ARGUMENTS,
     DeepSpeedConfig,
     overwrite_deepspeed_config,
 )
 from trial_lib.experiment.training_spec import training_spec_of_this_rank
 
 _CONFIG_FLAG = "--deepspeed"
-_FLAGS = {MICRO_BATCH: "--per_device_train_batch_size", ACCUMULATION: "--gradient_accumulation_steps"}
+_FLAGS = {key: f"--{name}" for key, name in TRAINING_ARGUMENTS.items()}
 
 
 def get_hf_args_with_overwrites(args: Sequence[str], hparams: Mapping[str, Any]) -> list[str]:

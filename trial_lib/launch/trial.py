@@ -43,7 +43,7 @@ class TrialPlan:
         memory_limit: bytes that a CPU slot may use; None on a GPU.
         deadline_s: seconds it may take.
         paths: its files.
-        training_spec: what the ranks of a trial class are told; None where they run a script or a module.
+        training_spec: what the ranks of a trial class, or a script by the Core API, are told; None for nothing.
         protected_before: seconds since the epoch: the trial changes no file of the user's that is older, which is the
             start of its study. None: its own start.
     """

@@ -19,12 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, difference, overwrite_deepspeed_config
+from trial_lib.experiment.overrides import (
+    TRAINING_ARGUMENTS,
+    difference,
+    overwrite_deepspeed_config,
+)
 from trial_lib.measure.post_import import when_imported
 from trial_lib.measure.program_facts import ProgramFacts
-
-ARGUMENT_OF = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gradient_accumulation_steps"}
-"""The training arguments that set the batch keys."""
 
 # Training ends with the trial, and long before this many optimizer steps.
 _STEPS = 1_000_000
@@ -68,7 +69,7 @@ def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
 def _take_batch(ds_config: Mapping[str, Any], module: ModuleType) -> None:
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def check(arguments: Any) -> None:
-            for key, name in ARGUMENT_OF.items():
+            for key, name in TRAINING_ARGUMENTS.items():
                 if ds_config.get(key, "auto") != "auto":
                     setattr(arguments, name, ds_config[key])
             original(arguments)
@@ -133,7 +134,7 @@ def _check_in_a_trial(module: ModuleType) -> None:
 def _follow_in_arguments(facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path, module: ModuleType) -> None:
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def check(arguments: Any) -> None:
-            for key, name in ARGUMENT_OF.items():
+            for key, name in TRAINING_ARGUMENTS.items():
                 # Only the first time: copies of arguments have the candidate's values already.
                 facts.batch.setdefault(key, int(getattr(arguments, name)))
                 if key in overrides:
@@ -160,7 +161,7 @@ def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
         def parse(parser: Any, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
             if _are_of_the_command_line(args):
                 names = set(parser._option_string_actions)
-                for key, name in ARGUMENT_OF.items():
+                for key, name in TRAINING_ARGUMENTS.items():
                     flag = _spelling(name)
                     if flag in names:
                         facts.arg_mappings.setdefault(key, flag)

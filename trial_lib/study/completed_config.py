@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.experiment.overrides import MICRO_BATCH, TRAIN_BATCH, TRAINING_ARGUMENTS
 from trial_lib.experiment.result import ProgramProfile
 from trial_lib.study.answer import without_tuning_keys
-
-# What Hugging Face's training arguments call them.
-_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gradient_accumulation_steps"}
 
 
 def completed_config(base: Mapping[str, Any], program: ProgramProfile, typed: Mapping[str, int]) -> dict[str, Any]:
@@ -44,8 +41,9 @@ def contradiction(base: Mapping[str, Any], program: ProgramProfile, typed: Mappi
     for key, value in {**program.batch, **typed}.items():
         written = base.get(key, "auto")
         if written not in ("auto", value):
+            name = TRAINING_ARGUMENTS.get(key, key)
             return (
-                f"{key} is {written} in the DeepSpeed configuration, and {_ARGUMENTS.get(key, key)} is {value} in the "
-                f'training arguments: make them the same, or write "auto" in the configuration.'
+                f"{key} is {written} in the DeepSpeed configuration, and {name} is {value} in the training arguments: "
+                f'make them the same, or write "auto" in the configuration.'
             )
     return None

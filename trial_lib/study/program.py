@@ -11,12 +11,13 @@ from typing import Any
 from trial_lib.experiment.batch_places import batch_places
 from trial_lib.experiment.entrypoint import arguments_for, variables_for
 from trial_lib.experiment.environment import redact_text
+from trial_lib.experiment.launchers import TRIAL_CLASS_MODULE
 from trial_lib.experiment.training_spec import SPEC_VARIABLE
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program
 
-_TRIAL_CLASS_MODULE = "trial_lib.training"
+_TRIAL_CLASS_MODULE = TRIAL_CLASS_MODULE
 
 
 def program_of(

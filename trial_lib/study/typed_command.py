@@ -12,6 +12,7 @@ from typing import get_args
 
 import yaml
 
+from trial_lib.experiment.command_line import ASSIGNMENT
 from trial_lib.experiment.config import MAPPING_TARGET, BatchKey
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.errors import InputError
@@ -20,7 +21,6 @@ from trial_lib.launch.hardware import Host
 
 _WHERE = "the command"
 _PROGRAMS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _NEVER_FOLDED = 1_000_000_000  # columns: a line break within quotes would be a space
 
 
@@ -133,7 +133,7 @@ def _as_found(command: Sequence[str], folder: Path) -> list[str]:
     words = list(command)
     position = 0
     assigned: dict[str, str] = {}
-    while position < len(words) and (_ASSIGNMENT.match(words[position]) or words[position] == "env"):
+    while position < len(words) and (ASSIGNMENT.match(words[position]) or words[position] == "env"):
         name, _, value = words[position].partition("=")
         assigned[name] = value
         position += 1
