@@ -131,6 +131,7 @@ def test_a_killed_fork_server_costs_the_running_trial_nothing_and_is_started_ane
     assert own_launcher.notes == []
 
 
+@pytest.mark.long
 def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_launcher, tmp_path, monkeypatch):
     # Imported while priming; starts its thread only when it is told to.
     (tmp_path / "starts_a_thread.py").write_text(

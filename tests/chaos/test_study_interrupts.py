@@ -89,6 +89,7 @@ def test_two_interrupts_during_a_trial_end_the_command_at_once_and_the_study_can
     assert study.record["status"] == "completed"
 
 
+@pytest.mark.long
 def test_sigterm_during_a_trial_ends_it_in_good_order(zerotune: Zerotune) -> None:
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: studies_exist(zerotune) and trial_is_training(zerotune, 2), "trial 2")

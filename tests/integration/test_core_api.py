@@ -20,6 +20,7 @@ from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.stop_request import StopRequest
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
+from trial_lib.experiment.window import StepWindow
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
 
@@ -62,7 +63,9 @@ def test_a_program_of_the_core_api_is_measured_and_leaves_nothing_behind(trials:
 
 
 def test_only_the_time_inside_the_reporting_context_counts(trials: Any) -> None:
-    result = run_trial(trials, "works_between_steps.py", model_dir=PROGRAMS, accumulation=2)
+    result = run_trial(
+        trials, "works_between_steps.py", model_dir=PROGRAMS, accumulation=2, window=StepWindow(2, 4, max_steps=3)
+    )
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.metrics["latency"] < 0.2  # two contexts a step, and 0.4 s beside them
 

@@ -188,6 +188,7 @@ def test_a_trial_class_trains_to_its_length_and_tells_as_it_goes(
     assert record["best_checkpoint"] in artifacts["full-experiment"]
 
 
+@pytest.mark.long
 def test_a_script_that_keeps_crashing_fails_and_says_why(folder: Folder, home: Path, server: PrefectServer) -> None:
     folder.write_script("--crashes", "9", max_restarts=1)
     ended = run(folder, home, server, "--json")

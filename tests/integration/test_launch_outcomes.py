@@ -167,6 +167,7 @@ def test_a_program_that_prints_a_lot_is_not_held_up_and_loses_nothing(trials):
     assert len(log) > 9_000_000
 
 
+@pytest.mark.long
 def test_warm_and_cold_trials_end_alike(trials):
     def both(script, *arguments, **options):
         warm, cold = (trials.run(script, *arguments, launcher=name, **options) for name in ("warm", "cold"))

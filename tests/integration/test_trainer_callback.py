@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from test_core_api import ANY, run_trial
 from training_fixtures import Training, Trainings
 
@@ -43,6 +44,7 @@ def train(trainings: Trainings, *arguments: str, **spec: Any) -> Training:
     return trainings.run_script(ANY, SCRIPT, *options, hparams=hparams, metric="eval_loss", **spec)
 
 
+@pytest.mark.long
 def test_a_trainer_with_the_callback_is_measured(trials: Any, tmp_path: Path) -> None:
     model_dir = tmp_path / "model"
     shutil.copytree(ANY, model_dir, ignore=shutil.ignore_patterns("__pycache__"))

@@ -13,6 +13,8 @@ from flows.prefect_server import PrefectServer
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def at_random(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Zerotune:
@@ -113,7 +115,6 @@ def away(
     return zerotune, command, command.follow()
 
 
-@pytest.mark.long
 def test_mlflow_being_away_costs_no_study_and_is_said(
     away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -127,7 +128,6 @@ def test_mlflow_being_away_costs_no_study_and_is_said(
     assert ended_at - zerotune.study.record["ended_at"] < 45  # thirty for MLflow
 
 
-@pytest.mark.long
 def test_a_configured_prefect_server_is_used_and_stays(
     away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]], server: PrefectServer
 ) -> None:
@@ -138,7 +138,6 @@ def test_a_configured_prefect_server_is_used_and_stays(
     assert query(zerotune.prefect_database, "select state_type from flow_run where name = ?", name) == [("COMPLETED",)]
 
 
-@pytest.mark.long
 def test_a_smaller_latency_wins(away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]]) -> None:
     study = away[0].study
     completed = {number: result.metrics["latency"] for number, result in study.results.items() if result.metrics}
@@ -147,7 +146,6 @@ def test_a_smaller_latency_wins(away: tuple[Zerotune, Running, subprocess.Comple
     assert study.record["gain"] >= 1
 
 
-@pytest.mark.long
 def test_the_cold_launcher_needs_no_fork_server(
     away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]],
 ) -> None:
