@@ -2,9 +2,9 @@
 
 import pytest
 
-from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.study.answer import best_result, gain, without_tuning_keys
+from trial_lib.study.answer import best_result, gain, ignored_batch_reason, without_tuning_keys
 
 
 def trial(
@@ -61,3 +61,27 @@ def test_there_is_no_gain_over_a_configuration_that_did_not_complete_or_was_not_
 def test_sections_that_only_a_tuner_reads_are_left_out() -> None:
     config = {"autotuning": {"enabled": True}, "zero_optimization": {"stage": 1}}
     assert without_tuning_keys(config) == {"zero_optimization": {"stage": 1}}
+
+
+def ignoring(number: int, arrived: int) -> TrialResult:
+    """A trial that asked for more than the one batch size that the program knows."""
+    found = {"reason": f"batches of {arrived}", "micro_batch_arrived": arrived}
+    return trial(number, outcome=Outcome.INVALID).model_copy(update=found)
+
+
+SIZES = {0: Candidate(micro_batch_size=1), 1: Candidate(micro_batch_size=1), 2: Candidate(micro_batch_size=8)}
+
+
+def test_a_program_that_feeds_one_sample_whatever_is_asked_is_found_out_after_the_profile() -> None:
+    results = {0: trial(0, Purpose.PROFILE), 1: trial(1, Purpose.SUBMITTED), 2: ignoring(2, arrived=1)}
+    assert ignored_batch_reason(results, SIZES) == "batches of 1"
+
+
+def test_a_program_that_once_took_what_was_asked_ignores_nothing() -> None:
+    sizes = {**SIZES, 3: Candidate(micro_batch_size=4)}
+    assert ignored_batch_reason({2: ignoring(2, arrived=1), 3: trial(3)}, sizes) is None
+    assert ignored_batch_reason({0: trial(0, Purpose.PROFILE), 1: trial(1)}, SIZES) is None
+
+
+def test_a_data_set_that_is_too_small_for_a_size_ignores_nothing() -> None:
+    assert ignored_batch_reason({2: ignoring(2, arrived=5)}, SIZES) is None
