@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -75,6 +76,32 @@ class Candidate(BaseModel):
         return config_hash(self.complete(base))
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """Candidates that differ in the batch alone, for one process group to measure one after another.
+
+    The group ends before a size of which it foresees that it does not fit; each size that it measures is a trial.
+
+    Attributes:
+        candidates: in the ascending order of their micro-batch sizes; the first is known to fit.
+        bytes_per_sample: estimate of what one more sample in the micro-batch takes on a device, for the step from the
+            first size to the second; later ones follow from what was measured.
+        headroom: share of a slot's memory that is to stay free.
+    """
+
+    candidates: tuple[Candidate, ...]
+    bytes_per_sample: float
+    headroom: float
+
+
+class Withdrawal(str, Enum):
+    """Why a size of a sweep was not measured."""
+
+    MEMORY = "memory"
+    NOT_REPEATABLE = "not_repeatable"
+    ENDED = "ended"
+
+
 class Purpose(str, Enum):
     """Why a trial runs."""
 
@@ -82,7 +109,8 @@ class Purpose(str, Enum):
     SUBMITTED = "submitted"
     SEARCH = "search"
     CONFIRM = "confirm"
+    RECORD = "record"
 
     def label(self, candidate: Candidate) -> str:
-        """Returns what people call a trial: by its candidate in a search, else by its purpose."""
-        return candidate.label if self is Purpose.SEARCH else self.value
+        """Returns what people call a trial: by its purpose where the study decides on it, else by its candidate."""
+        return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else candidate.label

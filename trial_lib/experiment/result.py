@@ -71,12 +71,15 @@ class Memory(_Record):
         after_initialize: in use when `deepspeed.initialize` had returned.
         peak_reserved: the most that CUDA's caching allocator held; empty on a CPU.
         allocator_retries: how often CUDA's allocator had to free its cache and try again; empty on a CPU.
+        available: what the slot still had for the steps when `deepspeed.initialize` had returned; empty where a CPU
+            slot has no budget.
     """
 
     peak: list[int] = Field(default_factory=list)
     after_initialize: list[int] = Field(default_factory=list)
     peak_reserved: list[int] = Field(default_factory=list)
     allocator_retries: list[int] = Field(default_factory=list)
+    available: list[int] = Field(default_factory=list)
 
 
 class TrialResult(_Record):
@@ -91,6 +94,9 @@ class TrialResult(_Record):
         reason: one sentence that a person can act on; empty for a completed trial.
         metrics: by name; `measure` documents each. Empty unless steps were measured.
         step_times: seconds of each counted optimizer step, on the slowest rank.
+        losses: mean loss over micro-batches and ranks of each of the first optimizer steps, from step 1 on; empty where
+            the code shows none.
+        swept: whether the ranks had measured other micro-batch sizes before this one; else they were fresh.
         micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
         memory: peak and the like, by rank.
         profile: what a profile trial found out about the model and the device.
@@ -111,6 +117,8 @@ class TrialResult(_Record):
     reason: str = ""
     metrics: dict[str, float] = Field(default_factory=dict)
     step_times: list[float] = Field(default_factory=list)
+    losses: list[float] = Field(default_factory=list)
+    swept: bool = False
     micro_batch_arrived: int | None = None
     memory: Memory = Memory()
     profile: ModelProfile | None = None

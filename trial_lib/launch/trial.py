@@ -209,13 +209,9 @@ def _result(
         reason=reason,
         metrics=first.get("metrics", {}) if outcome is Outcome.COMPLETED else {},
         step_times=first.get("step_times", []),
+        losses=first.get("losses", []),
         micro_batch_arrived=first.get("micro_batch_arrived"),
-        memory=Memory(
-            **{
-                name: [record[name] for record in memory if name in record]
-                for name in ("peak", "after_initialize", "peak_reserved", "allocator_retries")
-            }
-        ),
+        memory=Memory(**{name: [record[name] for record in memory if name in record] for name in Memory.model_fields}),
         profile=None if profile is None or outcome is not Outcome.COMPLETED else ModelProfile(**profile),
         program=None if program is None or outcome is not Outcome.COMPLETED else ProgramProfile(**program),
         phases=phases,

@@ -152,6 +152,7 @@ class EngineWatch:
         first_micro_batch: samples in the first training micro-batch; None until one came.
         tokens_per_sample: tokens in one sample, where the inputs show them.
         loss: the last loss given to `backward`, unscaled, still on its device.
+        micro_batch_losses: those since `take_loss`.
         has_trained: whether a training micro-batch has come.
     """
 
@@ -163,6 +164,7 @@ class EngineWatch:
         self.first_micro_batch: int | None = None
         self.tokens_per_sample: int | None = None
         self.loss: torch.Tensor | None = None
+        self.micro_batch_losses: list[torch.Tensor] = []
         self.has_trained = False
         self._asked = asked_micro_batch
         self._observer = observer
@@ -194,7 +196,7 @@ class EngineWatch:
 
         def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self._is_open = False
-            self.loss = loss.detach()
+            self.loss_arrived(loss)
             return self.model.backward(backward, loss, *args, **kwargs)
 
         def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +204,7 @@ class EngineWatch:
             if not self._is_open or self._is_elsewhere:
                 return tensor_backward(loss, *args, **kwargs)
             self._is_open = False
-            self.loss = loss.detach()
+            self.loss_arrived(loss)
             return self.model.backward(timed_tensor_backward, loss, *args, **kwargs)
 
         def watched_step(*args: Any, **kwargs: Any) -> Any:
@@ -260,6 +262,18 @@ class EngineWatch:
             self.first_micro_batch = arrived
             self.tokens_per_sample = tokens_per_sample(inputs)
 
+    def loss_arrived(self, loss: torch.Tensor) -> None:
+        """Notes the loss of one micro-batch; of a pipeline, that of an optimizer step."""
+        self.loss = loss.detach()
+        self.micro_batch_losses.append(self.loss)
+
+    def take_loss(self) -> torch.Tensor | None:
+        """Returns the mean of the losses since the last call, still on its device; None if there was none."""
+        losses, self.micro_batch_losses = self.micro_batch_losses, []
+        if not losses:
+            return None
+        return torch.stack([loss.float().mean() for loss in losses]).mean()
+
     def take_samples(self) -> int:
         """Returns the samples that arrived at this rank since the last call."""
         samples, self.samples = self.samples, 0
@@ -311,7 +325,9 @@ class PipelineWatch(EngineWatch):
         def watched_train_batch(*args: Any, **kwargs: Any) -> Any:
             self.has_trained = True
             loss = engine_train_batch(*args, **kwargs)
-            self.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
+            self.loss = None
+            if isinstance(loss, torch.Tensor):
+                self.loss_arrived(loss)
             self._observer.optimizer_step_ended(bool(engine.was_step_applied()))
             return loss
 

@@ -37,6 +37,19 @@ def used_bytes() -> int:
     return _status_bytes("VmRSS")
 
 
+def available_bytes() -> int | None:
+    """Returns the bytes that this process may still take: of its device on CUDA, of its slot's budget on a CPU.
+
+    None where a CPU slot has no budget.
+    """
+    if torch.cuda.is_initialized():
+        free, _ = torch.cuda.mem_get_info()
+        # What the caching allocator holds and nobody uses is as good as free.
+        return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+    budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if budget == resource.RLIM_INFINITY else budget - _status_bytes("VmData")
+
+
 def peak_bytes() -> int:
     """Returns the most bytes that were in use at any moment: allocated on CUDA, VmHWM on a CPU.
 

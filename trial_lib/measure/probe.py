@@ -32,6 +32,8 @@ current: "Probe | None" = None
 _MOST_SKIPPED_IN_A_ROW = 100
 # A program may warm something up by plain torch before it has an engine, but not for as long.
 _MOST_PLAIN_STEPS = 100
+# Enough to see whether two configurations train alike.
+_MOST_STEP_LOSSES = 16
 _NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
 
 
@@ -87,7 +89,8 @@ class Probe:
         self._counted: list[dict[str, float]] = []
         self._slowest: list[float] = []
         self._losses: list[torch.Tensor] = []
-        self._after_initialize = 0
+        self._memory_after_initialize: dict[str, int] = {}
+        self._step_losses: list[torch.Tensor] = []
         self._memory_budget: int | None = None
         self._phase_started = time.time()
         self._started: tuple[float, ...] = (0.0, 0.0)
@@ -135,7 +138,11 @@ class Probe:
             return
         self._plain_hook.remove()
         self._end_phase("initialize")
-        self._after_initialize = memory.used_bytes()
+        available = memory.available_bytes()
+        self._memory_after_initialize = {
+            "after_initialize": memory.used_bytes(),
+            **({} if available is None else {"available": available}),
+        }
         self._watch_engine(engine)
         self._tell_engine_built()
 
@@ -204,7 +211,9 @@ class Probe:
         self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
         if not applied:
             self._end_if_it_never_trains()
-        parts, samples = watch.parts.take(), watch.take_samples()
+        parts, samples, loss = watch.parts.take(), watch.take_samples(), watch.take_loss()
+        if loss is not None and len(self._step_losses) < _MOST_STEP_LOSSES:
+            self._step_losses.append(loss)
         if applied and self._steps_seen >= self._settings.window.start_step:
             self._counted.append({"latency": seconds, "cpu": cpu_seconds, "samples": float(samples), **parts})
             if watch.loss is not None:
@@ -261,6 +270,16 @@ class Probe:
 
     def _on_slowest_rank(self, values: list[float]) -> list[float]:
         return self._reduce(values, torch.distributed.ReduceOp.MAX)
+
+    def _mean_losses(self) -> list[float]:
+        """Returns the mean loss over all ranks of each of the first optimizer steps."""
+        own = [float(loss) for loss in self._step_losses]
+        missing = [0.0] * (_MOST_STEP_LOSSES - len(own))
+        # Of one length on every rank, whatever each has seen.
+        summed = self._reduce([*own, *missing, *(1.0 for _ in own), *missing], torch.distributed.ReduceOp.SUM)
+        totals, ranks = summed[:_MOST_STEP_LOSSES], summed[_MOST_STEP_LOSSES:]
+        means = [total / count for total, count in zip(totals, ranks, strict=True) if count]
+        return means if all(map(math.isfinite, means)) else []
 
     def _measurement(self) -> dict[str, Any]:
         """Returns the metrics; every rank takes part, for some are sums and maxima over all of them."""
@@ -319,10 +338,11 @@ class Probe:
             "reason": "" if finite else _NOT_FINITE,
             "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
             "step_times": self._slowest,
+            "losses": self._mean_losses(),
             "micro_batch_arrived": watch.first_micro_batch,
             "memory": {
                 "peak": memory.peak_bytes(),
-                "after_initialize": self._after_initialize,
+                **self._memory_after_initialize,
                 **memory.allocator_figures(),
             },
             "phases": self._phases,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
-from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.candidate import Candidate, Sweep, Withdrawal
 from trial_lib.experiment.knobs import SearchSpace, ZeroStage
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION
@@ -55,12 +55,18 @@ class SearchProblem:
         profile: what the profile trial found out.
         base_config: the user's DeepSpeed configuration, for its precision and gradient accumulation.
         slots: devices a trial takes.
+        device: `cuda` or `cpu`.
+        train_batch_size: samples of an optimizer step that every candidate has to have; None leaves them free.
+        can_sweep: whether one process group can measure several micro-batch sizes of the program.
     """
 
     space: SearchSpace
     profile: ModelProfile
     base_config: Mapping[str, Any]
     slots: int
+    device: str = "cuda"
+    train_batch_size: int | None = None
+    can_sweep: bool = False
 
 
 class Search(ABC):
@@ -88,15 +94,21 @@ class Search(ABC):
         self._best: tuple[Candidate, TrialResult] | None = None
 
     @abstractmethod
-    def ask(self) -> Candidate | None:
-        """Returns the candidate to run next; None when `finished`, or until something in flight is told."""
+    def ask(self) -> Candidate | Sweep | None:
+        """Returns what to run next; None when `finished`, or until something in flight is told.
+
+        Each candidate of a sweep is in flight until it is told or withdrawn.
+        """
 
     @abstractmethod
-    def apply(self, candidate: Candidate) -> None:
-        """Takes an ask from a record instead of asking: afterwards the search is as if it had proposed the candidate.
+    def apply(self, asked: Any) -> None:
+        """Takes an ask from a record instead of asking: afterwards the search is as if it had proposed it.
 
         That is what `ask` would have proposed, unless the record is of another version or other settings. Then too it
         is taken as recorded.
+
+        Args:
+            asked: a candidate, or a sweep where the method asks for such.
         """
 
     @abstractmethod
@@ -106,6 +118,14 @@ class Search(ABC):
         Raises:
             KeyError: the candidate is not in flight.
         """
+
+    def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
+        """Takes in that a size of a sweep was not measured.
+
+        Raises:
+            KeyError: the candidate is not in flight.
+        """
+        raise NotImplementedError("this method asks for no sweeps")
 
     @property
     @abstractmethod

@@ -9,11 +9,10 @@ from typing import Literal
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, config_hash
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
-from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
@@ -23,10 +22,9 @@ from trial_lib.search.create import create_search
 from trial_lib.study.answer import best_result, ignored_batch_reason, without_tuning_keys, write_answer
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.completed_config import completed_config, contradiction
-from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.history import Asked, History, Stopped, Told
-from trial_lib.study.program import CommandChanges, batch_in_command, environment_of, program_of
-from trial_lib.study.training_spec import trial_spec
+from trial_lib.study.plans import TrialPlans
+from trial_lib.study.program import CommandChanges, batch_in_command, environment_of
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
@@ -69,7 +67,6 @@ class StudyDriver:
         log: logging.Logger,
     ) -> None:
         self.study_id = study_id
-        self._opened_at = opened_at
         self.experiment = experiment
         self.base_config = without_tuning_keys(experiment.ds_config)
         self.arg_mappings: dict[str, str] = {str(key): target for key, target in experiment.config.arg_mappings.items()}
@@ -87,6 +84,7 @@ class StudyDriver:
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
         self.environment = environment_of(experiment, arguments.include)
         self._changes = CommandChanges(experiment, self.environment, log)
+        self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
         self._lock_dir = lock_dir
         self._history = History(paths.history)
         self._purposes: dict[int, Purpose] = {}
@@ -151,6 +149,7 @@ class StudyDriver:
                 asked = search.ask()
                 if asked is None:
                     break
+                assert isinstance(asked, Candidate)
                 number, candidate = max(*self.candidates, SUBMITTED_NUMBER) + 1, asked
                 self._history.append(Asked(number, Purpose.SEARCH, candidate))
                 self._remember(number, Purpose.SEARCH, candidate)
@@ -160,6 +159,11 @@ class StudyDriver:
             else:
                 self._tell_known(number, self.results[known])
         return plans
+
+    def plan_again(self, purpose: Purpose, candidate: Candidate) -> TrialPlan:
+        """Returns another trial of a candidate, whether or not it has run before: to confirm it, or to record it."""
+        number = max(*self.candidates, SUBMITTED_NUMBER) + 1
+        return self._decide(number, purpose, candidate)
 
     def _tell_known(self, number: int, result: TrialResult) -> None:
         """Tells the search what is known already: the same configuration is never run twice."""
@@ -267,6 +271,11 @@ class StudyDriver:
         """How the profile trial ended, if it has."""
         return self.results.get(PROFILE_NUMBER)
 
+    @property
+    def memory_limit(self) -> int | None:
+        """The budget of a CPU slot, in bytes; None on a GPU."""
+        return self._plans.memory_limit
+
     def had_engine(self, result: TrialResult) -> bool:
         """Returns whether every rank of a trial had come to a DeepSpeed engine."""
         paths, slots = self.paths.trial(result.number), self.experiment.config.resources.slots_per_trial
@@ -279,7 +288,7 @@ class StudyDriver:
     @property
     def searched(self) -> int:
         """Trials of the search that have ended, the profile trial among them."""
-        return sum(self._purposes[number] is not Purpose.SUBMITTED for number in self.results)
+        return sum(self._purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in self.results)
 
     @property
     def has_searched(self) -> bool:
@@ -358,39 +367,6 @@ class StudyDriver:
             self._remember(number, purpose, candidate)
         return self._plan(number, purpose, candidate)
 
-    # -- plans ---------------------------------------------------------------------------------------------------
-
     def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
-        arguments = self.arguments
-        if purpose is Purpose.PROFILE:
-            window = StepWindow(start_step=1, end_step=1, max_steps=1)
-            deadline = PROFILE_DEADLINE_S
-        else:
-            window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
-            deadline = deadline_s(self._profile, self.candidates[PROFILE_NUMBER], candidate, window)
-        paths = self.paths.trial(number)
-        config = candidate.complete(self.base_config)
-        return TrialPlan(
-            trial_id=f"{self.study_id}-{number:04d}",
-            number=number,
-            purpose=purpose,
-            candidate=candidate,
-            ds_config=config,
-            config_hash=config_hash(config),
-            program=program_of(
-                self.experiment, self.environment, paths.ds_config, config, paths.training_spec, self.arg_mappings
-            ),
-            window=window,
-            memory_limit=self._memory_limit(),
-            deadline_s=deadline,
-            paths=paths,
-            training_spec=trial_spec(self.experiment, config, paths),
-            protected_before=self._opened_at,
-        )
-
-    def _memory_limit(self) -> int | None:
-        """Returns the budget of a CPU slot; a GPU has its own memory."""
-        if self.host.device != "cpu":
-            return None
-        asked = self.experiment.config.resources.memory_per_slot
-        return self.host.memory_per_slot if asked is None else int(asked)
+        profiled = None if purpose is Purpose.PROFILE else (self._profile, self.candidates[PROFILE_NUMBER])
+        return self._plans.plan(number, purpose, candidate, self.base_config, self.arg_mappings, profiled)

@@ -1,0 +1,78 @@
+"""Recording a table: every candidate of a grid is measured, one after another, with nothing else beside them."""
+
+import platform
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.table import RecordedTable, TableHead, TableRow, append_line, key_of, read_table
+from trial_lib.study.driver import StudyDriver
+
+
+def record_table(
+    driver: StudyDriver,
+    candidates: Sequence[Candidate],
+    repeats: int,
+    output: Path,
+    max_seconds: float = 1.0,
+    tell: Callable[[int, int, Candidate, TrialResult], None] = lambda done, total, candidate, result: None,
+) -> RecordedTable:
+    """Measures every candidate and writes one line for each trial, so that an interrupted recording goes on.
+
+    The repeats of a candidate are apart in time, and each pass has an order of its own: what drifts on the machine
+    falls on all alike. A candidate that does not complete is not repeated.
+
+    Args:
+        driver: of a study whose profile trial has completed.
+        candidates: the grid.
+        repeats: measurements of each.
+        output: the table's file; where it exists, what it has is not measured again.
+        max_seconds: counted seconds after which a measurement ends, if not before.
+        tell: called after each trial, with how many are done and how many there are.
+    """
+    assert driver.profile is not None
+    assert driver.profile.profile is not None
+    if not output.exists():
+        append_line(output, _head(driver))
+    table = read_table(output)
+    total = len(candidates) * repeats
+    for repeat in range(repeats):
+        order = list(candidates)
+        random.Random(repeat).shuffle(order)
+        for position, candidate in enumerate(order):
+            known = table.rows.setdefault(key_of(candidate), [])
+            if len(known) > repeat or (known and known[-1].outcome is not Outcome.COMPLETED):
+                continue
+            plan = driver.plan_again(Purpose.RECORD, candidate)
+            result = driver.run(replace(plan, window=replace(plan.window, max_seconds=max_seconds)))
+            driver.next_result(timeout_s=0.0)
+            if result.outcome is Outcome.CANCELLED:
+                return table
+            row = TableRow.of(candidate, repeat, result)
+            append_line(output, row)
+            known.append(row)
+            tell(repeat * len(order) + position + 1, total, candidate, result)
+    return table
+
+
+def _head(driver: StudyDriver) -> TableHead:
+    profile, experiment = driver.profile, driver.experiment
+    assert profile is not None
+    assert profile.profile is not None
+    return TableHead(
+        name=experiment.name,
+        entrypoint=[*experiment.entrypoint.arguments],
+        base_config=driver.base_config,
+        slots=experiment.config.resources.slots_per_trial,
+        device=driver.host.device,
+        memory_limit=driver.memory_limit,
+        profile=profile.profile,
+        machine={
+            "processor": platform.processor() or platform.machine(),
+            "slots": str(len(driver.host.slots)),
+            **profile.versions,
+        },
+    )
