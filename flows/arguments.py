@@ -25,8 +25,8 @@ _MAP: _Decorator = click.option(
 )
 _METHOD: _Decorator = click.option(
     "--method",
-    type=click.Choice(["asha", "binary", "random"]),
-    default="asha",
+    type=click.Choice(["adaptive", "asha", "binary", "random"]),
+    default="adaptive",
     show_default=True,
     help="The search, with its settings' defaults; `zerotune METHOD --help` shows them.",
 )
@@ -43,6 +43,9 @@ _MAX_SLOTS: _Decorator = click.option(
 )
 _MAX_MICRO_BATCH: _Decorator = click.option(
     "--max-micro-batch", type=int, help="The largest micro-batch size to try, in samples.  [default: what fits]"
+)
+_MAX_MINUTES: _Decorator = click.option(
+    "--max-minutes", type=float, help="Minutes after which the search starts no further trial.  [default: no limit]"
 )
 _START: _Decorator = click.option(
     "--start-profile-step",
@@ -68,15 +71,24 @@ _LAUNCHER: _Decorator = click.option(
 _JSON: _Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."
 )
+_INCLUDE: _Decorator = click.option(
+    "-i",
+    "--include",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
+)
+_ZERO_STAGES: _Decorator = click.option(
+    "-z",
+    "--zero-stages",
+    multiple=True,
+    type=click.IntRange(0, 3),
+    help="ZeRO stages to search: -z 1 2 3  [default: 0 1 2 3; asha, binary and random: 1 2 3]",
+)
 _OPTIONS: list[_Decorator] = [
-    click.option(
-        "-i",
-        "--include",
-        multiple=True,
-        type=click.Path(path_type=Path),
-        help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
-    ),
+    _INCLUDE,
     _MAX_TRIALS,
+    _MAX_MINUTES,
     _MAX_SLOTS,
     _MAX_MICRO_BATCH,
     click.option(
@@ -102,15 +114,7 @@ _OPTIONS: list[_Decorator] = [
         is_flag=True,
         help="Afterwards, train at full length with the winning configuration.",
     ),
-    click.option(
-        "-z",
-        "--zero-stages",
-        multiple=True,
-        type=click.IntRange(0, 3),
-        default=(1, 2, 3),
-        show_default="1 2 3",
-        help="ZeRO stages to search: -z 1 2 3",
-    ),
+    _ZERO_STAGES,
     _START,
     _END,
     click.option("-r", "--random-seed", type=int, default=42, show_default=True, help="Of the search."),
@@ -125,7 +129,33 @@ _OPTIONS: list[_Decorator] = [
     _JSON,
 ]
 
-TUNE_OPTIONS: list[_Decorator] = [_METHOD, _MAP, *_OPTIONS]
+_BATCH_POLICY: list[_Decorator] = [
+    click.option(
+        "--train-batch-size",
+        type=int,
+        help="Samples of an optimizer step that every configuration has to have.  [default: your configuration's]",
+    ),
+    click.option(
+        "--free-batch",
+        is_flag=True,
+        help="Let the search choose the samples of an optimizer step: the training changes with them.",
+    ),
+    click.option(
+        "--divisible-by",
+        type=int,
+        default=1,
+        show_default=True,
+        help="Try micro-batch sizes only that are multiples of this.",
+    ),
+    click.option(
+        "--memory-headroom",
+        type=float,
+        default=0.05,
+        show_default=True,
+        help="Share of a slot's memory to leave free.",
+    ),
+]
+TUNE_OPTIONS: list[_Decorator] = [_METHOD, _MAP, *_OPTIONS, *_BATCH_POLICY]
 MICRO_BATCH_OPTIONS: list[_Decorator] = [
     _MAP,
     _MAX_TRIALS,
@@ -146,6 +176,7 @@ _SEARCH_RANGE_FACTOR: _Decorator = click.option(
 )
 
 METHOD_OPTIONS: dict[str, list[_Decorator]] = {
+    "adaptive": _BATCH_POLICY,
     "asha": [
         click.option("--max-rungs", type=int, default=5, show_default=True, help="Rungs a configuration can climb."),
         click.option(
@@ -201,6 +232,29 @@ def with_options(command: Callable[..., None], options: list[_Decorator]) -> Cal
     return command
 
 
+RECORD_OPTIONS: list[_Decorator] = [
+    *_EXPERIMENT,
+    click.option(
+        "-o", "--output", required=True, type=click.Path(path_type=Path), help="The table's file, JSON lines."
+    ),
+    click.option(
+        "-b",
+        "--micro-batch-sizes",
+        required=True,
+        multiple=True,
+        type=click.IntRange(min=1),
+        help="Micro-batch sizes to measure, in samples: -b 1 2 4 8",
+    ),
+    click.option(
+        "--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="Measurements of each candidate."
+    ),
+    _ZERO_STAGES,
+    _INCLUDE,
+    _START,
+    _END,
+    _LAUNCHER,
+]
+
 TYPED_COMMANDS = ("tune", "micro-batch")
 """The commands that are given a command to tune, behind `--`."""
 
@@ -229,6 +283,8 @@ def cut_off_command(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
 _LISTS: dict[str, Callable[[str], bool]] = {
     "-z": str.isdigit,
     "--zero-stages": str.isdigit,
+    "-b": str.isdigit,
+    "--micro-batch-sizes": str.isdigit,
     "-i": lambda word: not word.startswith("-"),
     "--include": lambda word: not word.startswith("-"),
 }

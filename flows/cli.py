@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from flows.arguments import (
     MICRO_BATCH_OPTIONS,
+    RECORD_OPTIONS,
     TUNE_OPTIONS,
     cut_off_command,
     method_options,
@@ -46,6 +47,9 @@ def _method_command(method: str, help_text: str) -> None:
     cli.command(method)(with_options(command, method_options(method)))
 
 
+_method_command(
+    "adaptive", "Races configurations at sizes that fit, tunes the best ones further, and stops when little is to gain."
+)
 _method_command("asha", "Searches random configurations' micro-batch sizes, giving more trials to those that do well.")
 _method_command("binary", "Searches the micro-batch size of random configurations by bisection.")
 _method_command("random", "Searches random configurations, and stops early those that cannot win.")
@@ -125,6 +129,53 @@ def train(resume: bool, as_json: bool, **options: Any) -> None:
     _run(command)
 
 
+@cli.command()
+@click.argument("config_path", type=click.Path(path_type=Path))
+@click.argument("model_dir", type=click.Path(path_type=Path))
+@click.option(
+    "-i",
+    "--include",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
+)
+@click.option("--max-micro-batch", type=int, help="The largest micro-batch size of interest, in samples.")
+@click.option(
+    "--memory-headroom", type=float, default=0.05, show_default=True, help="Share of a slot's memory to leave free."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the table as one JSON document on standard output.")
+def estimate(**options: Any) -> None:
+    """Shows what each ZeRO stage would need, and its largest micro-batch: the experiment in CONFIG_PATH.
+
+    The code is in MODEL_DIR. Earlier studies of the experiment in this folder are used; else one profile trial is run.
+    """
+
+    def command() -> int:
+        from flows.estimate_command import estimate_command
+
+        return estimate_command(**options)
+
+    _run(command)
+
+
+def _record(output: Path, micro_batch_sizes: tuple[int, ...], repeats: int, **options: Any) -> None:
+    """Measures every configuration of the experiment's search space, for searches to be replayed on.
+
+    The experiment in CONFIG_PATH, with the code in MODEL_DIR; `search_space` in CONFIG_PATH says what is varied.
+    """
+
+    def command() -> int:
+        from flows.record_command import record_command
+
+        arguments = _checked("record", "adaptive", {}, options)
+        return record_command(arguments, sorted(set(micro_batch_sizes)), repeats, output)
+
+    _run(command)
+
+
+cli.command("record")(with_options(_record, RECORD_OPTIONS))
+
+
 def _tune(method: str, options: dict[str, Any]) -> None:
     as_json = options.pop("as_json")
     own = {name: options.pop(name) for name in list(options) if name not in StudyArguments.model_fields}
@@ -166,6 +217,8 @@ def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str
     """Returns the arguments, the method's own settings included, or an error that names the flag."""
     from trial_lib.search.create import SETTINGS
 
+    if not options.get("zero_stages"):
+        options = {name: value for name, value in options.items() if name != "zero_stages"}
     try:
         SETTINGS[method](**settings)
         return StudyArguments(method=method, settings=settings, **options)

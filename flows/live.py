@@ -16,7 +16,7 @@ from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.report.leaderboard import Row, leaderboard
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.history import Asked, Told, read_history
+from trial_lib.study.history import Asked, AskedSweep, Told, Withdrawn, read_history
 
 _REFRESH_S = 0.5
 _ROWS = 8
@@ -87,12 +87,18 @@ class LiveView:
             if isinstance(event, Asked):
                 self._candidates[event.number] = event.candidate
                 self._purposes[event.number] = event.purpose
+            elif isinstance(event, AskedSweep):
+                for number, candidate in event.numbered:
+                    self._candidates[number] = candidate
+                    self._purposes[number] = Purpose.SEARCH
+            elif isinstance(event, Withdrawn):
+                self._candidates.pop(event.number, None)
             elif isinstance(event, Told):
                 self._results[event.number] = event.result
 
     def _ended(self) -> int:
         """Returns the trials of the budget that have ended."""
-        return sum(self._purposes[number] is not Purpose.SUBMITTED for number in self._results)
+        return sum(self._purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in self._results)
 
     def _print_new(self) -> None:
         metric = self._arguments.metric
@@ -137,12 +143,15 @@ class LiveView:
     def _table(self, rows: list[Row]) -> Table:
         metric = SEARCH_METRICS[self._arguments.metric]
         table = Table(box=None, pad_edge=False)
-        for column in ("", "trial", "candidate", f"{metric.name} ({metric.unit})", "samples/s", "peak MiB", "outcome"):
-            table.add_column(column, justify="left" if column in ("", "candidate", "outcome") else "right")
+        for column in ("", "trial", "candidate", f"{metric.name} ({metric.unit})", "samples/s", "peak MiB"):
+            table.add_column(column, justify="left" if column in ("", "candidate") else "right")
+        table.add_column("measured")
+        table.add_column("outcome")
         for place, row in enumerate(rows[:_ROWS]):
             shown = row.for_people()
             cells = [shown["trial"], shown["candidate"], shown[metric.name], shown["samples/s"], shown["peak MiB"]]
-            table.add_row("best" if place == 0 and row.value is not None else "", *cells, shown["outcome"])
+            mark = "best" if place == 0 and row.value is not None else ""
+            table.add_row(mark, *cells, shown["measured"], shown["outcome"])
         if len(rows) > _ROWS:
             table.caption = f"and {len(rows) - _ROWS} more"
         return table

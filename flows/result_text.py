@@ -11,6 +11,7 @@ from trial_lib.experiment.environment import redact
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.report.leaderboard import Row, leaderboard
+from trial_lib.study.confirming import Answer, answer_of
 from trial_lib.study.open_full_experiment import read_full_experiment
 from trial_lib.study.open_study import OpenStudy
 
@@ -22,6 +23,8 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
     driver, record = study.driver, study.record
     rows = leaderboard(driver.results, driver.candidates, record.metric)
     found = record.status is StudyStatus.COMPLETED
+    answer = answer_of(driver) if found else None
+    best = next((row for row in rows if answer is not None and row.trial == answer.best.number), None)
     largest = _largest(rows) if found and record.method == "micro_batch" else None
     full_experiment = read_full_experiment(study)
     return {
@@ -31,7 +34,9 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "reason": record.reason,
         "metric": record.metric,
         "gain": record.gain,
-        "best": rows[0].model_dump(mode="json") if found else None,
+        "gain_interval": record.gain_interval,
+        "confirmation": answer.finding.document() if answer is not None and answer.finding is not None else None,
+        "best": None if answer is None or best is None else {**best.model_dump(mode="json"), **_promise(answer, best)},
         "largest": largest.model_dump(mode="json") if largest else None,
         "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
         "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
@@ -66,7 +71,10 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     else:
         say(f"Largest micro-batch: {_size(largest)}. {_why_not_larger(document['trials'], largest)}")
         say(f"Fastest micro-batch: {_size(best)}.")
-    if best["purpose"] == Purpose.SUBMITTED.value:
+    if document["confirmation"] is not None:
+        for line in (document["confirmation"]["sentence"], *document["confirmation"]["notes"]):
+            say(line)
+    elif best["purpose"] == Purpose.SUBMITTED.value:
         say("No configuration was faster than yours.")
     elif study.driver.submitted is None:
         say("Your own configuration was not measured (its batch is for your code to decide), so there is no gain.")
@@ -86,6 +94,12 @@ def tell_failed_training(study: OpenStudy) -> None:
     click.echo(f"The full experiment failed. {study.driver.full_experiment_failure}", err=True)
     click.echo(f"Its files:     {study.paths.full_experiment.root}", err=True)
     click.echo(f"When that is mended, go on with: {interrupts.resume_command}", err=True)
+
+
+def _promise(answer: Answer, best: Row) -> dict[str, float | None]:
+    """Returns what the winner's row says of training: the medians of its confirming trials, where it has such."""
+    metrics = answer.best.metrics
+    return {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
 
 
 def _largest(rows: list[Row]) -> Row | None:

@@ -1,4 +1,4 @@
-"""The tuning flow: profile, the submitted configuration, search, report."""
+"""The tuning flow: profile, the submitted configuration, search, confirm, report."""
 
 from pathlib import Path
 from typing import Any
@@ -8,21 +8,24 @@ from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.experiment import experiment
+from tasks.confirm import tell_finding
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
 from tasks.trial import TrialFuture, submit
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.launch.trial import TrialPlan, unstarted
+from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.confirming import answer_of, next_confirming_plan, no_answer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.open_full_experiment import full_experiment_of
 from trial_lib.study.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.profile_report import profile_failure
+from trial_lib.study.runner import Ended, Work
 
-Running = dict[int, tuple[TrialPlan, TrialFuture]]
-"""The trials that run, by their numbers."""
+Running = list[tuple[Work, TrialFuture]]
+"""The work that runs, with its task runs."""
 
 
 @flow(name="tune", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
@@ -89,10 +92,13 @@ def run_study(study: OpenStudy) -> str | None:
         if submitted is not None:
             run_alone(study, submitted)
         search(study)
-    best = driver.best
-    if best is None or driver.ignored_batch is not None:
-        return driver.ignored_batch or "No trial completed."
-    report(driver, best, study.tracker.run_url)
+    if driver.ignored_batch is not None:
+        return driver.ignored_batch
+    confirm(study)
+    answer = answer_of(driver)
+    if answer is None:
+        return no_answer(driver)
+    report(driver, answer, study.tracker.run_url)
     if driver.arguments.run_full_experiment:
         train_with_winner(study)
     return None
@@ -117,49 +123,60 @@ def train_with_winner(study: OpenStudy) -> None:
 
 def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
     """Runs one trial while no other does."""
-    running = {plan.number: (plan, submit(study.driver, plan))}
-    result = next_result(study.driver, running)
+    work = Work((plan,))
+    running = [(work, submit(study.driver, work))]
+    result = next_ended(study.driver, running)
+    assert isinstance(result, TrialResult)
     take_in(study, result)
     return result
 
 
 def search(study: OpenStudy) -> None:
-    """Runs the search to its end, up to `concurrency` trials at once."""
+    """Runs the search to its end, up to `concurrency` process groups at once."""
     driver = study.driver
     progress = Progress(driver)
-    running: Running = {}
+    running: Running = []
     while True:
-        for plan in driver.next_plans(driver.concurrency - len(running)):
-            running[plan.number] = (plan, submit(driver, plan))
+        for work in driver.next_work(driver.concurrency - len(running)):
+            running.append((work, submit(driver, work)))
         progress.update()
         if not running:
             break
-        take_in(study, next_result(driver, running))
-    driver.stop("the search has ended")
+        take_in(study, next_ended(driver, running))
+    driver.stop("its minutes are over" if driver.minutes_are_over else "the search has ended")
 
 
-def next_result(driver: StudyDriver, running: Running) -> TrialResult:
-    """Waits for one of the running trials to end, and takes it out of them."""
+def confirm(study: OpenStudy) -> None:
+    """Measures the best few and the user's own configuration again, one at a time, until they have parted."""
+    driver = study.driver
+    while (plan := next_confirming_plan(driver)) is not None:
+        run_alone(study, plan)
+    tell_finding(driver)
+
+
+def next_ended(driver: StudyDriver, running: Running) -> Ended:
+    """Waits for a trial of the running work to end; work whose last one it was is taken out."""
     while True:
-        result = driver.next_result(timeout_s=0.5)
-        if result is None:
-            result = next(
-                (lost for plan, future in running.values() if (lost := lost_trial(driver, plan, future))), None
-            )
-        if result is not None:
-            _, future = running.pop(result.number)
+        end = driver.next_ended(timeout_s=0.5)
+        if end is not None:
+            leave(running, end.number)
+            return end
+        for work, future in running:
+            # Prefect's own failure costs that work, and nothing else.
+            if future.wrapped_future.done():
+                driver.lose(work, f"Its task run ended: {future.state}")
+
+
+def leave(running: Running, number: int) -> None:
+    """Takes work out whose last trial has ended with this number; its task run is waited for."""
+    for work, future in running:
+        if number == work.numbers[-1]:
             future.wait()
-            return result
+            running.remove((work, future))
+            return
 
 
-def lost_trial(driver: StudyDriver, plan: TrialPlan, future: TrialFuture) -> TrialResult | None:
-    """Returns the result of a trial whose task run ended without running it: Prefect's failure costs that trial."""
-    if not future.wrapped_future.done():
-        return None
-    return driver.next_result(timeout_s=0.0) or unstarted(plan, Outcome.CRASHED, f"Its task run ended: {future.state}")
-
-
-def take_in(study: OpenStudy, result: TrialResult) -> None:
+def take_in(study: OpenStudy, end: Ended) -> None:
     """Remembers how a trial ended, and sends it on."""
-    study.driver.tell(result)
+    study.driver.tell(end)
     study.tracker.notify()

@@ -7,19 +7,19 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.telling import told_if_possible
-from trial_lib.experiment.result import TrialResult
-from trial_lib.study.answer import gain, winning_config
+from trial_lib.study.answer import winning_config
+from trial_lib.study.confirming import Answer
 from trial_lib.study.driver import StudyDriver
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
-def report(driver: StudyDriver, best: TrialResult, tracking_url: str) -> None:
+def report(driver: StudyDriver, answer: Answer, tracking_url: str) -> None:
     """Writes the best configuration, its metrics and its command, and shows them in Prefect with a link to MLflow."""
+    best, finding = answer.best, answer.finding
     candidate = driver.candidates[best.number]
     metric = driver.arguments.metric
-    driver.write_answer(best)
-    factor = gain(best, driver.submitted, metric)
-    said = "" if factor is None else f", {factor:.2f}x the submitted configuration"
+    driver.write_answer(best.number, answer.document(driver))
+    said = "" if answer.gain is None or finding is not None else f", {answer.gain:.2f}x the submitted configuration"
     headline = f"trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {best.metrics[metric]:.4g}{said}"
     driver.log.info("best: %s", headline)
     get_run_logger().info("best: %s", headline)
@@ -29,6 +29,7 @@ def report(driver: StudyDriver, best: TrialResult, tracking_url: str) -> None:
             "\n".join(
                 [
                     f"## {headline}",
+                    *([] if finding is None else [finding.sentence, "", *(f"- {line}" for line in finding.lines)]),
                     "```json",
                     config,
                     "```",

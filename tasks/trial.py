@@ -1,37 +1,68 @@
-"""One trial as one Prefect task run, named for its candidate."""
+"""What one process group does as one Prefect task run: a trial, or a sweep of several."""
 
 from typing import Any
 
 from prefect import get_run_logger, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Completed, State
 
-from trial_lib.experiment.result import Outcome
-from trial_lib.launch.trial import TrialPlan
+from tasks.telling import told_if_possible
+from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.history import Withdrawn
+from trial_lib.study.runner import Work
 
 
 @task(name="trial", cache_policy=NO_CACHE, persist_result=False)
-def trial(driver: StudyDriver, number: int, label: str, plan: Any) -> State:
+def trial(driver: StudyDriver, label: str, work: Any) -> State:
     """Runs one trial; however it ends, the task run is completed, and its state is named for the outcome."""
-    result = driver.run(plan())
-    metric = driver.arguments.metric
+    (result,) = driver.run(work())
+    assert isinstance(result, TrialResult)
+    state = said(result, driver.arguments.metric)
     if result.outcome is Outcome.COMPLETED:
-        message = f"{metric} {result.metrics.get(metric, float('nan')):.4g}"
-        get_run_logger().info("%s: %s", label, message)
-        return Completed(message=message)
-    get_run_logger().warning("%s: %s: %s", label, result.outcome.value, result.reason)
+        get_run_logger().info("%s: %s", label, state.message)
+    else:
+        get_run_logger().warning("%s: %s: %s", label, result.outcome.value, result.reason)
+    return state
+
+
+@task(name="sweep", cache_policy=NO_CACHE, persist_result=False)
+def sweep(driver: StudyDriver, label: str, work: Any) -> State:
+    """Measures several micro-batch sizes in one process group; an artifact lists them."""
+    swept: Work = work()
+    ends = {end.number: end for end in driver.run(swept)}
+    metric = driver.arguments.metric
+    rows = []
+    for plan in swept.plans:
+        end = ends[plan.number]
+        row = {"trial": f"{plan.number:04d}", "micro-batch": plan.candidate.micro_batch_size}
+        if isinstance(end, Withdrawn):
+            rows.append({**row, "outcome": f"not measured ({end.reason.value})", metric: ""})
+        else:
+            value = end.metrics.get(metric)
+            rows.append({**row, "outcome": end.outcome.value, metric: "" if value is None else f"{value:.4g}"})
+    with told_if_possible(driver.log):
+        create_table_artifact(rows, key=f"sweep-{swept.plans[0].number:04d}", description=label)
+    measured = sum(isinstance(end, TrialResult) for end in ends.values())
+    get_run_logger().info("%s: %d of %d sizes measured", label, measured, len(rows))
+    return Completed(message=f"{measured} of {len(rows)} sizes measured")
+
+
+def said(result: TrialResult, metric: str) -> State:
+    """Returns the state of a task run that a trial has ended in, named for its outcome."""
+    if result.outcome is Outcome.COMPLETED:
+        return Completed(message=f"{metric} {result.metrics.get(metric, float('nan')):.4g}")
     return Completed(name=result.outcome.value.replace("_", " ").capitalize(), message=result.reason)
 
 
 TrialFuture = PrefectConcurrentFuture[Any]
-"""A trial's task run."""
+"""The task run of a trial or of a sweep."""
 
 
-def submit(driver: StudyDriver, plan: TrialPlan) -> TrialFuture:
-    """Starts a trial beside the flow; its result arrives at `driver.next_result`."""
-    label = plan.purpose.label(plan.candidate)
-    named = trial.with_options(task_run_name=f"trial-{plan.number:04d}-{label}")
-    # The plan travels as a function: Prefect would take it apart in search of futures.
-    return named.submit(driver, plan.number, label, lambda: plan)
+def submit(driver: StudyDriver, work: Work) -> TrialFuture:
+    """Starts work beside the flow; how it ended arrives at `driver.next_ended`."""
+    kind = trial if work.sweep is None else sweep
+    # The work travels as a function: Prefect would take it apart in search of futures.
+    return kind.with_options(task_run_name=work.label).submit(driver, work.label, lambda: work)

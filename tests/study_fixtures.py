@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.study.history import Asked, Event, Stopped, Told, read_history
@@ -181,6 +182,16 @@ class Study:
     @property
     def asked(self) -> list[Asked]:
         return [event for event in self.history if isinstance(event, Asked)]
+
+    @property
+    def searched(self) -> list[int]:
+        """The numbers of the trials that were decided on before the winner was confirmed, in order."""
+        return [asked.number for asked in self.asked if asked.purpose is not Purpose.CONFIRM]
+
+    @property
+    def confirmed(self) -> list[TrialResult]:
+        """How the confirming trials ended."""
+        return [result for result in self.results.values() if result.purpose is Purpose.CONFIRM]
 
     @property
     def told(self) -> list[Told]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import statistics
@@ -114,8 +115,8 @@ def run_peer(trials: int, work: Path) -> dict[str, Any]:
     return record(wall, ran, winner)
 
 
-def study(work: Path, *flags: str) -> tuple[float, dict[str, Any]]:
-    """Runs `zerotune binary` and returns its wall time and its JSON document."""
+def study(work: Path, method: str, *flags: str) -> tuple[float, dict[str, Any]]:
+    """Runs `zerotune METHOD` and returns its wall time and its JSON document."""
     work.mkdir(exist_ok=True)
     (work / "experiment.yaml").write_text(
         json.dumps(
@@ -131,7 +132,7 @@ def study(work: Path, *flags: str) -> tuple[float, dict[str, Any]]:
     if not model.exists():
         shutil.copytree(EXAMPLE, model, ignore=shutil.ignore_patterns("__pycache__"))
     (model / "ds_config.json").write_text(json.dumps(BASE))
-    command = [str(BIN / "zerotune"), "binary", "experiment.yaml", "model", "-z", "0", "1", "2", "3", "-mct", "1"]
+    command = [str(BIN / "zerotune"), method, "experiment.yaml", "model", "-z", "0", "1", "2", "3", "-mct", "1"]
     started = time.perf_counter()
     run = subprocess.run(
         [*command, "-m", "throughput", "--json", *flags],
@@ -144,8 +145,10 @@ def study(work: Path, *flags: str) -> tuple[float, dict[str, Any]]:
     return time.perf_counter() - started, json.loads(run.stdout)
 
 
-def run_zerotune(trials: int, factor: float, work: Path) -> dict[str, Any]:
-    wall, document = study(work, "--max-trials", str(trials), "--search-range-factor", f"{factor:.5f}")
+def run_zerotune(trials: int, work: Path) -> dict[str, Any]:
+    """Tunes with the default method, at most `trials` of its search, the cap on the micro-batch as the peer's."""
+    limits = ("--max-trials", str(trials), "--max-micro-batch", str(CAP), "--free-batch")
+    wall, document = study(work, "adaptive", *limits)
     folder = Path(document["folder"])
     ran = [
         (trial / "rank0.log", json.loads((trial / "ds_config.json").read_text()))
@@ -190,23 +193,43 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
 
 
 def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int, steps: int) -> dict[str, Any]:
-    """Measures configurations by plain `deepspeed` runs, interleaved; samples/s from the script's own log."""
+    """Measures configurations by plain `deepspeed` runs, interleaved.
+
+    What is compared is processor time: that of a longer run less that of a shorter one, over the samples between them.
+    The script's own samples/s are there as well; on a busy machine they scatter by half.
+    """
     work.mkdir(exist_ok=True)
     rates: dict[str, list[float]] = {name: [] for name in configs}
+    costs: dict[str, list[float]] = {name: [] for name in configs}
     for _ in range(repeats):
         for name, config in configs.items():
             path = work / f"{name}.json"
             path.write_text(json.dumps(config))
             log = work / f"{name}.log"
-            launch = ["--num_accelerators", "1", "--master_port", str(free_port()), str(EXAMPLE / "train.py")]
-            arguments = ["--deepspeed_config", str(path), *SCRIPT, "--num_steps", str(steps)]
-            timed(["taskset", "-c", "0", str(BIN / "deepspeed"), *launch, *arguments], work, log)
-            measured = [float(rate) for rate in LOGGED.findall(log.read_text())][5:]
-            rates[name].append(statistics.median(measured))
+            seconds = []
+            for length in (steps, 4 * steps):
+                launch = ["--num_accelerators", "1", "--master_port", str(free_port()), str(EXAMPLE / "train.py")]
+                arguments = ["--deepspeed_config", str(path), *SCRIPT, "--num_steps", str(length)]
+                before = processor_time()
+                timed(["taskset", "-c", "0", str(BIN / "deepspeed"), *launch, *arguments], work, log)
+                seconds.append(processor_time() - before)
+            costs[name].append((seconds[1] - seconds[0]) / (3 * steps * samples_per_step(config)))
+            rates[name].append(statistics.median(float(rate) for rate in LOGGED.findall(log.read_text())[5:]))
     return {
-        name: {"samples_per_s": statistics.median(values), "runs": [round(value, 1) for value in values]}
-        for name, values in rates.items()
+        name: {
+            "cpu_ms_per_sample": 1e3 * statistics.median(costs[name]),
+            "cpu_ms_per_sample_runs": [round(1e3 * cost, 3) for cost in costs[name]],
+            "samples_per_s": statistics.median(rates[name]),
+            "runs": [round(value, 1) for value in rates[name]],
+        }
+        for name in configs
     }
+
+
+def processor_time() -> float:
+    """Returns the seconds of processor time of all processes that have been waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -216,12 +239,11 @@ def main() -> None:
     parser.add_argument("--only-zerotune", action="store_true", help="leave the peer out, to see the cost of a trial")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="peer-"))
-    _, document = study(work / "calibrate", "--max-trials", "2", "--search-range-factor", "0.0001")
-    profile = json.loads((Path(document["folder"]) / "profile.json").read_text())
-    factor = (CAP + 0.5) / max(stage["largest_micro_batch"] for stage in profile["stages"])
+    # The first command of a machine builds DeepSpeed's ops and migrates Prefect's database: no part of tuning.
+    study(work / "first", "binary", "--max-trials", "2", "--max-micro-batch", "2")
     report: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for trials in arguments.trials or [8]:
-        ours = run_zerotune(trials, factor, work / f"zerotune-{trials}")
+        ours = run_zerotune(trials, work / f"zerotune-{trials}")
         entry: dict[str, Any] = {"zerotune": ours}
         if not arguments.only_zerotune:
             peer = run_peer(trials, work / f"peer-{trials}")

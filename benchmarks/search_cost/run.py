@@ -1,24 +1,30 @@
-"""What a search costs: the CPU time of each ask and tell over 10,000 trials with 1,000 in flight."""
+"""What a search costs: the CPU time of each ask and tell over 10,000 trials, and the memory of the process."""
 
 import argparse
 import gc
 import json
 import platform
 import random
+import resource
+from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
-from time import thread_time_ns
+from time import process_time_ns
+from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.knobs import Knob, SearchSpace
+from trial_lib.experiment.knobs import Arm, Knob, SearchSpace
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
+from trial_lib.search.adaptive import AdaptiveSearch, AdaptiveSettings
 from trial_lib.search.asha import AshaSearch, AshaSettings
-from trial_lib.search.base import Search
+from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.binary import BinarySearch, BinarySettings
 from trial_lib.search.random import RandomSearch, RandomSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "search_cost.json"
 METHODS = {
+    "adaptive": (AdaptiveSearch, AdaptiveSettings),
     "asha": (AshaSearch, AshaSettings),
     "binary": (BinarySearch, BinarySettings),
     "random": (RandomSearch, RandomSettings),
@@ -37,8 +43,16 @@ PROFILE = ModelProfile(
 def wide_space() -> SearchSpace:
     """The space of a model of 7e9 parameters has 640 lineages; one more knob makes 10,240, more than are in flight."""
     more = Knob("zero_optimization.sub_group_size", tuple(range(1, 17)))
-    knobs = SearchSpace.for_model((1, 2, 3), PROFILE.num_params).knobs
-    return SearchSpace({stage: (*of_stage, more) for stage, of_stage in knobs.items()})
+    arms = SearchSpace.for_model((1, 2, 3), PROFILE.num_params).arms
+    return SearchSpace.of_arms(Arm(arm.knobs, (*arm.fine, more)) for arm in arms)
+
+
+def create(method: str, trials: int, in_flight: int) -> Search:
+    search_type, settings_type = METHODS[method]
+    # adaptive would end when nothing is left to gain.
+    more = {"min_gain": 0.0} if method == "adaptive" else {}
+    settings = settings_type(max_trials=trials + 1, concurrency=in_flight, **more)
+    return search_type(settings, SearchProblem(wide_space(), PROFILE, {"bf16": {"enabled": True}}, slots=1))
 
 
 def run(candidate: Candidate) -> TrialResult:
@@ -55,55 +69,99 @@ def run(candidate: Candidate) -> TrialResult:
     )
 
 
-def measure(search: Search, in_flight_limit: int) -> dict[str, list[int]]:
-    """Drives a search to its end, trials ending in random order; returns CPU nanoseconds of each ask and tell."""
+def measure(search: Search, trials: int, in_flight_limit: int, ask_every: int) -> dict[str, list[int]]:
+    """Drives a search to its end, trials ending in random order; returns CPU nanoseconds of each ask and tell.
+
+    Between the asks, one in `ask_every` trials, it takes candidates as from a record.
+    """
     times: dict[str, list[int]] = {"ask": [], "tell": []}
     order = random.Random(0)
+    recorded = drawn(order)
     in_flight: list[Candidate] = []
-    while not search.finished:
-        while len(in_flight) < in_flight_limit:
-            start = thread_time_ns()
-            candidate = search.ask()
-            took = thread_time_ns() - start
-            if candidate is None:
-                break
-            times["ask"].append(took)
-            in_flight.append(candidate)
+    for trial in range(trials + in_flight_limit):
+        if trial < trials:
+            if trial % ask_every == 0:
+                start = process_time_ns()
+                asked = search.ask()
+                times["ask"].append(process_time_ns() - start)
+            else:
+                asked = next(recorded)
+                search.apply(asked)
+            in_flight.append(asked)
+        if len(in_flight) < in_flight_limit and trial < trials:
+            continue
         place = order.randrange(len(in_flight))
         in_flight[place], in_flight[-1] = in_flight[-1], in_flight[place]
         candidate = in_flight.pop()
         result = run(candidate)
-        start = thread_time_ns()
+        start = process_time_ns()
         search.tell(candidate, result)
-        times["tell"].append(thread_time_ns() - start)
+        times["tell"].append(process_time_ns() - start)
+        if not in_flight:
+            break
     return times
+
+
+def drawn(draws: random.Random) -> Iterator[Candidate]:
+    """Yields candidates of the space, none of them twice."""
+    space, seen = wide_space(), set[tuple[str, int]]()
+    while True:
+        knobs = space.draw(draws.choice(space.stages), draws)
+        candidate = Candidate(knobs=knobs, micro_batch_size=draws.randint(1, 400), slots=1, data_parallel_size=1)
+        key = candidate.lineage, candidate.micro_batch_size
+        if key not in seen:
+            seen.add(key)
+            yield candidate
+
+
+def figures_of(method: str, trials: int, in_flight: int, ask_every: int) -> list[dict[str, Any]]:
+    """Returns a row for each call: milliseconds, and the megabytes that the process has grown by at its peak."""
+    search = create(method, trials, in_flight)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.disable()  # as timeit does: its pauses are the program's, not the search's
+    times = measure(search, trials, in_flight, ask_every)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rows = []
+    for call, nanoseconds in times.items():
+        figures = {"median": median(nanoseconds), "p99": quantiles(nanoseconds, n=100)[-1], "max": max(nanoseconds)}
+        rows.append(
+            {
+                "method": method,
+                "in_flight": in_flight,
+                "call": call,
+                "calls": len(nanoseconds),
+                **{f"{name}_ms": round(value / 1e6, 4) for name, value in figures.items()},
+                "peak_mb": round(peak / 1024, 1),
+                "grown_mb": round((peak - before) / 1024, 1),
+            }
+        )
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--in-flight", type=int, default=1_000)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=tuple(METHODS))
     arguments = parser.parse_args()
 
-    gc.disable()  # as timeit does: its pauses are the program's, not the search's
     rows = []
-    for method, (search_type, settings_type) in METHODS.items():
-        settings = settings_type(max_trials=arguments.trials + 1, concurrency=arguments.in_flight)
-        search = search_type(settings, wide_space(), PROFILE, {"bf16": {"enabled": True}}, 1)
-        for call, times in measure(search, arguments.in_flight).items():
-            figures = {"median": median(times), "p99": quantiles(times, n=100)[-1], "max": max(times)}
-            milliseconds = {f"{name}_ms": round(value / 1e6, 4) for name, value in figures.items()}
-            rows.append({"method": method, "call": call, "calls": len(times), **milliseconds})
+    for method in arguments.methods:
+        # adaptive thinks for as long as a short trial takes: nobody has a thousand of those side by side.
+        shape = (8, 50) if method == "adaptive" else (arguments.in_flight, 1)
+        # A process each: its peak memory is then the method's.
+        with get_context("spawn").Pool(1) as pool:
+            rows += pool.apply(figures_of, (method, arguments.trials, *shape))
 
-    print(f"{'method':8}{'call':6}{'calls':>7}{'median ms':>11}{'p99 ms':>9}{'max ms':>9}")
+    print(f"{'method':9}{'call':6}{'calls':>7}{'median ms':>11}{'p99 ms':>9}{'max ms':>9}{'peak MB':>9}{'grown':>8}")
     for row in rows:
         print(
-            f"{row['method']:8}{row['call']:6}{row['calls']:7}"
+            f"{row['method']:9}{row['call']:6}{row['calls']:7}"
             f"{row['median_ms']:11.4f}{row['p99_ms']:9.4f}{row['max_ms']:9.4f}"
+            f"{row['peak_mb']:9.1f}{row['grown_mb']:8.1f}"
         )
     record = {
         "trials": arguments.trials,
-        "in_flight": arguments.in_flight,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "rows": rows,

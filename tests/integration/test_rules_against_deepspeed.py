@@ -47,6 +47,7 @@ class Ignorance:
 
 
 CPU, NVME = {"device": "cpu"}, {"device": "nvme"}
+MUON = {"type": "Muon", "params": {"lr": 1e-3}}
 SGD = {"type": "SGD", "params": {"lr": 1e-3}}
 
 WITNESSES: dict[str, list[Refusal | Ignorance]] = {
@@ -83,6 +84,24 @@ WITNESSES: dict[str, list[Refusal | Ignorance]] = {
     "quantized_weights_on_cpu": [
         Refusal(zero(3, zero_quantized_weights=True), "not been implemented on CPU"),
         Refusal(zero(3, zero_quantized_nontrainable_weights=True), "not been implemented on CPU"),
+    ],
+    "quantized_weights_under_autocast": [
+        Refusal(
+            {**zero(stage, zero_quantized_weights=True), "torch_autocast": {"enabled": True}},
+            "Cannot enable both torch autocast and zero quantized weights",
+        )
+        for stage in (0, 2)
+    ],
+    "quantized_gradients_without_reduce_scatter": [
+        Refusal(zero(3, zero_quantized_gradients=True, reduce_scatter=False), "reduce_scatter should also be enabled")
+    ],
+    "muon_with_reduce_scatter": [
+        Refusal({**config, "optimizer": MUON}, "Muon and reduce scatter cannot be used together")
+        for config in (zero(3), zero(3, reduce_scatter=True))
+    ],
+    "odd_allgather_bucket": [
+        Refusal(zero(stage, allgather_bucket_size=1001), "must be a multiple of nccl_start_alignment_factor")
+        for stage in (1, 2)
     ],
     "partial_offload_below_stage_3": [
         Refusal(zero(2, offload_optimizer={**CPU, "ratio": 0.5}), "Partial offloading only supported for ZeRO Stage 3")

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import statistics
 import subprocess
 from itertools import combinations
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_mlflow_being_away_costs_no_study_and_is_said(
     assert ended.returncode == 0, ended.stderr
     assert "Not everything has reached MLflow" in ended.stderr
     assert zerotune.study.paths.best_ds_config.exists()
-    last = zerotune.study.paths.trial(3).result.stat().st_mtime
+    last = max(zerotune.study.result_times().values()) / 1e9
     assert zerotune.study.record["ended_at"] - last < 10
     ended_at = max(file.stat().st_mtime for file in zerotune.folder.glob("*.err"))
     assert ended_at - zerotune.study.record["ended_at"] < 45  # thirty for MLflow
@@ -140,9 +141,13 @@ def test_a_configured_prefect_server_is_used_and_stays(
 
 def test_a_smaller_latency_wins(away: tuple[Zerotune, Running, subprocess.CompletedProcess[str]]) -> None:
     study = away[0].study
-    completed = {number: result.metrics["latency"] for number, result in study.results.items() if result.metrics}
-    del completed[0]
-    assert study.record["best_number"] == min(completed, key=lambda number: completed[number])
+    confirmed = {result.config_hash: [] for result in study.confirmed}
+    for result in study.confirmed:
+        confirmed[result.config_hash].append(result.metrics["latency"])
+    medians = {key: statistics.median(latencies) for key, latencies in confirmed.items()}
+    won = study.results[study.record["best_number"]].config_hash
+    # The user's own wins unless another is faster beyond the noise.
+    assert won == study.results[1].config_hash or medians[won] == min(medians.values())
     assert study.record["gain"] >= 1
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import statistics
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlflow.tracking import MlflowClient
 from study_fixtures import Running, Study, Zerotune, query
 
 from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import Outcome
+from trial_lib.experiment.result import Outcome, TrialResult
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,10 @@ def test_the_folder_holds_the_whole_study(ran: Ran) -> None:
         assert all(Path(log).exists() for log in result.logs)
 
 
-def test_max_trials_counts_the_profile_and_not_the_submitted_configuration(ran: Ran) -> None:
+def test_max_trials_counts_the_profile_and_neither_the_submitted_configuration_nor_what_confirms(ran: Ran) -> None:
     purposes = [asked.purpose for asked in ran.study.asked]
-    assert purposes == [Purpose.PROFILE, Purpose.SUBMITTED, *[Purpose.SEARCH] * 4]
+    assert purposes[:6] == [Purpose.PROFILE, Purpose.SUBMITTED, *[Purpose.SEARCH] * 4]
+    assert set(purposes[6:]) == {Purpose.CONFIRM}
     assert [event.number for event in ran.study.told] == [event.number for event in ran.study.asked]
     assert len(ran.study.stopped) == 1
 
@@ -98,19 +100,35 @@ def test_an_out_of_memory_trial_does_not_end_the_search(ran: Ran) -> None:
     assert outcomes.index(Outcome.OUT_OF_MEMORY) < len(outcomes) - 1
 
 
-def test_no_configuration_runs_twice(ran: Ran) -> None:
-    hashes = [result.config_hash for result in ran.study.results.values() if result.purpose is not Purpose.PROFILE]
+def test_the_search_runs_no_configuration_twice(ran: Ran) -> None:
+    hashes = [ran.study.results[number].config_hash for number in ran.study.searched[1:]]
     assert len(hashes) == len(set(hashes))
 
 
-def test_the_winner_is_the_best_measured_and_its_gain_is_over_the_submitted_configuration(ran: Ran) -> None:
-    results = ran.study.results
-    values = {number: result.metrics["FLOPS_per_gpu"] for number, result in results.items() if result.metrics}
+def test_the_best_and_the_submitted_configuration_are_measured_again_at_least_three_times_each(ran: Ran) -> None:
+    trials: dict[str, list[TrialResult]] = {}
+    for result in ran.study.confirmed:
+        trials.setdefault(result.config_hash, []).append(result)
+    completed = [ran.study.results[number] for number in ran.study.searched[2:] if ran.study.results[number].metrics]
+    best = max(completed, key=lambda result: result.metrics["FLOPS_per_gpu"])
+    assert {best.config_hash, ran.study.results[1].config_hash} <= set(trials)
+    assert all(len(repeats) >= 3 for repeats in trials.values())
+    assert not any(result.swept for result in ran.study.confirmed)
+
+
+def test_the_answer_is_what_confirmation_found_with_an_interval(ran: Ran) -> None:
     answer = json.loads(ran.study.paths.best_ds_metrics.read_text())
-    del values[0]
-    assert answer["trial"] == max(values, key=lambda number: values[number])
-    assert answer["gain"] == pytest.approx(values[answer["trial"]] / values[1])
-    assert answer["submitted"] == results[1].metrics
+    confirmation = json.loads(ran.ended.stdout)["confirmation"]
+    assert confirmation == answer["confirmation"]
+    assert confirmation["sentence"] in ran.ended.stderr
+    assert answer["trial"] in confirmation["winner"]["trials"]
+    assert answer["metrics"] == confirmation["winner"]["metrics"]
+    assert answer["submitted"] == confirmation["own"]["metrics"]
+    repeats = [ran.study.results[number].metrics["throughput"] for number in confirmation["winner"]["trials"]]
+    assert answer["metrics"]["throughput"] == pytest.approx(statistics.median(repeats))
+    if confirmation["winner"]["verdict"] == "faster":
+        low, high = answer["gain_interval"]
+        assert 1 < low < answer["gain"] < high
     best = json.loads(ran.study.paths.trial(answer["trial"]).ds_config.read_text())
     assert json.loads(ran.study.paths.best_ds_config.read_text()) == best
 
@@ -144,9 +162,9 @@ def test_prefect_holds_one_final_task_run_for_each_trial_named_for_its_candidate
     rows = ran.prefect(
         "select name, state_type, state_name from task_run where flow_run_id = ? and name like 'trial-%'"
     )
-    labels = {asked.number: asked.candidate.label for asked in ran.study.asked}
-    labels |= {0: "profile", 1: "submitted"}
-    assert sorted(name for name, _, _ in rows) == [f"trial-{number:04d}-{labels[number]}" for number in range(6)]
+    labels = {asked.number: asked.purpose.label(asked.candidate) for asked in ran.study.asked}
+    assert (labels[0], labels[1]) == ("profile", "submitted")
+    assert sorted(name for name, _, _ in rows) == [f"trial-{number:04d}-{label}" for number, label in labels.items()]
     outcomes = {number: result.outcome.value for number, result in ran.study.results.items()}
     assert {int(name[6:10]): state.lower().replace(" ", "_") for name, _, state in rows} == outcomes
     assert {state_type for _, state_type, _ in rows} == {"COMPLETED"}
@@ -167,6 +185,8 @@ def test_prefect_shows_a_growing_leaderboard_the_progress_the_profile_and_the_an
     assert progress == [100.0]
     pages = {key: data for key, kind, data in artifacts if kind == "markdown"}
     assert set(pages) == {"profile", "best-configuration"}
+    (confirmation,) = [json.loads(json.loads(data)) for key, _, data in artifacts if key == "confirmation"]
+    assert confirmation[0]["configuration"] == "your own"
     assert "| 3 |" in pages["profile"]
     assert "train_micro_batch_size_per_gpu" in pages["best-configuration"]
 

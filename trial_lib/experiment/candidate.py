@@ -113,4 +113,6 @@ class Purpose(str, Enum):
 
     def label(self, candidate: Candidate) -> str:
         """Returns what people call a trial: by its purpose where the study decides on it, else by its candidate."""
+        if self is Purpose.CONFIRM:
+            return f"confirm-{candidate.label}"
         return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else candidate.label

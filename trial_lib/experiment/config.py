@@ -1,12 +1,12 @@
 """The experiment's YAML as typed data: every field that a user may write, with its meaning.
 
-The fields are the predecessor's, so that a file written for it works as it is, and three additions: `arg_mappings`,
-`follow_launcher` and `resources.memory_per_slot`. The descriptions here become the JSON Schema that editors show (see
-`schema`).
+The fields are the predecessor's, so that a file written for it works as it is, and four additions: `arg_mappings`,
+`follow_launcher`, `search_space` and `resources.memory_per_slot`. The descriptions here become the JSON Schema that
+editors show (see `schema`).
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -131,6 +131,43 @@ MemorySize = Annotated[
 ]
 
 
+_KNOB_VALUE = {"type": ["boolean", "number", "string", "null"]}
+_KNOB_VALUES = {"type": "array", "minItems": 1, "items": {"type": ["boolean", "number", "string", "null", "array"]}}
+
+SearchSpaceSection = Annotated[
+    dict[str, JsonValue],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"not": {"enum": list(get_args(BatchKey))}},
+            "additionalProperties": {
+                "anyOf": [
+                    _KNOB_VALUE,
+                    _KNOB_VALUES,
+                    {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {
+                            "values": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES], "description": "What it may be."},
+                            "min": {"type": "number", "description": "The least value of a range."},
+                            "max": {"type": "number", "description": "The largest value of a range."},
+                            "log": {"type": "boolean", "description": "Whether a range grows by factors."},
+                            "count": {"type": "integer", "minimum": 2, "description": "Values of a range; 5."},
+                            "when": {
+                                "type": "object",
+                                "additionalProperties": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES]},
+                                "description": "Settings that decide memory or mathematics, such as the ZeRO stage, "
+                                "each with the values under which the knob is varied.",
+                            },
+                        },
+                    },
+                ]
+            },
+        }
+    ),
+]
+
+
 class Hyperparameters(Section):
     """What the training code reads. Any key may stand here; the two below are ZeroTune's."""
 
@@ -235,6 +272,12 @@ class ExperimentConfig(Section):
         description="For a script that takes its batch size from the command line or from an environment variable: the "
         "flag or the variable for each DeepSpeed key, such as `train_micro_batch_size_per_gpu: --batch-size`. An "
         "addition of ZeroTune.",
+    )
+    search_space: SearchSpaceSection = Field(
+        default_factory=dict,
+        description="Knobs to narrow, widen or fix: a dotted DeepSpeed key, such as zero_optimization.overlap_comm, "
+        "with a value, a list of values, the best guess first, a range or a condition. The search's own space has the "
+        "rest. An addition of ZeroTune.",
     )
     resources: Resources = Field(default_factory=Resources, description="What a trial runs on.")
     searcher: Searcher = Field(default_factory=Searcher, description="How long the full experiment trains.")

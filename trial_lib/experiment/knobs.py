@@ -1,13 +1,19 @@
-"""The search space: which DeepSpeed settings a search varies at each ZeRO stage, and over which values."""
+"""The search space: arms, which decide memory and mathematics, and the fine knobs that vary within each.
 
+Pure: standard library only.
+"""
+
+import copy
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
 ZeroStage = Literal[0, 1, 2, 3]
 ZERO_STAGES: tuple[int, ...] = (0, 1, 2, 3)
+STAGE = "zero_optimization.stage"
 
 # What has an effect only from some stage on, and the value that withdraws it below: DeepSpeed would accept it there
 # and do nothing (see `rules`).
@@ -29,32 +35,104 @@ class Knob:
 
     Attributes:
         path: where it stands in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`.
-        values: what it may be, without repetition.
+        values: what it may be, without repetition, the best guess first where the space says so.
     """
 
     path: str
-    values: tuple[int | bool, ...]
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs to vary within it.
+
+    A lineage of an arm is known by an index below `size`; 0 has each fine knob at its first value.
+
+    Attributes:
+        knobs: the coarse knobs, in the DeepSpeed configuration's own shape, with the ZeRO stage.
+        fine: the knobs that vary within the arm.
+    """
+
+    knobs: Mapping[str, Any]
+    fine: tuple[Knob, ...] = ()
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage."""
+        stage: int = self.knobs["zero_optimization"]["stage"]
+        return stage
+
+    @cached_property
+    def label(self) -> str:
+        """A short name for people, such as `z2` or `z3-offload-optimizer`: what is switched off is left out."""
+        names = (_name(path, value) for path, value in leaves(self.knobs) if path != STAGE)
+        return "-".join([f"z{self.stage}", *filter(None, names)])
+
+    @cached_property
+    def size(self) -> int:
+        """How many distinct lineages the arm has."""
+        return prod(len(knob.values) for knob in self.fine)
+
+    def lineage(self, index: int) -> dict[str, Any]:
+        """Returns the knobs of one lineage, in the DeepSpeed configuration's own shape.
+
+        Args:
+            index: from 0 to `size` - 1.
+        """
+        lineage = copy.deepcopy(dict(self.knobs))
+        for knob in self.fine:
+            index, position = divmod(index, len(knob.values))
+            set_knob(lineage, knob.path, knob.values[position])
+        return lineage
+
+    def index(self, knobs: Mapping[str, Any]) -> int | None:
+        """Returns which lineage some knobs are (the inverse of `lineage`); None if they are none of this arm."""
+        index, weight = 0, 1
+        for knob in self.fine:
+            value = get_knob(knobs, knob.path)
+            if value not in knob.values:
+                return None
+            index += weight * knob.values.index(value)
+            weight *= len(knob.values)
+        return index if self.lineage(index) == knobs else None
+
+    def with_fine(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the knobs with some fine ones set, by path; the others have their first value.
+
+        Raises:
+            KeyError: a path is that of no fine knob of this arm.
+        """
+        if unknown := values.keys() - {knob.path for knob in self.fine}:
+            raise KeyError(f"no fine knob of {self.label}: {', '.join(sorted(unknown))}")
+        knobs = self.lineage(0)
+        for path, value in values.items():
+            set_knob(knobs, path, value)
+        return knobs
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The lineages a search may draw from: for each allowed ZeRO stage, every combination of its knobs' values.
+    """The lineages a search may draw from: those of some arms.
 
-    A lineage is known by its stage and an index below `size(stage)`; its micro-batch size is the search's to choose.
+    A lineage is known by its arm and its index there, or by its ZeRO stage and an index below `size(stage)`; its
+    micro-batch size is the search's to choose.
 
     Attributes:
-        knobs: the knobs to vary, by allowed stage.
-        withdrawn: what of the user's own configuration has no effect at a stage, by stage, with its neutral value.
+        arms: in the order of the ZeRO stages; no two have the same coarse knobs.
     """
 
-    knobs: Mapping[int, tuple[Knob, ...]]
-    withdrawn: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    arms: tuple[Arm, ...]
+
+    @classmethod
+    def of_arms(cls, arms: Iterable[Arm]) -> "SearchSpace":
+        """Returns the space of some arms, in ascending order of their stages."""
+        return cls(tuple(sorted(arms, key=lambda arm: arm.stage)))
 
     @classmethod
     def for_model(
         cls, zero_stages: Iterable[int], num_params: int, base_config: Mapping[str, Any] | None = None
     ) -> "SearchSpace":
-        """Returns the space of the predecessor's dsat for a model, in ascending order of the stages.
+        """Returns the space of the predecessor's dsat for a model: one arm a stage, in ascending order.
 
         A bucket larger than the model does what one of the model's size does, yet DeepSpeed allocates it whole: bucket
         sizes are clamped to the model's, and what becomes equal is one value.
@@ -64,27 +142,25 @@ class SearchSpace:
             num_params: parameters of the whole model.
             base_config: the user's DeepSpeed configuration.
         """
-        # DeepSpeed refuses an odd allgather bucket ("must be a multiple of nccl_start_alignment_factor, 2").
-        most = num_params + num_params % 2
-        buckets = tuple(sorted({min(elements, most) for elements in BUCKET_ELEMENTS}))
-        own = (base_config or {}).get("zero_optimization") or {}
-        stages = sorted(set(zero_stages))
+        buckets = clamped_buckets(num_params)
         return cls(
-            {stage: _knobs_of_stage(stage, buckets) for stage in stages},
-            {
-                stage: {key: value for key, (first, value) in _NEUTRAL_BELOW.items() if stage < first and key in own}
-                for stage in stages
-            },
+            tuple(
+                Arm(
+                    {"zero_optimization": {"stage": stage, **withdrawn(stage, base_config or {})}},
+                    _knobs_of_stage(stage, buckets),
+                )
+                for stage in sorted(set(zero_stages))
+            )
         )
 
-    @property
+    @cached_property
     def stages(self) -> tuple[int, ...]:
-        """The allowed ZeRO stages."""
-        return tuple(self.knobs)
+        """The allowed ZeRO stages, ascending."""
+        return tuple(sorted({arm.stage for arm in self.arms}))
 
     def size(self, stage: int) -> int:
         """Returns how many distinct lineages a stage has."""
-        return prod(len(knob.values) for knob in self.knobs[stage])
+        return sum(arm.size for arm in self.arms if arm.stage == stage)
 
     def lineage(self, stage: int, index: int) -> dict[str, Any]:
         """Returns the knobs of one lineage, in the DeepSpeed configuration's own shape.
@@ -92,28 +168,91 @@ class SearchSpace:
         Args:
             stage: an allowed ZeRO stage.
             index: from 0 to `size(stage)` - 1.
+
+        Raises:
+            IndexError: the stage has no such lineage.
         """
-        lineage: dict[str, Any] = {"zero_optimization": {"stage": stage, **self.withdrawn.get(stage, {})}}
-        for knob in self.knobs[stage]:
-            index, position = divmod(index, len(knob.values))
-            _set(lineage, knob.path, knob.values[position])
-        return lineage
+        left = index
+        for arm in self.arms:
+            if arm.stage != stage:
+                continue
+            if left < arm.size:
+                return arm.lineage(left)
+            left -= arm.size
+        raise IndexError(f"stage {stage} has no lineage {index}")
 
     def index(self, lineage: Mapping[str, Any]) -> int | None:
         """Returns which lineage of its stage some knobs are (the inverse of `lineage`); None if they are of none."""
-        stage = lineage.get("zero_optimization", {}).get("stage")
-        index, weight = 0, 1
-        for knob in self.knobs.get(stage, ()):
-            value = _get(lineage, knob.path)
-            if value not in knob.values:
-                return None
-            index += weight * knob.values.index(value)
-            weight *= len(knob.values)
-        return index if stage in self.knobs and self.lineage(stage, index) == lineage else None
+        before = 0
+        for arm in self.arms:
+            if arm.stage != get_knob(lineage, STAGE):
+                continue
+            index = arm.index(lineage)
+            if index is not None:
+                return before + index
+            before += arm.size
+        return None
+
+    def arm_of(self, knobs: Mapping[str, Any]) -> Arm | None:
+        """Returns the arm that some knobs belong to; None if they are of none.
+
+        They need not be a lineage of the space: a fine knob may have a value that the space has not.
+        """
+        for arm in self.arms:
+            rest = copy.deepcopy(dict(knobs))
+            for knob in arm.fine:
+                set_knob(rest, knob.path, knob.values[0])
+            if rest == arm.lineage(0):
+                return arm
+        return None
 
     def draw(self, stage: int, rng: random.Random) -> dict[str, Any]:
         """Returns the knobs of a lineage of a stage, each as likely as any other."""
         return self.lineage(stage, rng.randrange(self.size(stage)))
+
+
+def clamped_buckets(num_params: int) -> tuple[int, ...]:
+    """Returns the bucket sizes worth trying for a model, in elements, ascending."""
+    # DeepSpeed refuses an odd allgather bucket ("must be a multiple of nccl_start_alignment_factor, 2").
+    most = num_params + num_params % 2
+    return tuple(sorted({min(elements, most) for elements in BUCKET_ELEMENTS}))
+
+
+def withdrawn(stage: int, base_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of the user's own ZeRO section has no effect at a stage, each with its neutral value."""
+    own = base_config.get("zero_optimization")
+    own = own if isinstance(own, Mapping) else {}  # DeepSpeed's old way to write stage 1 is `true`
+    return {key: value for key, (first, value) in _NEUTRAL_BELOW.items() if stage < first and key in own}
+
+
+def set_knob(config: dict[str, Any], path: str, value: Any) -> None:
+    """Sets one setting of a configuration, by its dotted path; missing sections are made."""
+    *sections, key = path.split(".")
+    for section in sections:
+        inner = config.get(section)
+        if not isinstance(inner, dict):
+            inner = config[section] = {}
+        config = inner
+    config[key] = value
+
+
+def get_knob(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """Returns one setting of a configuration, by its dotted path; the default where it is not set."""
+    value: Any = config
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return default
+        value = value[key]
+    return value
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every setting of a configuration by its dotted path."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _knobs_of_stage(stage: int, buckets: tuple[int, ...]) -> tuple[Knob, ...]:
@@ -130,14 +269,14 @@ def _knobs_of_stage(stage: int, buckets: tuple[int, ...]) -> tuple[Knob, ...]:
     return tuple(knobs)
 
 
-def _set(config: dict[str, Any], path: str, value: int | bool) -> None:
-    *sections, key = path.split(".")
-    for section in sections:
-        config = config.setdefault(section, {})
-    config[key] = value
-
-
-def _get(config: Mapping[str, Any], path: str) -> Any:
-    for key in path.split("."):
-        config = config.get(key, {})
-    return config
+def _name(path: str, value: Any) -> str:
+    """Returns what a setting adds to an arm's label; nothing for one that is off."""
+    section, _, key = path.rpartition(".")
+    section = section.rpartition(".")[2]
+    if value in (None, False, "none") or key in ("nvme_path",) or (key == "zero_hpz_partition_size" and value == 1):
+        return ""
+    if key == "device":
+        return section.replace("_", "-") + ("" if value == "cpu" else f"-{value}")
+    if value is True:
+        return (section if key == "enabled" else key).replace("_", "-")
+    return f"{key.replace('_', '-')}={value}"

@@ -56,11 +56,19 @@ class ProgramProfile(_Record):
             where it handed over none.
         batch: the batch keys that the program itself decides where that configuration leaves them open ("auto").
         arg_mappings: the flags of its command line that set batch keys, where it was seen to read them.
+        longest_sequence: the most tokens that a sample had in the first batches of its data; None where the batches
+            show no tokens, or all have as many.
+        shortest_sequence: the fewest.
+        is_stretchable: whether the program has trained on a batch that was made as long as the longest, so that trials
+            can be measured on such a one.
     """
 
     ds_config: dict[str, Any] | None = None
     batch: dict[str, int] = Field(default_factory=dict)
     arg_mappings: dict[str, str] = Field(default_factory=dict)
+    longest_sequence: int | None = None
+    shortest_sequence: int | None = None
+    is_stretchable: bool = False
 
 
 class Memory(_Record):
@@ -98,6 +106,9 @@ class TrialResult(_Record):
             the code shows none.
         swept: whether the ranks had measured other micro-batch sizes before this one; else they were fresh.
         micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
+        longest_sequence: tokens in a sample of the longest micro-batch that a rank trained on, whose memory is in the
+            peak; None where the inputs show no tokens.
+        note: one sentence about what the measurement leaves out; mostly empty.
         memory: peak and the like, by rank.
         profile: what a profile trial found out about the model and the device.
         program: what it found out about the program.
@@ -120,6 +131,8 @@ class TrialResult(_Record):
     losses: list[float] = Field(default_factory=list)
     swept: bool = False
     micro_batch_arrived: int | None = None
+    longest_sequence: int | None = None
+    note: str = ""
     memory: Memory = Memory()
     profile: ModelProfile | None = None
     program: ProgramProfile | None = None

@@ -196,6 +196,11 @@ def _half_master_weights(setting: Setting) -> str | None:
     return next((key for section, key in keys.items() if setting.on(section, key)), None)
 
 
+def _odd_allgather_bucket(setting: Setting) -> int | None:
+    elements = setting.zero.get("allgather_bucket_size")
+    return elements if setting.stage in (1, 2) and isinstance(elements, int) and elements % 2 else None
+
+
 def _zero_plus_plus_below_stage_3(setting: Setting) -> str | None:
     if setting.stage not in (0, 1, 2):
         return None
@@ -271,6 +276,40 @@ RULES = (
             and setting.stage == 3
             and next((key for key in _QUANTIZED_WEIGHTS if setting.zero.get(key) is True), None)
         ),
+    ),
+    Rule(
+        "quantized_weights_under_autocast",
+        "refused",
+        "{} does not work under torch_autocast.",
+        lambda setting: (
+            setting.on("torch_autocast")
+            and setting.zero.get("zero_quantized_weights") is True
+            and "zero_quantized_weights"
+        ),
+    ),
+    Rule(
+        "quantized_gradients_without_reduce_scatter",
+        "refused",
+        "zero_quantized_gradients needs reduce_scatter.",
+        lambda setting: (
+            setting.stage == 3
+            and setting.zero.get("zero_quantized_gradients") is True
+            and setting.zero.get("reduce_scatter") is False
+        ),
+    ),
+    Rule(
+        "muon_with_reduce_scatter",
+        "refused",
+        'At ZeRO stage 3 the Muon optimizer needs "reduce_scatter": false.',
+        lambda setting: (
+            setting.stage == 3 and setting.optimizer == "muon" and setting.zero.get("reduce_scatter") is not False
+        ),
+    ),
+    Rule(
+        "odd_allgather_bucket",
+        "refused",
+        "allgather_bucket_size has to be even, not {}.",
+        _odd_allgather_bucket,
     ),
     Rule(
         "partial_offload_below_stage_3",

@@ -56,6 +56,11 @@ class TrialPaths:
         return self.root / f"rank{rank}.engine"
 
     @property
+    def withdrawal(self) -> Path:
+        """Why the ranks that began with this trial measured no further micro-batch size, where they decided it."""
+        return self.root / "withdrawal.json"
+
+    @property
     def scratch(self) -> Path:
         """What the program would have written into the user's files; there only while the trial runs."""
         return self.root / "scratch"
@@ -165,8 +170,10 @@ class StudyRecord(BaseModel):
         status: where the study stands.
         reason: why it failed or stopped; empty otherwise.
         best_number: the winning trial.
-        gain: the winner's metric over the submitted configuration's, so that 1.5 is half as fast again; None where
-            the submitted configuration did not complete.
+        gain: how many times better than the submitted configuration the winner is, so that 1.5 is half as fast again;
+            None where that did not complete.
+        gain_interval: the ends of the gain's confidence interval; None where it was not confirmed.
+        finding: the answer in one sentence; empty where nothing was confirmed.
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
     """
@@ -184,5 +191,7 @@ class StudyRecord(BaseModel):
     reason: str = ""
     best_number: int | None = None
     gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    finding: str = ""
     started_at: float = 0.0
     ended_at: float | None = None

@@ -22,6 +22,7 @@ from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint, split_
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.explain import explain, one_error
 from trial_lib.experiment.overrides import MICRO_BATCH, inline_ds_config, overwrite_deepspeed_config
+from trial_lib.experiment.search_space import read_search_space
 from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_yaml
 
 T = TypeVar("T")
@@ -119,7 +120,8 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
     ds_config = _collect(
         errors, lambda: _read_deepspeed_config(document, config, entrypoint, model_dir, needs_ds_config)
     )
-    if ds_config is None or entrypoint is None:
+    requests = _collect(errors, lambda: read_search_space(config.search_space, document.where))
+    if ds_config is None or entrypoint is None or requests is None:
         raise one_error(errors[::-1], document.path)
     experiment = Experiment(
         path=document.path.resolve() if document.is_file else None,

@@ -46,6 +46,10 @@ class TrialPlan:
         training_spec: what the ranks of a trial class, or a script by the Core API, are told; None for nothing.
         protected_before: seconds since the epoch: the trial changes no file of the user's that is older, which is the
             start of its study. None: its own start.
+        to_beat: the best throughput so far, in samples/s over all ranks: once it cannot reach that any more the trial
+            is stopped as `too_slow`. None to measure it to the end.
+        longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up trains,
+            so that the peak memory is a whole training's; None for batches as they come.
     """
 
     trial_id: str
@@ -61,6 +65,8 @@ class TrialPlan:
     paths: TrialPaths
     training_spec: TrainingSpec | None = None
     protected_before: float | None = None
+    to_beat: float | None = None
+    longest_sequence: int | None = None
 
 
 def run_trial(
@@ -81,8 +87,8 @@ def run_trial(
         cancelled: set from another thread to end the trial.
         note: told of what holds the trial up.
     """
-    _write_candidate(plan)
-    _clear(plan)
+    write_candidate(plan)
+    clear(plan)
     started_at = time.time()
     kills_before = kernel_kills()
     with (
@@ -94,11 +100,10 @@ def run_trial(
             ending = Ending("cancel", [])
         else:
             plan.paths.scratch.mkdir()
-            ending = _run(plan, launcher, host, slots, port, cancelled, launched_at)
+            request = request_of(plan, _ENTRY, payload_of(plan, launched_at), host, slots, port, plan.deadline_s)
+            ending = run_to_end(request, launcher, cancelled)
             shutil.rmtree(plan.paths.scratch, ignore_errors=True)
-    result = _result(plan, host, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
-    write_whole(plan.paths.result, result.model_dump_json(indent=2))
-    return result
+    return take_result(plan, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str) -> TrialResult:
@@ -117,11 +122,12 @@ def unstarted(plan: TrialPlan, outcome: Outcome, reason: str) -> TrialResult:
 
 def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
     """Writes the records of a trial that needed no process: it cannot work, or is known already."""
-    _write_candidate(plan)
+    write_candidate(plan)
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
 
 
-def _write_candidate(plan: TrialPlan) -> None:
+def write_candidate(plan: TrialPlan) -> None:
+    """Writes what the trial runs with, for its ranks and for people."""
     plan.paths.root.mkdir(parents=True, exist_ok=True)
     write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
     write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
@@ -129,7 +135,7 @@ def _write_candidate(plan: TrialPlan) -> None:
         plan.training_spec.write(plan.paths.training_spec)
 
 
-def _clear(plan: TrialPlan) -> None:
+def clear(plan: TrialPlan) -> None:
     """Removes what an interrupted run of the same trial left."""
     for rank in range(plan.candidate.slots):
         for path in (
@@ -142,25 +148,23 @@ def _clear(plan: TrialPlan) -> None:
     shutil.rmtree(plan.paths.scratch, ignore_errors=True)
 
 
-def _run(
-    plan: TrialPlan,
-    launcher: Launcher,
-    host: Host,
-    slots: list[str],
-    port: int,
-    cancelled: threading.Event,
-    launched_at: float,
-) -> Ending:
-    request = _request(plan, host, slots, port, launched_at)
+def run_to_end(request: LaunchRequest, launcher: Launcher, cancelled: threading.Event) -> Ending:
+    """Launches ranks and waits for their end."""
     try:
         return launcher.launch(request).wait_or_cancel(cancelled)
     except LauncherClosedError:
         return Ending("cancel", [])
 
 
-def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_at: float) -> LaunchRequest:
-    world_size = plan.candidate.slots
-    payload = {
+def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
+    """Returns what the ranks are told of a trial, as `trial_lib.measure.rank.run` takes it.
+
+    Args:
+        plan: the trial.
+        launched_at: seconds since the epoch.
+    """
+    ranks = range(plan.candidate.slots)
+    return {
         "program": plan.program.target,
         "arguments": plan.program.arguments,
         "passes_local_rank": plan.program.passes_local_rank,
@@ -169,21 +173,68 @@ def _request(plan: TrialPlan, host: Host, slots: list[str], port: int, launched_
         "window": asdict(plan.window),
         "memory_limit": plan.memory_limit,
         "with_profile": plan.purpose is Purpose.PROFILE,
+        "to_beat": plan.to_beat,
+        "longest_sequence": plan.longest_sequence,
         "launched_at": launched_at,
         "scratch": str(plan.paths.scratch),
         "protected_before": launched_at if plan.protected_before is None else plan.protected_before,
-        "measurements": [str(plan.paths.measurement(rank)) for rank in range(world_size)],
-        "failures": [str(plan.paths.failure(rank)) for rank in range(world_size)],
-        "engine_built": [str(plan.paths.engine_built(rank)) for rank in range(world_size)],
+        "measurements": [str(plan.paths.measurement(rank)) for rank in ranks],
+        "failures": [str(plan.paths.failure(rank)) for rank in ranks],
+        "engine_built": [str(plan.paths.engine_built(rank)) for rank in ranks],
     }
-    ranks = rank_requests(plan.program, host, slots, port, [plan.paths.log(rank) for rank in range(world_size)])
-    return LaunchRequest(plan.program.interpreter, _ENTRY, payload, str(plan.program.model_dir), ranks, plan.deadline_s)
+
+
+def request_of(
+    plan: TrialPlan,
+    entry: str,
+    payload: dict[str, Any],
+    host: Host,
+    slots: list[str],
+    port: int,
+    deadline_s: float,
+) -> LaunchRequest:
+    """Returns the launch of a trial's ranks.
+
+    Args:
+        plan: the trial.
+        entry: what each rank calls, `module:function`.
+        payload: what it is given.
+        host: where.
+        slots: one for each rank.
+        port: of their rendezvous.
+        deadline_s: seconds after which they are killed.
+    """
+    logs = [plan.paths.log(rank) for rank in range(plan.candidate.slots)]
+    ranks = rank_requests(plan.program, host, slots, port, logs)
+    return LaunchRequest(plan.program.interpreter, entry, payload, str(plan.program.model_dir), ranks, deadline_s)
+
+
+def take_result(
+    plan: TrialPlan,
+    ending: Ending,
+    kernel_killed: bool,
+    started_at: float,
+    seconds: float,
+    swept: bool = False,
+) -> TrialResult:
+    """Puts the ranks' records together, writes the result to the trial's folder and returns it.
+
+    Args:
+        plan: the trial.
+        ending: how its processes ended.
+        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
+        started_at: seconds since the epoch.
+        seconds: that it took since its launch.
+        swept: whether its ranks had measured another size before.
+    """
+    result = _result(plan, ending, kernel_killed, started_at, seconds, swept)
+    write_whole(plan.paths.result, result.model_dump_json(indent=2))
+    return result
 
 
 def _result(
-    plan: TrialPlan, host: Host, ending: Ending, kernel_killed: bool, started_at: float, seconds: float
+    plan: TrialPlan, ending: Ending, kernel_killed: bool, started_at: float, seconds: float, swept: bool
 ) -> TrialResult:
-    """Puts the ranks' records together."""
     ranks = [
         read_rank_record(
             plan.paths.measurement(rank),
@@ -210,7 +261,10 @@ def _result(
         metrics=first.get("metrics", {}) if outcome is Outcome.COMPLETED else {},
         step_times=first.get("step_times", []),
         losses=first.get("losses", []),
+        swept=swept,
         micro_batch_arrived=first.get("micro_batch_arrived"),
+        longest_sequence=first.get("longest_sequence"),
+        note=first.get("note", ""),
         memory=Memory(**{name: [record[name] for record in memory if name in record] for name in Memory.model_fields}),
         profile=None if profile is None or outcome is not Outcome.COMPLETED else ModelProfile(**profile),
         program=None if program is None or outcome is not Outcome.COMPLETED else ProgramProfile(**program),

@@ -14,6 +14,7 @@ Each of these is put in place when the program imports accelerate: a program wit
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -40,6 +41,14 @@ def install(facts: ProgramFacts) -> None:
     """
     when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
     when_imported("accelerate.accelerator", functools.partial(_only_train, facts))
+
+
+def start_over() -> None:
+    """Lets go of the state that all Accelerators of a process share: the program is run again in it."""
+    state: Any = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:

@@ -68,18 +68,26 @@ class ModelCounter:
     Attributes:
         flops: of this rank's part of the model, forward and backward of that micro-batch.
         activation_bytes: that its forward pass kept; counted only where asked for.
+        waits: while True, the micro-batches that come are not the one to count.
     """
 
     def __init__(self, with_activations: bool) -> None:
         self.flops = 0
         self.activation_bytes = 0
+        self.waits = False
+        self._counts_again = False
         self._with_activations = with_activations
         self._counter: FlopCounter | None = None
         self._done = False
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a forward pass, counting if it is the first."""
-        if self._done:
+        if self._counts_again:
+            with SavedActivations() as saved:
+                output = function(*args, **kwargs)
+            self.activation_bytes = max(self.activation_bytes, saved.bytes)
+            return output
+        if self._done or self.waits:
             return function(*args, **kwargs)
         if self._counter is None:
             # Entered until the backward pass has ended, so that a loss computed outside the engine counts too.
@@ -99,8 +107,14 @@ class ModelCounter:
         finally:
             self.stop()
 
+    def count_activations_again(self) -> None:
+        """Counts the activations of each micro-batch from here on: those of the most demanding one are kept."""
+        self._counts_again = True
+
     def stop(self) -> None:
-        """Ends counting; harmless when it has ended."""
+        """Ends counting; harmless when it has ended, or has to wait."""
+        if self.waits:
+            return
         self._done = True
         if self._counter is not None:
             self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -149,8 +163,11 @@ class EngineWatch:
         parts: seconds of forward, backward and step.
         model: FLOPs and activations of the first micro-batch.
         samples: that have arrived at this rank since `take_samples`.
+        tokens: in those samples, where the inputs show them.
+        micro_batches: training micro-batches so far.
         first_micro_batch: samples in the first training micro-batch; None until one came.
-        tokens_per_sample: tokens in one sample, where the inputs show them.
+        shortest_sequence: the fewest tokens that the samples of a micro-batch had; None where the inputs show none.
+        longest_sequence: the most.
         loss: the last loss given to `backward`, unscaled, still on its device.
         micro_batch_losses: those since `take_loss`.
         has_trained: whether a training micro-batch has come.
@@ -161,8 +178,11 @@ class EngineWatch:
         self.parts = PartTimer()
         self.model = self._counter(with_activations)
         self.samples = 0
+        self.tokens = 0
+        self.micro_batches = 0
         self.first_micro_batch: int | None = None
-        self.tokens_per_sample: int | None = None
+        self.shortest_sequence: int | None = None
+        self.longest_sequence: int | None = None
         self.loss: torch.Tensor | None = None
         self.micro_batch_losses: list[torch.Tensor] = []
         self.has_trained = False
@@ -225,6 +245,16 @@ class EngineWatch:
         engine.step = watched_step
         self._tensor_backward = tensor_backward
 
+    def start_over(self, asked_micro_batch: int, observer: StepObserver) -> None:
+        """Watches the same engine for another observer, as if it had not been fed yet."""
+        self._asked, self._observer = asked_micro_batch, observer
+        self.model = self._counter(with_activations=False)
+        self.parts.take()
+        self.samples = self.tokens = self.micro_batches = 0
+        self.first_micro_batch = self.shortest_sequence = self.longest_sequence = self.loss = None
+        self.micro_batch_losses = []
+        self._is_open = False
+
     def end(self) -> None:
         """Leaves the engine as it was."""
         torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
@@ -253,14 +283,19 @@ class EngineWatch:
         engine.step = step_elsewhere
 
     def batch_arrived(self, inputs: Any) -> None:
-        """Notes the size of one training micro-batch."""
+        """Notes the size and the length of one training micro-batch."""
+        self.micro_batches += 1
         arrived = arrived_micro_batch(inputs, self._asked)
         if arrived is None:
             return
         self.samples += arrived
         if self.first_micro_batch is None:
             self.first_micro_batch = arrived
-            self.tokens_per_sample = tokens_per_sample(inputs)
+        length = tokens_per_sample(inputs)
+        if length is not None:
+            self.tokens += arrived * length
+            self.shortest_sequence = min(length, self.shortest_sequence or length)
+            self.longest_sequence = max(length, self.longest_sequence or length)
 
     def loss_arrived(self, loss: torch.Tensor) -> None:
         """Notes the loss of one micro-batch; of a pipeline, that of an optimizer step."""
@@ -274,10 +309,11 @@ class EngineWatch:
             return None
         return torch.stack([loss.float().mean() for loss in losses]).mean()
 
-    def take_samples(self) -> int:
-        """Returns the samples that arrived at this rank since the last call."""
-        samples, self.samples = self.samples, 0
-        return samples
+    def take_samples(self) -> tuple[int, int]:
+        """Returns the samples that arrived at this rank since the last call, and the tokens in them."""
+        taken = self.samples, self.tokens
+        self.samples = self.tokens = 0
+        return taken
 
 
 class PipelineWatch(EngineWatch):

@@ -1,7 +1,10 @@
 """Memory of a rank: how much it used, and the budget of a CPU slot."""
 
+import ctypes
+import gc
 import resource
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +31,47 @@ def limit(budget: int) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (budget, hard))
     return budget - _status_bytes("VmData")
+
+
+def unlimit() -> None:
+    """Lifts what `limit` has set."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def spare_builds() -> None:
+    """Has just-in-time builds run outside the slot's budget: a compiler's memory is not the model's."""
+    from torch.utils import cpp_extension
+
+    build = cpp_extension._run_ninja_build
+
+    def build_without_limit(*args: Any, **kwargs: Any) -> Any:
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        try:
+            return build(*args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    cpp_extension._run_ninja_build = build_without_limit
+
+
+def start_over() -> None:
+    """Gives free memory back, and has the peak count from here on.
+
+    The C library keeps pages that are free, which on a CPU would count as in use.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    # The kernel's way of resetting VmHWM (proc_pid_clear_refs(5)).
+    Path("/proc/self/clear_refs").write_text("5")
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        # Retries are counted from the start of the process: reset with all the other counters.
+        torch.cuda.reset_accumulated_memory_stats()
 
 
 def used_bytes() -> int:

@@ -4,9 +4,7 @@ The user's code stays as it is. The candidate's overrides are merged into whatev
 first engine it builds is the one that is measured.
 """
 
-import math
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +17,16 @@ from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
 from trial_lib.measure import memory
 from trial_lib.measure.batch_source import BatchSource
-from trial_lib.measure.devices import peak_flops
-from trial_lib.measure.engine_watch import PARTS, EngineWatch, PipelineWatch
+from trial_lib.measure.counted_steps import CountedSteps, model_profile
+from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.interception import intercept
+from trial_lib.measure.loader_batches import loader_batches
+from trial_lib.measure.longest_batch import SequenceSurvey, StretchedWarmUp
+from trial_lib.measure.over_ranks import most
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.measure.step_clock import StepClock
+from trial_lib.measure.step_losses import StepLosses
+from trial_lib.measure.too_slow import is_hopeless, looks_after, too_slow_reason
 from trial_lib.measure.window import decides_after, is_enough
 
 current: "Probe | None" = None
@@ -32,8 +36,6 @@ current: "Probe | None" = None
 _MOST_SKIPPED_IN_A_ROW = 100
 # A program may warm something up by plain torch before it has an engine, but not for as long.
 _MOST_PLAIN_STEPS = 100
-# Enough to see whether two configurations train alike.
-_MOST_STEP_LOSSES = 16
 _NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
 
 
@@ -42,11 +44,16 @@ class ProbeSettings:
     """What a driver asks of the probe.
 
     Attributes:
-        overrides: the candidate's part of the DeepSpeed configuration.
+        overrides: the candidate's part of the DeepSpeed configuration. What stands in for DeepSpeed's functions reads
+            this one mapping: another candidate's are put into it.
         window: the steps to measure.
         memory_limit: bytes that a CPU slot may use; None for no limit.
         with_profile: whether to profile the model too.
         batch_source: where the program may have its batch size from.
+        to_beat: the best throughput so far, in samples/s over all ranks: a trial that cannot reach it any more ends.
+            None to measure to the end.
+        longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up is to
+            train; None for batches as they come.
     """
 
     overrides: dict[str, Any]
@@ -54,6 +61,8 @@ class ProbeSettings:
     memory_limit: int | None
     with_profile: bool
     batch_source: BatchSource
+    to_beat: float | None = None
+    longest_sequence: int | None = None
 
 
 class Probe:
@@ -61,41 +70,50 @@ class Probe:
 
     Args:
         settings: what to do.
+        facts: takes up what is found out about the program.
         phases: seconds of the rank's phases so far, to be continued.
         engine_built: called when the first engine is there.
-        finish: called with the measurement when there is enough; it ends the rank and does not return.
+        finish: called with the measurement when there is enough; it ends the rank, or raises `NextSize`. Called again,
+            with nothing, where the code trains on or destroys the process group nevertheless.
+        keep: called with a measurement that is to count if the rank gets no further; a profile's only.
 
     Attributes:
         facts: what was found out about the program.
+        has_finished: whether the measurement has been handed over.
     """
 
     def __init__(
         self,
         settings: ProbeSettings,
+        facts: ProgramFacts,
         phases: dict[str, float],
         engine_built: Callable[[], None],
         finish: Callable[[dict[str, Any]], None],
+        keep: Callable[[dict[str, Any]], None] = lambda measurement: None,
     ) -> None:
-        self.facts = ProgramFacts()
+        self.facts = facts
+        self.has_finished = False
         self._settings = settings
         self._phases = phases
         self._tell_engine_built = engine_built
-        self._finish = finish
+        self._tell_finished = finish
+        self._keep = keep
         # A child that the program forks is not the rank, though it has all that the rank has.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
         self._steps_seen = 0
         self._skipped_in_a_row = 0
-        self._counted: list[dict[str, float]] = []
-        self._slowest: list[float] = []
-        self._losses: list[torch.Tensor] = []
+        self._counted = CountedSteps()
         self._memory_after_initialize: dict[str, int] = {}
-        self._step_losses: list[torch.Tensor] = []
+        self._initialize_peak = 0
+        self._keeps_engine = False
+        self._step_losses = StepLosses()
         self._memory_budget: int | None = None
         self._phase_started = time.time()
-        self._started: tuple[float, ...] = (0.0, 0.0)
-        self._paused: tuple[float, ...] | None = None
+        self._clock = StepClock()
         self._plain_steps = 0
+        self._warm_up = StretchedWarmUp(settings.longest_sequence, settings.window.start_step - 1)
+        self._survey: SequenceSurvey | None = None
 
     @property
     def steps_seen(self) -> int:
@@ -107,12 +125,54 @@ class Probe:
         """Whether the code has built an engine."""
         return self._watch is not None
 
+    @property
+    def used_after_initialize(self) -> int:
+        """Bytes in use when the measured engine was there."""
+        return self._memory_after_initialize["after_initialize"]
+
     def install(self) -> None:
-        """Puts the probe in the place of DeepSpeed's functions; to be called before the user's code is imported."""
+        """Puts the probe in the place of DeepSpeed's functions; to be called before the user's code runs."""
+        global current
+        if current is None:
+            intercept(self._settings.overrides, self.facts, _Current())
+            loader_batches.install()
+        current = self
+        self._plain_hook = register_optimizer_step_post_hook(self._plain_step)
+
+    def take_over(self, previous: "Probe") -> None:
+        """Measures the engine of another probe, which is set to another batch meanwhile; in the place of `install`.
+
+        Memory counts from the engine's own initialisation, as in fresh ranks.
+        """
         global current
         current = self
-        intercept(self._settings.overrides, self.facts, self)
-        self._plain_hook = register_optimizer_step_post_hook(self._plain_step)
+        assert previous._watch is not None
+        self._watch = previous._watch
+        self._watch.start_over(int(self._settings.overrides[MICRO_BATCH]), self)
+        self._memory_after_initialize = previous._memory_after_initialize
+        self._initialize_peak = previous._initialize_peak
+        self._memory_budget = previous._memory_budget
+        self._keeps_engine = True
+        self._begin_warm_up()
+        self._tell_engine_built()
+        self._clock.mark()
+
+    def release_engine(self) -> Any:
+        """Returns the measured engine, and holds on to nothing of it any more."""
+        assert self._watch is not None
+        watch, self._watch = self._watch, None
+        watch.end()
+        self._counted, self._step_losses = CountedSteps(), StepLosses()
+        return watch.engine
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the measured engine is a pipeline, whose buffers are of one micro-batch size."""
+        return isinstance(self._watch, PipelineWatch)
+
+    def _finish(self, measurement: dict[str, Any]) -> None:
+        self.has_finished = True
+        self._tell_finished(measurement)
 
     def _plain_step(self, *_: Any) -> None:
         """Ends a trial that trains without DeepSpeed: its deadline is half an hour away."""
@@ -129,6 +189,7 @@ class Probe:
         if not self.has_engine:
             self._end_phase("import")
             if self._settings.memory_limit is not None:
+                memory.spare_builds()
                 self._memory_budget = memory.limit(self._settings.memory_limit)
 
     def engine_built(self, engine: Any) -> None:
@@ -138,6 +199,7 @@ class Probe:
             return
         self._plain_hook.remove()
         self._end_phase("initialize")
+        self._initialize_peak = memory.peak_bytes()
         available = memory.available_bytes()
         self._memory_after_initialize = {
             "after_initialize": memory.used_bytes(),
@@ -150,7 +212,14 @@ class Probe:
         asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
         self._watch = watch(engine, asked, self, with_activations=self._settings.with_profile)
-        self._mark()
+        self._begin_warm_up()
+        self._clock.mark()
+
+    def _begin_warm_up(self) -> None:
+        assert self._watch is not None
+        # The stages of a pipeline exchange batches of one length.
+        if not self.is_pipeline:
+            self._warm_up.begin(self._watch)
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Turns to another engine where the first never trains: it holds the reference model, say, or the teacher."""
@@ -163,67 +232,80 @@ class Probe:
 
     def group_destroyed(self) -> None:
         """Measures what there is while the ranks can still agree."""
+        if self.has_finished:
+            self._finish({})
         self.finish_early()
 
     def pause(self) -> None:
         """Leaves out of the optimizer step's time what follows, until `resume`."""
-        if self._paused is None:
-            self._paused = self._clocks()
+        self._clock.pause()
 
     def resume(self) -> None:
         """Goes on counting after `pause`; harmless where nothing is paused."""
-        if self._paused is None:
-            return
-        now = self._clocks()
-        self._started = tuple(
-            start + end - pause for start, end, pause in zip(self._started, now, self._paused, strict=True)
-        )
-        self._paused = None
+        self._clock.resume()
 
     def _end_phase(self, name: str) -> None:
         now = time.time()
         self._phases[name] = now - self._phase_started
         self._phase_started = now
 
-    @staticmethod
-    def _clocks() -> tuple[float, ...]:
-        """Returns the seconds of wall clock and of processor time, when the device has done what it was given."""
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        return time.perf_counter(), time.process_time()
-
-    def _mark(self) -> None:
-        """Starts the time of the next optimizer step."""
-        self._started = self._clocks()
-        if self._paused is not None:
-            self._paused = self._started
-
     def optimizer_step_ended(self, applied: bool) -> None:
         """Notes an optimizer step; at the moments of the window, agrees with the other ranks on going on."""
+        if self.has_finished:
+            self._finish({})
         watch = self._watch
         assert watch is not None
-        now = self._clocks() if self._paused is None else self._paused
-        seconds, cpu_seconds = (end - start for start, end in zip(self._started, now, strict=True))
+        seconds, cpu_seconds = self._clock.elapsed()
         self._steps_seen += 1
         if self._steps_seen == 1:
             self._end_phase("first_step")
             self._refuse_ignored_batch()
         self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
-        if not applied:
+        if not applied and self._survey is None:
             self._end_if_it_never_trains()
-        parts, samples, loss = watch.parts.take(), watch.take_samples(), watch.take_loss()
-        if loss is not None and len(self._step_losses) < _MOST_STEP_LOSSES:
-            self._step_losses.append(loss)
-        if applied and self._steps_seen >= self._settings.window.start_step:
-            self._counted.append({"latency": seconds, "cpu": cpu_seconds, "samples": float(samples), **parts})
+        self._warm_up.step_ended(watch, self._steps_seen)
+        parts, loss, (samples, tokens) = watch.parts.take(), watch.take_loss(), watch.take_samples()
+        self._step_losses.add(loss)
+        if self._survey is not None:
+            self._go_on_surveying()
+        elif applied and self._steps_seen >= self._settings.window.start_step:
+            counts = {"samples": float(samples), "tokens": float(tokens)}
+            self._counted.steps.append({"latency": seconds, "cpu": cpu_seconds, **counts, **parts})
             if watch.loss is not None:
-                self._losses.append(watch.loss)
-            if decides_after(self._settings.window, len(self._counted)):
-                self._slowest = self._on_slowest_rank([step["latency"] for step in self._counted])
-                if is_enough(self._settings.window, self._slowest):
-                    self._end_phase("steps")
-                    self._finish(self._measurement())
-        self._mark()
+                self._counted.losses.append(watch.loss)
+            self._decide()
+        self._clock.mark()
+
+    def _decide(self) -> None:
+        """Ends the measurement if there is enough, or the trial cannot win; at its moments, on all ranks alike."""
+        assert self._watch is not None
+        window, to_beat, counted = self._settings.window, self._settings.to_beat, self._counted
+        is_moment = decides_after(window, len(counted))
+        if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
+            return
+        samples = counted.agree(self._watch.engine)
+        if is_moment and is_enough(window, counted.slowest):
+            self._end_phase("steps")
+            if self._settings.with_profile and not self.is_pipeline:
+                self._begin_survey()
+            else:
+                self._finish(self._measurement())
+        elif to_beat is not None and is_hopeless(counted.slowest, samples, to_beat):
+            self._end_phase("steps")
+            self._finish(self._record("too_slow", too_slow_reason(counted.slowest, samples, to_beat)))
+
+    def _begin_survey(self) -> None:
+        assert self._watch is not None
+        self._survey = SequenceSurvey(
+            self._watch, self.facts, self.on_most_demanding_rank, lambda: self._keep(self._measurement())
+        )
+        self._go_on_surveying()
+
+    def _go_on_surveying(self) -> None:
+        assert self._survey is not None
+        if not self._survey.step_ended():
+            self._end_phase("survey")
+            self._finish(self._measurement())
 
     def _end_if_it_never_trains(self) -> None:
         """Ends a trial whose steps are skipped for good: DeepSpeed skips those whose gradients are not finite."""
@@ -254,113 +336,66 @@ class Probe:
         """Measures what there is when the user's code has ended by itself; False if that is too little."""
         if os.getpid() != self._process or len(self._counted) < self._settings.window.min_steps:
             return False
-        self._slowest = self._on_slowest_rank([step["latency"] for step in self._counted])
-        self._end_phase("steps")
+        assert self._watch is not None
+        self._counted.agree(self._watch.engine)
+        self._end_phase("steps" if self._survey is None else "survey")
         self._finish(self._measurement())
         return True
 
-    def _reduce(self, values: list[float], operation: Any) -> list[float]:
-        """Returns `values` reduced over all ranks."""
-        if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-            return values
+    def on_most_demanding_rank(self, values: list[float]) -> list[float]:
+        """Returns the largest of each value over all ranks; all of them call it."""
         assert self._watch is not None
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._watch.engine.device)
-        torch.distributed.all_reduce(tensor, op=operation)
-        return [float(value) for value in tensor.tolist()]
-
-    def _on_slowest_rank(self, values: list[float]) -> list[float]:
-        return self._reduce(values, torch.distributed.ReduceOp.MAX)
-
-    def _mean_losses(self) -> list[float]:
-        """Returns the mean loss over all ranks of each of the first optimizer steps."""
-        own = [float(loss) for loss in self._step_losses]
-        missing = [0.0] * (_MOST_STEP_LOSSES - len(own))
-        # Of one length on every rank, whatever each has seen.
-        summed = self._reduce([*own, *missing, *(1.0 for _ in own), *missing], torch.distributed.ReduceOp.SUM)
-        totals, ranks = summed[:_MOST_STEP_LOSSES], summed[_MOST_STEP_LOSSES:]
-        means = [total / count for total, count in zip(totals, ranks, strict=True) if count]
-        return means if all(map(math.isfinite, means)) else []
+        return most(values, self._watch.engine)
 
     def _measurement(self) -> dict[str, Any]:
         """Returns the metrics; every rank takes part, for some are sums and maxima over all of them."""
+        assert self._watch is not None
+        finite = self._counted.are_finite
+        measurement = self._record("completed" if finite else "diverged", "" if finite else _NOT_FINITE)
+        measurement["metrics"] = self._counted.metrics(self._watch)
+        if self._settings.with_profile:
+            measurement["program"] = self.facts.to_json()
+            budget = memory.device_bytes() if self._memory_budget is None else self._memory_budget
+            measurement["profile"] = model_profile(self._watch, budget)
+        return measurement
+
+    def _record(self, outcome: str, reason: str) -> dict[str, Any]:
+        """Returns what is known of the counted steps however the trial ends; every rank takes part."""
         watch = self._watch
         assert watch is not None
-        engine = watch.engine
-        world_size = torch.distributed.get_world_size()
-        replicas = int(engine.dp_world_size)
-        asked = int(engine.train_micro_batch_size_per_gpu())
-        medians = {part: statistics.median(step[part] for step in self._counted) for part in (*PARTS, "cpu")}
-        names = [*medians, "activation"]
-        slowest = dict(
-            zip(names, self._on_slowest_rank([*medians.values(), float(watch.model.activation_bytes)]), strict=True)
-        )
-        parameters = list(engine.module.parameters())
-        totals = self._reduce(
-            [
-                float(watch.model.flops),
-                float(sum(_numel(parameter) for parameter in parameters)),
-                float(sum(_numel(parameter) for parameter in parameters if parameter.requires_grad)),
-                medians["cpu"],
-            ],
-            torch.distributed.ReduceOp.SUM,
-        )
-        arrived = watch.first_micro_batch or asked
-        flops_per_sample = totals[0] / (replicas * arrived)
-        latency = statistics.median(self._slowest)
-        samples_per_step = statistics.fmean(step["samples"] for step in self._counted) or float(
-            asked * engine.gradient_accumulation_steps()
-        )
-        throughput = samples_per_step * replicas / latency
-        metrics = {
-            "latency": latency,
-            "latency_spread": statistics.stdev(self._slowest) if len(self._slowest) > 1 else 0.0,
-            "measured_steps": float(len(self._slowest)),
-            "forward": slowest["forward"],
-            "backward": slowest["backward"],
-            "step": slowest["step"],
-            "throughput": throughput,
-            "FLOPS_per_gpu": flops_per_sample * throughput / world_size,
-            "cpu_time_per_sample": totals[3] / (samples_per_step * replicas),
-        }
-        if watch.tokens_per_sample is not None:
-            metrics["tokens_per_second"] = throughput * watch.tokens_per_sample
-        peak = peak_flops()
-        if peak is not None:
-            metrics["mfu"] = metrics["FLOPS_per_gpu"] / peak
-        finite = True
-        if self._losses:
-            first, last = float(self._losses[0]), float(self._losses[-1])
-            finite = all(bool(torch.isfinite(loss).all()) for loss in self._losses)
-            if finite:
-                metrics["loss_first"], metrics["loss_last"] = first, last
-        measurement: dict[str, Any] = {
-            "outcome": "completed" if finite else "diverged",
-            "reason": "" if finite else _NOT_FINITE,
-            "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
-            "step_times": self._slowest,
-            "losses": self._mean_losses(),
+        (longest,) = most([float(watch.longest_sequence or 0)], watch.engine)
+        return {
+            "outcome": outcome,
+            "reason": reason,
+            "step_times": self._counted.slowest,
+            # An engine that has trained before shows no losses from step 1 on.
+            "losses": [] if self._keeps_engine else self._step_losses.means(watch.engine),
             "micro_batch_arrived": watch.first_micro_batch,
+            "longest_sequence": int(longest) or None,
+            "note": self._warm_up.note(int(longest)),
             "memory": {
-                "peak": memory.peak_bytes(),
+                "peak": max(memory.peak_bytes(), self._initialize_peak),
                 **self._memory_after_initialize,
                 **memory.allocator_figures(),
             },
             "phases": self._phases,
         }
-        if self._settings.with_profile:
-            measurement["program"] = self.facts.to_json()
-            measurement["profile"] = {
-                "num_params": round(totals[1] / replicas),
-                "trainable_num_params": round(totals[2] / replicas),
-                "activation_mem_per_gpu": round(slowest["activation"] / arrived),
-                "gpu_mem": memory.device_bytes() if self._memory_budget is None else self._memory_budget,
-                "data_parallel_size": replicas,
-                "pipeline_parallel": isinstance(watch, PipelineWatch),
-                "flops_per_sample": flops_per_sample,
-            }
-        return measurement
 
 
-def _numel(parameter: torch.nn.Parameter) -> int:
-    """Returns the elements of a parameter, also of one that ZeRO 3 has partitioned away."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+class _Current:
+    """Hands what the stand-ins notice to the probe of the moment: they are put in place once."""
+
+    def initialize_called(self) -> None:
+        """See `Probe.initialize_called`."""
+        assert current is not None
+        current.initialize_called()
+
+    def engine_built(self, engine: Any) -> None:
+        """See `Probe.engine_built`."""
+        assert current is not None
+        current.engine_built(engine)
+
+    def group_destroyed(self) -> None:
+        """See `Probe.group_destroyed`."""
+        assert current is not None
+        current.group_destroyed()

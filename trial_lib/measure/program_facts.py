@@ -15,11 +15,18 @@ class ProgramFacts:
         batch: the batch keys (`train_micro_batch_size_per_gpu`, `gradient_accumulation_steps`) that the program would
             have used where the configuration says "auto" or nothing.
         arg_mappings: flags of its command line that were seen to set a batch key, by that key.
+        longest_sequence: the most tokens that a sample had in the first batches of its data; None where the batches
+            show no tokens, or all have as many.
+        shortest_sequence: the fewest.
+        is_stretchable: whether the program has trained on a batch that was made as long as the longest.
     """
 
     ds_config: dict[str, Any] | None = None
     batch: dict[str, int] = field(default_factory=dict)
     arg_mappings: dict[str, str] = field(default_factory=dict)
+    longest_sequence: int | None = None
+    shortest_sequence: int | None = None
+    is_stretchable: bool = False
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program handed over."""

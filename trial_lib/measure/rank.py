@@ -14,10 +14,9 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trial_lib.experiment.files import write_whole
-from trial_lib.experiment.window import StepWindow
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 
 _INITIALIZE_FRAME = ("trial_lib/measure/interception.py", "initialize")
@@ -31,62 +30,67 @@ def run(payload: dict[str, Any], rank: int) -> None:
             `arguments`, `passes_local_rank`, `model_dir`, `overrides`, `window`, `memory_limit`, `with_profile`,
             `launched_at` (seconds since the epoch), `scratch` (a folder for what the program would write into the
             user's files), `protected_before` (files older than that, in seconds since the epoch, are never changed),
-            and `measurements`, `failures` and `engine_built`, the records' paths by rank.
+            `to_beat` and `longest_sequence` (as `trial_lib.measure.probe.ProbeSettings` has them), and `measurements`,
+            `failures` and `engine_built`, the records' paths by rank.
         rank: this rank.
     """
-    phases = {"start": max(0.0, time.time() - payload["launched_at"])}
-    process = os.getpid()
-    engine_built = Path(payload["engine_built"][rank])
+    sweep({"trials": [payload]}, rank)
 
-    def finish(measurement: dict[str, Any]) -> None:
-        _let_nothing_interrupt()
+
+def sweep(payload: dict[str, Any], rank: int) -> None:
+    """Runs one rank that measures several micro-batch sizes, as far as they fit; it ends the process.
+
+    Args:
+        payload: as `trial_lib.measure.sizes.Sizes` takes it.
+        rank: this rank.
+    """
+    process = os.getpid()
+    sizes: Any = None
+
+    def record(trial: dict[str, Any], measurement: dict[str, Any]) -> None:
         measurement["versions"] = _versions()
         measurement["host"] = platform.node()
-        if payload["with_profile"] and rank == 0:
+        if trial["with_profile"] and rank == 0:
             measurement["imported"] = _imported()
-        write_whole(Path(payload["measurements"][rank]), json.dumps(measurement))
-        # A rank that ends alone (its loss diverged, say) would leave the others waiting for it: the guard ends those.
-        _end(0 if measurement["outcome"] == "completed" else 1)
+        write_whole(Path(trial["measurements"][rank]), json.dumps(measurement))
 
     try:
         # Inside: a rank of a broken environment has to leave a record too.
-        from trial_lib.measure import accelerate, hugging_face, trackers, user_files
-        from trial_lib.measure.batch_source import BatchSource
-        from trial_lib.measure.probe import Probe, ProbeSettings
+        from trial_lib.measure.sizes import Sizes
 
-        probe = Probe(
-            ProbeSettings(
-                overrides=payload["overrides"],
-                window=StepWindow(**payload["window"]),
-                memory_limit=payload["memory_limit"],
-                with_profile=payload["with_profile"],
-                batch_source=BatchSource(payload["arguments"], dict(os.environ), Path(payload["model_dir"])),
-            ),
-            phases,
-            engine_built.touch,
-            finish,
-        )
-        probe.install()
-        scratch = Path(payload["scratch"])
-        hugging_face.install(probe.facts, payload["overrides"], scratch)
-        accelerate.install(probe.facts)
-        files = user_files.install(scratch, payload["protected_before"], Path(payload["model_dir"]))
-        trackers.install(scratch, files)
+        sizes = Sizes(payload, rank, record, _end)
+        sizes.install()
+        while _run_program(sizes, process):
+            sizes.start_over()
+    except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
+        if os.getpid() == process:
+            trial = payload["trials"][0] if sizes is None else sizes.trial
+            phases = {} if sizes is None else sizes.phases
+            _fail(trial, rank, phases, error, Path(trial["engine_built"][rank]).exists())
+        _end_child(error)
+    _end_child(None)
+
+
+def _run_program(sizes: Any, process: int) -> bool:
+    """Runs the program once; returns whether it is to be run again, with the next size."""
+    try:
         try:
-            run_program(payload["program"], _arguments(payload))
+            run_program(sizes.trial["program"], _arguments(sizes.trial))
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise
-        if os.getpid() == process:
-            # As the interpreter does: the training may run in a thread.
-            threading._shutdown()  # type: ignore[attr-defined]
-            if not probe.finish_early():
-                raise _EndedEarlyError(_ended_early_reason(probe.has_engine, probe.steps_seen))
-    except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
-        if os.getpid() == process:
-            _fail(payload, rank, phases, error, engine_built.exists())
-        _end_child(error)
-    _end_child(None)
+        if os.getpid() == process and not sizes.is_between:
+            if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+                # As the interpreter does: the training may run in a thread. No executor can be used afterwards.
+                sizes.is_last_run = True
+                threading._shutdown()  # type: ignore[attr-defined]
+            if not sizes.probe.finish_early():
+                raise _EndedEarlyError(_ended_early_reason(sizes.probe.has_engine, sizes.probe.steps_seen))
+    except BaseException:
+        # However the program has come to its end since its size was measured, it has.
+        if os.getpid() != process or not sizes.is_between:
+            raise
+    return os.getpid() == process
 
 
 def _end_child(error: BaseException | None) -> None:
@@ -159,7 +163,7 @@ def _fail(
     payload: dict[str, Any], rank: int, phases: dict[str, float], error: BaseException, engine_built: bool
 ) -> None:
     """Leaves the exception in the log, as Python would, and in a record that needs no parsing."""
-    _let_nothing_interrupt()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     # A rank that ran into its memory limit must still be able to say so.
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
@@ -183,12 +187,7 @@ def _fail(
     _end(1)
 
 
-def _let_nothing_interrupt() -> None:
-    """Keeps the program's own signal handlers from raising in the middle of a record."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     """Ends the process at once: no code of the user's, no destructor and no other rank can hold it up."""
     for stream in (sys.stdout, sys.stderr):
         # The program may have closed or replaced it.

@@ -69,6 +69,11 @@ class UserFiles:
         # The deepest folder decides.
         self._roots = sorted(roots.items(), key=lambda root: -len(root[0]))
 
+    def start_over(self) -> None:
+        """Forgets what the program has written and removed: it is run again. No other rank may run it meanwhile."""
+        shutil.rmtree(self._copies, ignore_errors=True)
+        self._removed.clear()
+
     def is_free(self, where: str) -> bool:
         """Returns whether a path is below a folder that none of this concerns."""
         return next((is_free for root, is_free in self._roots if where.startswith(root)), False)

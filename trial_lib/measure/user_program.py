@@ -24,7 +24,7 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
     """
     if "module" in program:
         sys.argv = [program["module"], *arguments]
-        sys.path.insert(0, str(Path.cwd()))
+        _first_on_path(str(Path.cwd()))
         runpy.run_module(program["module"], run_name="__main__", alter_sys=True)
         return
     script = program["script"]
@@ -35,7 +35,7 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
         # A folder or an archive with a `__main__.py`; or nothing, which it says.
         runpy.run_path(path, run_name="__main__")
         return
-    sys.path.insert(0, str(Path(path).resolve().parent))
+    _first_on_path(str(Path(path).resolve().parent))
     loader = SourceFileLoader("__main__", path)
     main = ModuleType("__main__")
     main.__dict__.update(__file__=path, __loader__=loader, __spec__=None, __cached__=None)
@@ -43,6 +43,18 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
     _before.append(sys.modules["__main__"])
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+
+
+def _first_on_path(folder: str) -> None:
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)
+
+
+def forget_program() -> None:
+    """Lets go of what the program that has run holds as `__main__`; modules that it has imported stay."""
+    if _before:
+        main, sys.modules["__main__"] = sys.modules["__main__"], _before.pop()
+        main.__dict__.clear()
 
 
 # A module that nobody holds is emptied, and with it the functions that are still running.

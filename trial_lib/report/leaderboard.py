@@ -1,7 +1,7 @@
 """The trials of a study as rows, best first."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,7 @@ class Row(BaseModel):
         purpose: why it ran.
         label: what people call it, such as `z2-mbs16`.
         micro_batch_size: samples a rank took in one forward pass.
+        measured: `fresh` in processes of its own, `swept` in ones that had measured other micro-batch sizes before.
         outcome: how it ended.
         reason: one sentence, empty if it completed.
         metric: the name of the metric that is optimised.
@@ -33,6 +34,7 @@ class Row(BaseModel):
     purpose: Purpose
     label: str
     micro_batch_size: int
+    measured: Literal["fresh", "swept"]
     outcome: Outcome
     reason: str
     metric: str
@@ -46,6 +48,7 @@ class Row(BaseModel):
         return {
             "trial": f"{self.trial:04d}",
             "candidate": self.label,
+            "measured": self.measured if self.value is not None else "",
             "outcome": self.outcome.value,
             self.metric: "" if self.value is None else f"{self.value:.4g}",
             "samples/s": "" if self.throughput is None else f"{self.throughput:.1f}",
@@ -79,6 +82,7 @@ def _row(result: TrialResult, candidate: Candidate, metric: str) -> Row:
         purpose=result.purpose,
         label=result.purpose.label(candidate),
         micro_batch_size=candidate.micro_batch_size,
+        measured="swept" if result.swept else "fresh",
         outcome=result.outcome,
         reason=result.reason,
         metric=metric,

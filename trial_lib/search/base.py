@@ -24,6 +24,9 @@ def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:
     return tuple(sorted(set(stages)))
 
 
+ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), AfterValidator(_ascending)]
+
+
 class SearchSettings(BaseModel):
     """What every search can be told.
 
@@ -39,7 +42,7 @@ class SearchSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_trials: PositiveInt = 50
-    zero_stages: Annotated[tuple[ZeroStage, ...], Field(min_length=1), AfterValidator(_ascending)] = (1, 2, 3)
+    zero_stages: ZeroStages = (1, 2, 3)
     metric: Annotated[str, AfterValidator(_known_metric)] = "FLOPS_per_gpu"
     seed: int = 42
     concurrency: PositiveInt = 1
@@ -126,6 +129,12 @@ class Search(ABC):
             KeyError: the candidate is not in flight.
         """
         raise NotImplementedError("this method asks for no sweeps")
+
+    def observe(self, candidate: Candidate, result: TrialResult) -> None:  # noqa: B027
+        """Takes in a trial that the search has not asked for: of the profile, or of the submitted configuration.
+
+        A method that learns nothing from it passes over it.
+        """
 
     @property
     @abstractmethod

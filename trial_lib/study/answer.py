@@ -181,9 +181,7 @@ def _beside(interpreter: str, name: str) -> str:
 def write_answer(
     experiment: Experiment,
     candidate: Candidate,
-    best: TrialResult,
-    submitted: TrialResult | None,
-    metric: str,
+    measured: Mapping[str, Any],
     paths: StudyPaths,
     device: str,
     environment: Mapping[str, str],
@@ -196,9 +194,7 @@ def write_answer(
     Args:
         experiment: what the user submitted.
         candidate: the winner.
-        best: its trial.
-        submitted: the trial of the user's own configuration, if there was one.
-        metric: what was optimised.
+        measured: what it measured and how that was confirmed, as JSON.
         paths: the study's files.
         device: `cuda` or `cpu`.
         environment: what the trials' ranks started from.
@@ -208,13 +204,6 @@ def write_answer(
     """
     config = winning_config(experiment.ds_config if base_config is None else base_config, candidate)
     write_whole(paths.best_ds_config, json.dumps(config, indent=2) + "\n")
-    metrics = {
-        "metric": metric,
-        "trial": best.number,
-        "gain": gain(best, submitted, metric),
-        "metrics": best.metrics,
-        "submitted": submitted.metrics if submitted is not None else {},
-    }
-    write_whole(paths.best_ds_metrics, json.dumps(metrics, indent=2) + "\n")
+    write_whole(paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
     command = training_command(experiment, config, paths, device, environment, arg_mappings, is_batch_in_code)
     write_whole(paths.best_command, command)

@@ -1,11 +1,16 @@
 """What a study is told: the experiment, the search and how to run it."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-Method = Literal["asha", "binary", "random", "micro_batch"]
+Method = Literal["adaptive", "asha", "binary", "random", "micro_batch"]
+ADAPTIVE_ONLY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
+"""What the other methods do not know: the predecessor's have their own way with the batch and with memory."""
+
+ADAPTIVE_STAGES: tuple[int, ...] = (0, 1, 2, 3)
+PREDECESSORS_STAGES: tuple[int, ...] = (1, 2, 3)
 
 
 class StudyArguments(BaseModel):
@@ -21,6 +26,11 @@ class StudyArguments(BaseModel):
         max_trials: trials in all, the profile trial among them; the submitted configuration is measured besides.
         max_slots: slots that all trials together may use; None for all of this host.
         max_micro_batch: the largest micro-batch size (samples) that the search may try; None for what fits.
+        max_minutes: minutes after which the search starts no further trial; None for no such limit.
+        train_batch_size: samples of an optimizer step that the search keeps to; None for the configuration's own.
+        free_batch: whether the search may choose the samples of an optimizer step.
+        divisible_by: micro-batch sizes that the search tries are multiples of it.
+        memory_headroom: share of a slot's memory that the search leaves free.
         max_concurrent_trials: trials that may run at once.
         metric: what is optimised.
         zero_stages: ZeRO stages that the search may use.
@@ -39,14 +49,19 @@ class StudyArguments(BaseModel):
     command: tuple[str, ...] = ()
     arg_mappings: dict[str, str] = Field(default_factory=dict)
     model_dir: Path
-    method: Method = "asha"
+    method: Method = "adaptive"
     settings: dict[str, Any] = Field(default_factory=dict)
     max_trials: PositiveInt = 50
     max_slots: PositiveInt | None = None
     max_micro_batch: PositiveInt | None = None
+    max_minutes: Annotated[float, Field(gt=0)] | None = None
+    train_batch_size: PositiveInt | None = None
+    free_batch: bool = False
+    divisible_by: PositiveInt = 1
+    memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.05
     max_concurrent_trials: PositiveInt = 16
     metric: str = "FLOPS_per_gpu"
-    zero_stages: tuple[int, ...] = (1, 2, 3)
+    zero_stages: tuple[int, ...] = ADAPTIVE_STAGES
     start_profile_step: PositiveInt = 3
     end_profile_step: PositiveInt = 5
     random_seed: int = 42
@@ -54,6 +69,25 @@ class StudyArguments(BaseModel):
     include: tuple[Path, ...] = ()
     run_full_experiment: bool = False
     launcher: Literal["warm", "cold"] = "warm"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stage_0_is_for_adaptive(cls, given: Any) -> Any:
+        """Leaves stage 0 to the user for the predecessor's methods, as it did."""
+        if isinstance(given, dict) and given.get("zero_stages") is None:
+            is_adaptive = given.get("method", "adaptive") == "adaptive"
+            return {**given, "zero_stages": ADAPTIVE_STAGES if is_adaptive else PREDECESSORS_STAGES}
+        return given
+
+    @model_validator(mode="after")
+    def _batch_policy_is_adaptive_s(self) -> "StudyArguments":
+        fields = StudyArguments.model_fields
+        given = [name for name in ADAPTIVE_ONLY if getattr(self, name) != fields[name].default]
+        if given and self.method != "adaptive":
+            raise ValueError(f"--{given[0].replace('_', '-')} is for the method adaptive, not for {self.method}")
+        if self.free_batch and self.train_batch_size is not None:
+            raise ValueError("--train-batch-size and --free-batch exclude each other")
+        return self
 
     @model_validator(mode="after")
     def _has_an_experiment(self) -> "StudyArguments":

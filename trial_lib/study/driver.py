@@ -1,30 +1,31 @@
 """The driver of a study: decides on trials, runs them, remembers how they ended."""
 
 import logging
-import queue
-import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from trial_lib.experiment.batch import resolve_batch
-from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
-from trial_lib.launch.trial import TrialPlan, run_trial, unstarted, write_unstarted
+from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.search.base import Search
-from trial_lib.search.create import create_search
 from trial_lib.study.answer import best_result, ignored_batch_reason, without_tuning_keys, write_answer
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.completed_config import completed_config, contradiction
-from trial_lib.study.history import Asked, History, Stopped, Told
-from trial_lib.study.plans import TrialPlans
+from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
+from trial_lib.study.plans import TrialPlans, refusal, throughput_to_beat
+from trial_lib.study.problem import open_search
 from trial_lib.study.program import CommandChanges, batch_in_command, environment_of
+from trial_lib.study.runner import Ended, Runner, Work, seconds_of
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
@@ -77,22 +78,23 @@ class StudyDriver:
         self.log = log
         self.results: dict[int, TrialResult] = {}
         self.candidates: dict[int, Candidate] = {}
-        self.cancelled = threading.Event()
         self.search: Search | None = None
         self.full_experiment_failure: str | None = None
         self._launcher = launcher
+        self._opened = time.monotonic()
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
         self.environment = environment_of(experiment, arguments.include)
         self._changes = CommandChanges(experiment, self.environment, log)
         self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
-        self._lock_dir = lock_dir
+        self._runner = Runner(launcher, host, lock_dir, log, self._refusal, self._starting)
         self._history = History(paths.history)
         self._purposes: dict[int, Purpose] = {}
-        self._ended: queue.SimpleQueue[TrialResult] = queue.SimpleQueue()
+        self._withdrawn: set[int] = set()
         self._by_hash: dict[str, int] = {}
-        self._interrupted: list[int] = []
+        self._interrupted: list[Decided] = []
         self._stopped = False
         self._replay()
+        self._seconds_before = seconds_of(self.results.values())
 
     # -- what to run ---------------------------------------------------------------------------------------------
 
@@ -137,33 +139,58 @@ class StudyDriver:
         """Why nothing but batches of 1 arrives, whatever is asked for; None where larger ones do."""
         return ignored_batch_reason(self.results, self.candidates)
 
-    def next_plans(self, room: int) -> list[TrialPlan]:
-        """Returns up to `room` trials to start now: first those that were cut short, then what the search asks."""
-        plans: list[TrialPlan] = []
-        search = self._searching()
-        while len(plans) < room and self.ignored_batch is None:
-            if self._interrupted:
-                number = self._interrupted.pop(0)
-                candidate = self.candidates[number]
-            else:
-                asked = search.ask()
-                if asked is None:
-                    break
-                assert isinstance(asked, Candidate)
-                number, candidate = max(*self.candidates, SUBMITTED_NUMBER) + 1, asked
-                self._history.append(Asked(number, Purpose.SEARCH, candidate))
-                self._remember(number, Purpose.SEARCH, candidate)
-            known = self._by_hash.get(candidate.config_hash(self.base_config))
-            if known is None:
-                plans.append(self._plan(number, Purpose.SEARCH, candidate))
-            else:
-                self._tell_known(number, self.results[known])
-        return plans
+    def next_work(self, room: int) -> list[Work]:
+        """Returns up to `room` pieces of work to start now: first what was cut short, then what the search asks."""
+        found: list[Work] = []
+        while len(found) < room and self.ignored_batch is None:
+            decided = self._interrupted.pop(0) if self._interrupted else self._ask()
+            if decided is None:
+                break
+            plans = []
+            to_beat = throughput_to_beat(self.arguments, self.best) if decided.sweep is None else None
+            for number, candidate in decided.numbered:
+                known = self._by_hash.get(candidate.config_hash(self.base_config))
+                if known is None:
+                    plans.append(replace(self._plan(number, Purpose.SEARCH, candidate), to_beat=to_beat))
+                else:
+                    self._tell_known(number, self.results[known])
+            if plans:
+                found.append(Work(tuple(plans), decided.sweep if len(plans) > 1 else None))
+        return found
+
+    def _ask(self) -> Decided | None:
+        if self.minutes_are_over:
+            return None
+        asked = self._searching().ask()
+        if asked is None:
+            return None
+        first = self._next_number
+        if isinstance(asked, Sweep):
+            event = AskedSweep(first, asked)
+            self._history.append(event)
+            decided = Decided(event.numbered, asked)
+        else:
+            self._history.append(Asked(first, Purpose.SEARCH, asked))
+            decided = Decided([(first, asked)])
+        for number, candidate in decided.numbered:
+            self._remember(number, Purpose.SEARCH, candidate)
+        return decided
+
+    @property
+    def _next_number(self) -> int:
+        return max(*self.candidates, *self._withdrawn, SUBMITTED_NUMBER) + 1
+
+    @property
+    def minutes_are_over(self) -> bool:
+        """Whether the time that the search may take is over; what a study took before it was resumed counts."""
+        minutes = self.arguments.max_minutes
+        return minutes is not None and time.monotonic() - self._opened + self._seconds_before >= 60 * minutes
 
     def plan_again(self, purpose: Purpose, candidate: Candidate) -> TrialPlan:
-        """Returns another trial of a candidate, whether or not it has run before: to confirm it, or to record it."""
-        number = max(*self.candidates, SUBMITTED_NUMBER) + 1
-        return self._decide(number, purpose, candidate)
+        """Returns another trial of a candidate, to confirm or to record it; one of a confirmation cut short goes on."""
+        number = max(self.candidates)
+        is_open = self._purposes[number] is purpose is Purpose.CONFIRM and number not in self.results
+        return self._decide(number if is_open else self._next_number, purpose, candidate)
 
     def _tell_known(self, number: int, result: TrialResult) -> None:
         """Tells the search what is known already: the same configuration is never run twice."""
@@ -177,33 +204,28 @@ class StudyDriver:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, plan: TrialPlan) -> TrialResult:
-        """Runs one trial; its result waits for `next_result`. Called from a thread of the trial's own."""
-        try:
-            refusal = self._refusal(plan)
-            if refusal is None:
-                self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.arg_mappings)
-                result = run_trial(plan, self._launcher, self.host, self._lock_dir, self.cancelled, self.log.info)
-            else:
-                result = unstarted(plan, Outcome.INVALID, refusal)
-                write_unstarted(plan, result)
-        except Exception as error:
-            # A full disk, say: it costs this trial and nothing else.
-            reason = f"The trial could not be run: {type(error).__name__}: {error}"
-            result = unstarted(plan, Outcome.CRASHED, reason)
-            self.log.exception("trial %d could not be run", plan.number)
-        self._ended.put(result)
-        return result
+    def run(self, work: Work) -> list[Ended]:
+        """Runs work; how it ended waits for `next_ended` too. Called from a thread of the work's own."""
+        return self._runner.run(work)
 
-    def write_answer(self, best: TrialResult) -> None:
-        """Writes the winning configuration, what it measured, and the command to train with it."""
-        candidate = self.candidates[best.number]
+    def next_ended(self, timeout_s: float) -> Ended | None:
+        """Waits for a trial to end; None if none has within the time-out, which lets the main thread hear signals."""
+        return self._runner.next_ended(timeout_s)
+
+    def lose(self, work: Work, reason: str) -> None:
+        """Has work whose thread has ended without a word end after all; harmless where it has said all it had to."""
+        told = self.results.keys() | self._withdrawn
+        self._runner.lose([plan for plan in work.plans if plan.number not in told], reason)
+
+    def _starting(self, plan: TrialPlan) -> None:
+        self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.arg_mappings)
+
+    def write_answer(self, number: int, measured: Mapping[str, Any]) -> None:
+        """Writes the configuration of the winning trial, what it measured, and the command to train with it."""
         write_answer(
             self.experiment,
-            candidate,
-            best,
-            self.submitted,
-            self.arguments.metric,
+            self.candidates[number],
+            measured,
             self.paths,
             self.host.device,
             self.environment,
@@ -216,19 +238,7 @@ class StudyDriver:
         """Returns why a candidate of the search need not run: a rule that it breaks and the user's own does not."""
         if plan.purpose is not Purpose.SEARCH or self._profile.profile is None:
             return None
-        pipeline = self._profile.profile.pipeline_parallel
-        replicas = self._profile.profile.data_parallel_size
-        device: Literal["cpu", "cuda"] = "cuda" if self.host.device == "cuda" else "cpu"
-        own = {rule.name for rule in broken_rules(self.base_config, device, pipeline, replicas)}
-        broken = [rule for rule in broken_rules(plan.ds_config, device, pipeline, replicas) if rule.name not in own]
-        return broken[0].reason if broken else None
-
-    def next_result(self, timeout_s: float) -> TrialResult | None:
-        """Waits for a trial to end; None if none has within the time-out, which lets the main thread hear signals."""
-        try:
-            return self._ended.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+        return refusal(plan.ds_config, self.base_config, self._profile.profile, self.host.device)
 
     def prime(self) -> None:
         """Has the launcher import what the profile trial had imported, if there is one; waits for its server."""
@@ -237,15 +247,20 @@ class StudyDriver:
 
     def cancel(self) -> None:
         """Ends all trials that run. Callable from any thread."""
-        self.cancelled.set()
+        self._runner.cancelled.set()
 
-    def tell(self, result: TrialResult) -> None:
+    def tell(self, end: Ended) -> None:
         """Takes in how a trial ended. One that was cut short stays open in the history: a resumed study runs it."""
-        if result.outcome is Outcome.CANCELLED:
+        if isinstance(end, Withdrawn):
+            if not self._runner.cancelled.is_set():
+                self._history.append(end)
+                self._withdraw(end)
             return
-        self._history.append(Told(result.number, result))
-        self._learn(result)
-        if result.purpose is Purpose.PROFILE:
+        if end.outcome is Outcome.CANCELLED:
+            return
+        self._history.append(Told(end.number, end))
+        self._learn(end)
+        if end.purpose is Purpose.PROFILE:
             self.prime()
 
     def stop(self, reason: str) -> None:
@@ -258,7 +273,7 @@ class StudyDriver:
 
     @property
     def best(self) -> TrialResult | None:
-        """The best completed trial so far, the submitted configuration's included."""
+        """The best reading so far, the submitted configuration's included."""
         return best_result(self.results.values(), self.arguments.metric)
 
     @property
@@ -297,21 +312,13 @@ class StudyDriver:
 
     def _searching(self) -> Search:
         if self.search is None:
-            assert self._profile.profile is not None
-            self.search = create_search(
-                self.arguments.method,
-                {
-                    **self.arguments.settings,
-                    "max_trials": self.arguments.max_trials,
-                    "zero_stages": self.arguments.zero_stages,
-                    "metric": self.arguments.metric,
-                    "seed": self.arguments.random_seed,
-                    "concurrency": self.concurrency,
-                    "max_micro_batch": self.arguments.max_micro_batch,
-                },
-                profile=self._profile.profile,
-                base_config=self.base_config,
-                slots=self.experiment.config.resources.slots_per_trial,
+            known = [
+                (self.candidates[number], self.results[number])
+                for number in (PROFILE_NUMBER, SUBMITTED_NUMBER)
+                if number in self.results
+            ]
+            self.search = open_search(
+                self.arguments, self.experiment, self.base_config, self.host.device, self.concurrency, known, self.log
             )
         return self.search
 
@@ -319,24 +326,38 @@ class StudyDriver:
 
     def _replay(self) -> None:
         """Brings a resumed study to where it was: asks are applied, not asked again, and ended trials are not run."""
+        decided: list[Decided] = []
+        withdrawn = set()
         for event in self._history.replayed:
             if isinstance(event, Asked):
                 self._remember(event.number, event.purpose, event.candidate)
                 if event.purpose is Purpose.SEARCH:
                     self._searching().apply(event.candidate)
+                    decided.append(Decided([(event.number, event.candidate)]))
+            elif isinstance(event, AskedSweep):
+                for number, candidate in event.numbered:
+                    self._remember(number, Purpose.SEARCH, candidate)
+                self._searching().apply(event.sweep)
+                decided.append(Decided(event.numbered, event.sweep))
+            elif isinstance(event, Withdrawn):
+                self._withdraw(event)
+                withdrawn.add(event.number)
             elif isinstance(event, Told):
                 self._learn(event.result)
             else:
                 self._stopped = True
-        self._interrupted = [
-            number
-            for number, purpose in self._purposes.items()
-            if number not in self.results and purpose is Purpose.SEARCH
-        ]
+        has_ended = self.results.keys() | withdrawn
+        left = (decision.without(has_ended) for decision in decided)
+        self._interrupted = [decision for decision in left if decision.numbered]
 
     def _remember(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
         self.candidates[number] = candidate
         self._purposes[number] = purpose
+
+    def _withdraw(self, withdrawn: Withdrawn) -> None:
+        candidate = self.candidates.pop(withdrawn.number)
+        self._withdrawn.add(withdrawn.number)
+        self._searching().withdraw(candidate, withdrawn.reason)
 
     def _learn(self, result: TrialResult) -> None:
         self.results[result.number] = result

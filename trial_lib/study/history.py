@@ -1,13 +1,14 @@
-"""The history of a study: one line for each ask, tell and stop, in order. Resuming is replaying it."""
+"""The history of a study: one line for each ask, tell, withdrawal and stop, in order. Resuming is replaying it."""
 
 import errno
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import TrialResult
 
@@ -19,6 +20,46 @@ class Asked:
     number: int
     purpose: Purpose
     candidate: Candidate
+
+
+@dataclass(frozen=True)
+class AskedSweep:
+    """Trials were decided on that one process group is to measure; their numbers count up from the first one's."""
+
+    first: int
+    sweep: Sweep
+
+    @property
+    def numbered(self) -> list[tuple[int, Candidate]]:
+        """The candidates with their numbers."""
+        return list(enumerate(self.sweep.candidates, self.first))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a search has asked for at once.
+
+    Attributes:
+        numbered: its candidates, each with its trial's number.
+        sweep: what asked for them together; None for a single candidate.
+    """
+
+    numbered: list[tuple[int, Candidate]]
+    sweep: Sweep | None = None
+
+    def without(self, numbers: Collection[int]) -> "Decided":
+        """Returns what is left of it when some trials are not to run."""
+        return Decided(
+            [(number, candidate) for number, candidate in self.numbered if number not in numbers], self.sweep
+        )
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """A size of a sweep is not measured after all."""
+
+    number: int
+    reason: Withdrawal
 
 
 @dataclass(frozen=True)
@@ -36,7 +77,7 @@ class Stopped:
     reason: str
 
 
-Event = Asked | Told | Stopped
+Event = Asked | AskedSweep | Withdrawn | Told | Stopped
 
 
 class History:
@@ -56,16 +97,7 @@ class History:
         Raises:
             OSError: the disk is full; nothing was added.
         """
-        if isinstance(event, Asked):
-            line: dict[str, Any] = {
-                "ask": event.number,
-                "purpose": event.purpose.value,
-                "candidate": event.candidate.model_dump(mode="json"),
-            }
-        elif isinstance(event, Told):
-            line = {"tell": event.number, "result": event.result.model_dump(mode="json")}
-        else:
-            line = {"stop": event.reason}
+        line = _line(event)
         with self._path.open("ab", buffering=0) as file:
             length = file.seek(0, os.SEEK_END)
             record = json.dumps(line).encode() + b"\n"
@@ -108,9 +140,30 @@ def _read(path: Path) -> tuple[list[Event], int]:
     return events, length
 
 
+def _line(event: Event) -> dict[str, Any]:
+    if isinstance(event, Asked):
+        candidate = event.candidate.model_dump(mode="json")
+        return {"ask": event.number, "purpose": event.purpose.value, "candidate": candidate}
+    if isinstance(event, AskedSweep):
+        sweep = event.sweep
+        candidates = [candidate.model_dump(mode="json") for candidate in sweep.candidates]
+        estimate = {"bytes_per_sample": sweep.bytes_per_sample, "headroom": sweep.headroom}
+        return {"sweep": event.first, "candidates": candidates, **estimate}
+    if isinstance(event, Withdrawn):
+        return {"withdraw": event.number, "reason": event.reason.value}
+    if isinstance(event, Told):
+        return {"tell": event.number, "result": event.result.model_dump(mode="json")}
+    return {"stop": event.reason}
+
+
 def _event(line: dict[str, Any]) -> Event:
     if "ask" in line:
         return Asked(line["ask"], Purpose(line["purpose"]), Candidate(**line["candidate"]))
+    if "sweep" in line:
+        candidates = tuple(Candidate(**candidate) for candidate in line["candidates"])
+        return AskedSweep(line["sweep"], Sweep(candidates, line["bytes_per_sample"], line["headroom"]))
+    if "withdraw" in line:
+        return Withdrawn(line["withdraw"], Withdrawal(line["reason"]))
     if "tell" in line:
         return Told(line["tell"], TrialResult.model_validate(line["result"]))
     return Stopped(line["stop"])

@@ -18,8 +18,8 @@ from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.warm import WarmLauncher
-from trial_lib.study.answer import gain
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.confirming import answer_of
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.folder import (
     check_include,
@@ -85,13 +85,16 @@ class OpenStudy:
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how the study ended."""
-        best = self.driver.best
+        answer = answer_of(self.driver)
+        finding = None if answer is None else answer.finding
         self._update(
             status=status,
             reason=reason,
             ended_at=time.time(),
-            best_number=None if best is None else best.number,
-            gain=None if best is None else gain(best, self.driver.submitted, self._record.metric),
+            best_number=None if answer is None else answer.best.number,
+            gain=None if answer is None else answer.gain,
+            gain_interval=None if answer is None else answer.gain_interval,
+            finding="" if finding is None else finding.sentence,
         )
 
     def close(self) -> bool:
@@ -265,7 +268,7 @@ def _open(
     # From here on `resume` goes on with it, whatever ends this process.
     write_whole(paths.record, record.model_dump_json(indent=2))
     log = file_logger(record.study_id, paths.log)
-    launcher = _launcher(arguments, experiment, paths, log.info)
+    launcher = _launcher(arguments, experiment, host, paths, log.info)
     driver = StudyDriver(
         record.study_id, time.time(), experiment, arguments, paths, host, launcher, host_lock_dir(), log
     )
@@ -275,11 +278,11 @@ def _open(
 
 
 def _launcher(
-    arguments: StudyArguments, experiment: Experiment, paths: StudyPaths, note: Callable[[str], None]
+    arguments: StudyArguments, experiment: Experiment, host: Host, paths: StudyPaths, note: Callable[[str], None]
 ) -> Launcher:
     interpreter = interpreter_of(experiment)
     environment = environment_of(experiment, arguments.include)
-    builders = needed_builders(experiment)
+    builders = needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host))
     if arguments.launcher == "cold":
         return ColdLauncher(interpreter, builders, environment, note)
     launcher = WarmLauncher(interpreter, builders, environment, str(paths.fork_server_log), note)
@@ -287,15 +290,27 @@ def _launcher(
     return launcher
 
 
-def needed_builders(experiment: Experiment) -> list[str]:
-    """Returns the DeepSpeed ops that the experiment's trials will want built, by their builders' names."""
+def _may_offload(arguments: StudyArguments, experiment: Experiment, host: Host) -> bool:
+    """Returns whether the search may offload an optimizer that the user's own configuration does not."""
+    named = any("offload" in path for path in experiment.config.search_space)
+    return named or (arguments.method == "adaptive" and host.device == "cuda")
+
+
+def needed_builders(experiment: Experiment, may_offload: bool = False) -> list[str]:
+    """Returns the DeepSpeed ops that the experiment's trials will want built, by their builders' names.
+
+    Args:
+        experiment: what the user submitted.
+        may_offload: whether a trial may offload the optimizer where the configuration does not.
+    """
     builders = ["ShareMemCommBuilder"]
     if experiment.config.follow_launcher and not experiment.ds_config:
         # What the code will ask for shows in the profile trial; mostly it is this.
-        return [*builders, "FusedAdamBuilder"]
+        return [*builders, "FusedAdamBuilder", *(["CPUAdamBuilder"] if may_offload else [])]
     optimizer = experiment.ds_config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
         offloads = (experiment.ds_config.get("zero_optimization") or {}).get("offload_optimizer")
         if not (optimizer.get("params") or {}).get("torch_adam"):
-            builders.append("CPUAdamBuilder" if offloads else "FusedAdamBuilder")
+            builders += ["CPUAdamBuilder"] if offloads else ["FusedAdamBuilder"]
+            builders += ["CPUAdamBuilder"] if may_offload and not offloads else []
     return builders

@@ -1,11 +1,12 @@
 """What a study's trials run with, in full: a candidate becomes a `TrialPlan`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.overrides import config_hash
-from trial_lib.experiment.result import TrialResult
+from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
+from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
@@ -97,4 +98,44 @@ class TrialPlans:
             paths=paths,
             training_spec=trial_spec(self._experiment, config, paths),
             protected_before=self._opened_at,
+            longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
         )
+
+
+def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:
+    """Returns the length of a sample that the warm-up trains on; a confirmation's losses have to be the data's own."""
+    if purpose is Purpose.CONFIRM or program is None or not program.is_stretchable:
+        return None
+    return program.longest_sequence
+
+
+def throughput_to_beat(arguments: StudyArguments, best: TrialResult | None) -> float | None:
+    """Returns the throughput (samples/s) that a single trial of the search has to come near; None for any will do.
+
+    The predecessor's methods take a trial that was stopped for one that has failed: they are spared.
+
+    Args:
+        arguments: the study's.
+        best: the best trial so far.
+    """
+    if arguments.method != "adaptive" or arguments.metric not in ("throughput", "FLOPS_per_gpu") or best is None:
+        return None
+    return best.metrics.get("throughput")
+
+
+def refusal(
+    ds_config: Mapping[str, Any], base_config: Mapping[str, Any], profile: ModelProfile, device: str
+) -> str | None:
+    """Returns why a configuration need not run: a rule that it breaks and the user's own does not; None otherwise.
+
+    Args:
+        ds_config: a candidate's complete configuration.
+        base_config: the user's own.
+        profile: what the profile trial found.
+        device: `cuda` or `cpu`.
+    """
+    on: Literal["cpu", "cuda"] = "cuda" if device == "cuda" else "cpu"
+    pipeline, replicas = profile.pipeline_parallel, profile.data_parallel_size
+    own = {rule.name for rule in broken_rules(base_config, on, pipeline, replicas)}
+    broken = [rule for rule in broken_rules(ds_config, on, pipeline, replicas) if rule.name not in own]
+    return broken[0].reason if broken else None

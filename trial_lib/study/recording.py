@@ -7,9 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.knobs import SearchSpace
+from trial_lib.experiment.overrides import ACCUMULATION
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.table import RecordedTable, TableHead, TableRow, append_line, key_of, read_table
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.runner import Work
 
 
 def record_table(
@@ -32,12 +36,23 @@ def record_table(
         output: the table's file; where it exists, what it has is not measured again.
         max_seconds: counted seconds after which a measurement ends, if not before.
         tell: called after each trial, with how many are done and how many there are.
+
+    Raises:
+        InputError: the file is no table, or that of another experiment.
     """
     assert driver.profile is not None
     assert driver.profile.profile is not None
+    head = _head(driver)
     if not output.exists():
-        append_line(output, _head(driver))
+        append_line(output, head)
     table = read_table(output)
+    for name in ("entrypoint", "base_config", "slots", "device", "memory_limit"):
+        if getattr(table.head, name) != getattr(head, name):
+            raise InputError(
+                f"it is of another experiment: its {name} is {getattr(table.head, name)}.",
+                where=str(output),
+                remedy="Name another file.",
+            )
     total = len(candidates) * repeats
     for repeat in range(repeats):
         order = list(candidates)
@@ -47,8 +62,9 @@ def record_table(
             if len(known) > repeat or (known and known[-1].outcome is not Outcome.COMPLETED):
                 continue
             plan = driver.plan_again(Purpose.RECORD, candidate)
-            result = driver.run(replace(plan, window=replace(plan.window, max_seconds=max_seconds)))
-            driver.next_result(timeout_s=0.0)
+            (result,) = driver.run(Work((replace(plan, window=replace(plan.window, max_seconds=max_seconds)),)))
+            driver.next_ended(timeout_s=0.0)
+            assert isinstance(result, TrialResult)
             if result.outcome is Outcome.CANCELLED:
                 return table
             row = TableRow.of(candidate, repeat, result)
@@ -56,6 +72,25 @@ def record_table(
             known.append(row)
             tell(repeat * len(order) + position + 1, total, candidate, result)
     return table
+
+
+def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[Candidate]:
+    """Returns every lineage of a space at each micro-batch size (samples), with the configuration's accumulation."""
+    assert driver.profile is not None
+    assert driver.profile.profile is not None
+    accumulation = driver.base_config.get(ACCUMULATION, "auto")
+    return [
+        Candidate(
+            knobs=arm.lineage(index),
+            micro_batch_size=size,
+            gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
+            slots=driver.experiment.config.resources.slots_per_trial,
+            data_parallel_size=driver.profile.profile.data_parallel_size,
+        )
+        for arm in space.arms
+        for index in range(arm.size)
+        for size in sizes
+    ]
 
 
 def _head(driver: StudyDriver) -> TableHead:

@@ -77,10 +77,12 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         **_profile_metrics(paths),
         **answer.get("metrics", {}),
         **({} if record.gain is None else {"gain": record.gain}),
+        **dict(zip(("gain_low", "gain_high"), record.gain_interval or (), strict=False)),
     }
     tags = {
         "reason": record.reason,
         "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
+        "finding": record.finding,
         _DESCRIPTION: _description(record, paths, answer),
     }
     params = {"method": record.method, "metric": record.metric, "model_dir": record.model_dir, **record.arguments}
@@ -127,6 +129,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         "trial": f"{result.number:04d}",
         "purpose": result.purpose.value,
         "outcome": result.outcome.value,
+        "measured": "swept" if result.swept else "fresh",
         "reason": result.reason,
         "host": result.host,
         "config_hash": result.config_hash,
@@ -192,7 +195,10 @@ def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, An
     metric = SEARCH_METRICS[record.metric]
     value = answer["metrics"][record.metric]
     lines = [tuned, f"**Answer:** trial {record.best_number:04d}, {value:.4g} {metric.unit}."]
-    if record.gain is None:
+    if record.finding:
+        lines.append(f"**Confirmed:** {record.finding}")
+        lines.append("\n".join(f"- {note}" for note in (answer.get("confirmation") or {}).get("notes", ())))
+    elif record.gain is None:
         lines.append("The submitted configuration did not complete, so there is no gain to state.")
     else:
         lines.append(f"**Gain:** {record.gain:.2f} times the submitted configuration.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from trial_lib.experiment.next_size import NextSize
 from trial_lib.experiment.training_spec import TrainingSpec, read_training_spec
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
@@ -30,6 +31,9 @@ def main(arguments: list[str]) -> None:
 def train(spec: TrainingSpec) -> None:
     """Builds the trial, its loaders and its loop, one after the other, and runs the loop.
 
+    In a trial whose ranks measure several micro-batch sizes, the trial with its engines stays, and the two others are
+    built anew for each size.
+
     Raises:
         InvalidTrialError: the trial breaks the API.
     """
@@ -37,10 +41,25 @@ def train(spec: TrainingSpec) -> None:
     trial_class = load_class(spec.trial)
     seed_everything(spec.seed)
     context, trial = build_trial(trial_class, spec)
+    while following := run_loop(trial, context, spec):
+        spec = read_training_spec(Path(following.arguments[0]))
+        context.follow(spec)
+        for engine in context.models:
+            following.set_batch(engine)
+        following.go_on()
+
+
+def run_loop(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> NextSize | None:
+    """Builds the loaders and the loop and runs it to its end; returns what is to follow, if it was ended for that."""
     # Replicas draw differently from here on, ranks of one replica alike.
     seed_everything(spec.seed + context.mpu.data_parallel_rank)
     loaders = build_loaders(trial, context, with_validation=spec.length is not None)
-    TrainingLoop(trial, context, loaders, spec).run()
+    try:
+        TrainingLoop(trial, context, loaders, spec).run()
+    except NextSize as following:
+        # What its frames hold is to go: the loop, and the data.
+        return following.with_traceback(None)
+    return None
 
 
 def load_class(name: str) -> type[DeepSpeedTrial]:

@@ -47,6 +47,10 @@ class DeepSpeedTrialContext:
         self.training_iterator: Iterator[Any] | None = None
         self.validation_iterator: Iterator[Any] | None = None
 
+    def follow(self, spec: TrainingSpec) -> None:
+        """Goes on with what another spec says: the same training, with another batch."""
+        self._spec = spec
+
     # -- what the experiment says --------------------------------------------------------------------------------
 
     def get_hparams(self) -> AttrDict:

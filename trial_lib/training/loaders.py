@@ -123,8 +123,17 @@ def _refuse_uneven_batches(loader: DataLoader, context: DeepSpeedTrialContext) -
         )
 
 
+def _of_the_engines_size(loader: Any, context: DeepSpeedTrialContext) -> Any:
+    """Returns a loader as it is, but for one that `deepspeed.initialize` built for another micro-batch size."""
+    size = context.train_micro_batch_size_per_gpu
+    engine = next((engine for engine in context.models if getattr(engine, "training_dataloader", None) is loader), None)
+    if loader is None or engine is None or loader.batch_size == size:
+        return loader
+    return engine.deepspeed_io(loader.dataset, collate_fn=loader.collate_fn)
+
+
 def _checked(build: Callable[[], Any], context: DeepSpeedTrialContext) -> Any:
-    loader = build()
+    loader = _of_the_engines_size(build(), context)
     if isinstance(loader, DataLoader) or (not context.checks_loaders and hasattr(loader, "__iter__")):
         return loader
     if loader is None or not hasattr(loader, "__iter__"):

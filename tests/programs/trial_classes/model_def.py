@@ -387,3 +387,26 @@ class DiesLater(Tiny):
 
 class NoTrial:
     pass
+
+
+class VariedLengths(Tiny):
+    """Counts the tokens of sentences of different lengths, of which every seventh has 40; its labels stay outside."""
+
+    def build_engine(self):
+        model = nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 1))
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.ds_config())
+        return engine
+
+    def build_training_data_loader(self):
+        sentences = [torch.arange(40 if index % 7 == 6 else 5 + index % 7) for index in range(70)]
+        return DataLoader(
+            sentences, batch_size=self.context.train_micro_batch_size_per_gpu, collate_fn=self.pad, num_workers=1
+        )
+
+    def pad(self, sentences):
+        tokens = nn.utils.rnn.pad_sequence(sentences, batch_first=True)
+        return tokens, tokens.float()[..., None]
+
+    def loss(self, batch):
+        print("length", batch[0].shape[1], flush=True)
+        return super().loss(batch)

@@ -8,9 +8,8 @@ LARGE = 10**11
 
 
 def paths(stage, num_params=LARGE):
-    return {
-        knob.path.removeprefix("zero_optimization.") for knob in SearchSpace.for_model([stage], num_params).knobs[stage]
-    }
+    (arm,) = SearchSpace.for_model([stage], num_params).arms
+    return {knob.path.removeprefix("zero_optimization.") for knob in arm.fine}
 
 
 def test_stage_0_varies_nothing_but_the_size():
@@ -30,14 +29,14 @@ def test_stage_3_does_not_vary_what_it_never_reads():
 
 
 def test_buckets_are_1_and_5_times_the_powers_of_ten_from_a_million_to_a_billion():
-    bucket = SearchSpace.for_model([1], LARGE).knobs[1][0]
+    bucket = SearchSpace.for_model([1], LARGE).arms[0].fine[0]
     assert bucket.values == (10**6, 5 * 10**6, 10**7, 5 * 10**7, 10**8, 5 * 10**8, 10**9, 5 * 10**9)
     assert [SearchSpace.for_model([s], LARGE).size(s) for s in (1, 2, 3)] == [64, 512, 64]
 
 
 def test_a_bucket_is_never_larger_than_the_model_and_equal_ones_are_one():
     space = SearchSpace.for_model([1, 2, 3], 7_000_000)
-    assert space.knobs[1][0].values == (10**6, 5 * 10**6, 7 * 10**6)
+    assert space.arms[0].fine[0].values == (10**6, 5 * 10**6, 7 * 10**6)
     assert [space.size(stage) for stage in space.stages] == [9, 72, 24]
     assert SearchSpace.for_model([1], 400_000).size(1) == 1
 

@@ -14,7 +14,7 @@ from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome
 from trial_lib.search.create import SETTINGS
 
-METHODS = sorted(SETTINGS.keys() - {"micro_batch"})
+METHODS = sorted(SETTINGS.keys() - {"adaptive", "micro_batch"})
 FAILURES = [outcome for outcome in Outcome if outcome not in (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)]
 
 pytestmark = pytest.mark.parametrize("method", METHODS)

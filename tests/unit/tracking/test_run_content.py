@@ -98,6 +98,7 @@ def test_the_outcome_is_a_tag_and_a_status(outcome: Outcome, status: str, tmp_pa
         "trial": "0007",
         "purpose": "search",
         "outcome": outcome.value,
+        "measured": "fresh",
         "reason": "why",
         "host": "",
         "config_hash": "abc",

@@ -1,0 +1,161 @@
+"""Drives a search through a world with a virtual clock."""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from benchmarks.replay.world import START_UP, World
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.table import key_of
+from trial_lib.measure.sweep import SizeMemory, will_fit
+from trial_lib.search.base import Search
+
+
+@dataclass(frozen=True)
+class ReplayedTrial:
+    """A trial of a replay that has ended.
+
+    Attributes:
+        ended_at: virtual seconds since the study began.
+        candidate: what ran.
+        outcome: how it ended.
+        reported: what the study would answer if it ended now.
+    """
+
+    ended_at: float
+    candidate: Candidate
+    outcome: Outcome
+    reported: Candidate
+
+
+@dataclass
+class Replay:
+    """A search from its beginning to its end.
+
+    Attributes:
+        searched_from: virtual seconds that the profile and the submitted configuration took.
+        submitted: what is answered before the search has found anything better.
+        trials: those of the search, in the order in which they ended.
+    """
+
+    searched_from: float
+    submitted: Candidate
+    trials: list[ReplayedTrial] = field(default_factory=list)
+
+
+@dataclass(order=True)
+class _Event:
+    at: float
+    order: int
+    act: Callable[[], None] = field(compare=False)
+
+
+class _Driver:
+    def __init__(self, search: Search, world: World, seed: int, concurrency: int) -> None:
+        self._search, self._world, self._seed = search, world, seed
+        self._events: list[_Event] = []
+        self._order = count()
+        self._places = concurrency
+        profile = world.profile(random.Random(f"{seed}:profile"))
+        submitted = self._run(world.submitted).model_copy(update={"purpose": Purpose.SUBMITTED})
+        self._submitted_value = submitted.metrics.get(search.metric.name)
+        self._now = sum(profile[1].phases.values()) + sum(submitted.phases.values())
+        search.observe(*profile)
+        search.observe(world.submitted, submitted)
+        self.replay = Replay(self._now, world.submitted)
+
+    def drive(self) -> Replay:
+        while True:
+            while self._places and not self._search.finished and (asked := self._search.ask()) is not None:
+                self._places -= 1
+                self._start(asked)
+            if not self._events or self._search.finished:
+                return self.replay
+            event = heapq.heappop(self._events)
+            self._now = event.at
+            event.act()
+
+    def _start(self, asked: Candidate | Sweep) -> None:
+        if isinstance(asked, Sweep):
+            self._start_group(asked)
+            return
+        result = self._run(asked)
+        at = self._now + sum(result.phases.values())
+        self._at(at, self._tell, asked, result)
+        self._at(at, self._free)
+
+    def _start_group(self, sweep: Sweep) -> None:
+        """Plans what a group measures, and when: a size is told as soon as it is."""
+        at, measured = self._now, list[tuple[Candidate, TrialResult]]()
+        withdrawal = Withdrawal.MEMORY
+        left = list(sweep.candidates)
+        while left:
+            if measured and not _goes_on(sweep, measured, left[0]):
+                break
+            candidate = left.pop(0)
+            result = self._run(candidate)
+            paid = START_UP if measured else ()
+            at += sum(s for name, s in result.phases.items() if name not in paid and name != "end")
+            result = result.model_copy(update={"swept": bool(measured)})
+            measured.append((candidate, result))
+            self._at(at, self._tell, candidate, result)
+            if result.outcome is not Outcome.COMPLETED:
+                withdrawal = Withdrawal.ENDED
+                break
+        at += measured[-1][1].phases.get("end", 0.0)
+        for candidate in left:
+            self._at(at, self._search.withdraw, candidate, withdrawal)
+        self._at(at, self._free)
+
+    def _run(self, candidate: Candidate) -> TrialResult:
+        # The same candidate reads the same in every search of a seed: their differences are then their own.
+        return self._world.run(candidate, random.Random(f"{self._seed}:{key_of(candidate)}"))
+
+    def _at(self, at: float, act: Callable[..., None], *arguments: object) -> None:
+        heapq.heappush(self._events, _Event(at, next(self._order), lambda: act(*arguments)))
+
+    def _tell(self, candidate: Candidate, result: TrialResult) -> None:
+        self._search.tell(candidate, result)
+        self.replay.trials.append(ReplayedTrial(self._now, candidate, result.outcome, self._reported()))
+
+    def _free(self) -> None:
+        self._places += 1
+
+    def _reported(self) -> Candidate:
+        best = self._search.best
+        if best is None:
+            return self._world.submitted
+        value = best[1].metrics[self._search.metric.name]
+        own = self._submitted_value
+        return best[0] if own is None or self._search.metric.better(value, than=own) else self._world.submitted
+
+
+def simulate(search: Search, world: World, seed: int, concurrency: int = 1) -> Replay:
+    """Returns what a search does in a world.
+
+    Every study begins with the profile trial and the submitted configuration; the search proposes the rest, up to its
+    own budget.
+
+    Args:
+        search: one that has asked for nothing yet.
+        world: what trials show.
+        seed: of the noise.
+        concurrency: trials, or sweeps, that run at once.
+    """
+    return _Driver(search, world, seed, concurrency).drive()
+
+
+def _goes_on(sweep: Sweep, measured: Sequence[tuple[Candidate, TrialResult]], following: Candidate) -> bool:
+    """Returns whether a group goes on to its next size, by the rule of a real one."""
+    sizes = [
+        SizeMemory(
+            samples=candidate.micro_batch_size,
+            above_initialize=max(map(int.__sub__, result.memory.peak, result.memory.after_initialize)),
+            available=min(result.memory.available, default=None),
+        )
+        for candidate, result in measured
+    ]
+    return will_fit(sizes, following.micro_batch_size, sweep.bytes_per_sample, sweep.headroom)

@@ -1,0 +1,48 @@
+"""The searches that are compared, by name: each is given the same problem and the same budget."""
+
+from typing import Any
+
+from benchmarks.replay.deepspeed_rule import DeepSpeedRule
+from benchmarks.replay.tpe import TpeSearch
+from benchmarks.replay.world import World
+from trial_lib.search.adaptive import AdaptiveSearch, AdaptiveSettings
+from trial_lib.search.asha import AshaSearch, AshaSettings
+from trial_lib.search.base import Search, SearchSettings
+from trial_lib.search.binary import BinarySearch, BinarySettings
+from trial_lib.search.random import RandomSearch, RandomSettings
+
+METHODS = ("adaptive", "asha", "binary", "random", "tpe", "deepspeed")
+
+
+def create(method: str, world: World, seed: int, max_trials: int, concurrency: int = 1) -> Search:
+    """Returns a search over a world's problem that has asked for nothing yet.
+
+    Args:
+        method: one of `METHODS`.
+        world: where it will search.
+        seed: of its draws.
+        max_trials: the profile trial among them.
+        concurrency: trials that may run at once.
+    """
+    settings: dict[str, Any] = {
+        "max_trials": max_trials,
+        "zero_stages": world.problem.space.stages,
+        "metric": "throughput",
+        "seed": seed,
+        "concurrency": concurrency,
+        "max_micro_batch": world.largest_size,
+    }
+    match method:
+        case "adaptive":
+            return AdaptiveSearch(AdaptiveSettings(**settings), world.problem)
+        case "asha":
+            return AshaSearch(AshaSettings(**settings), world.problem)
+        case "binary":
+            return BinarySearch(BinarySettings(**settings), world.problem)
+        case "random":
+            return RandomSearch(RandomSettings(**settings), world.problem)
+        case "tpe":
+            return TpeSearch(SearchSettings(**settings), world.problem, world.largest_size)
+        case "deepspeed":
+            return DeepSpeedRule(SearchSettings(**settings), world.problem, world.largest_size)
+    raise KeyError(method)

@@ -1,0 +1,152 @@
+"""Replays every method on recorded tables and on the cluster model, and writes how far each stays below the best."""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import cache
+from math import inf, isinf
+from multiprocessing import Pool
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.replay.cluster import CLUSTERS, ClusterWorld
+from benchmarks.replay.driver import simulate
+from benchmarks.replay.methods import METHODS, create
+from benchmarks.replay.regret import Course
+from benchmarks.replay.stopping import replay_stopping
+from benchmarks.replay.table import TableWorld
+from benchmarks.replay.world import World
+from trial_lib.experiment.table import read_table
+
+TABLES = Path(__file__).parent / "tables"
+RESULTS = Path(__file__).parents[1] / "results" / "replay.json"
+BUDGETS = (5, 10, 20, 40)
+CLOCK = "asha"  # its median time for so many trials is the budget in time
+NEAR = 0.03
+
+
+@cache
+def world_of(name: str, tables: Path) -> World:
+    return ClusterWorld(name, CLUSTERS[name]) if name in CLUSTERS else TableWorld.read(tables / f"{name}.jsonl")
+
+
+def course_of(task: tuple[str, Path, str, int, int, int]) -> tuple[str, str, Course]:
+    name, tables, method, seed, trials, concurrency = task
+    world = world_of(name, tables)
+    replay = simulate(create(method, world, seed, trials, concurrency), world, seed, concurrency)
+    return name, method, Course.of(replay, world)
+
+
+def spread(values: Iterable[float]) -> dict[str, float | None]:
+    """Returns median and quartiles; None for one that is infinite."""
+    values = list(values)
+    finite = [value if not isinf(value) else sys.float_info.max for value in values]
+    low, _, high = quantiles(finite, n=4, method="inclusive") if len(values) > 1 else finite * 3
+    figures = {"median": median(finite), "q25": low, "q75": high}
+    return {name: round(value, 4) if value < 1e300 else None for name, value in figures.items()}
+
+
+def figures_of(courses: Sequence[Course], budgets_s: Sequence[float]) -> dict[str, Any]:
+    """Returns a method's figures in one world."""
+    trials = [len(course.regrets) for course in courses]
+    failed = sum(course.out_of_memory * count for course, count in zip(courses, trials, strict=True))
+    within = [course.seconds_within(NEAR) for course in courses]
+    return {
+        "regret_after_trials": {str(n): spread(course.after_trials(n) for course in courses) for n in BUDGETS},
+        "regret_after_time": {
+            str(n): spread(course.after_seconds(seconds) for course in courses)
+            for n, seconds in zip(BUDGETS, budgets_s, strict=True)
+        },
+        "seconds_within_3_percent": spread(within),
+        "came_within_3_percent": fmean(seconds < inf for seconds in within),
+        "share_out_of_memory": round(failed / max(1, sum(trials)), 4),
+        "trials": spread(float(count + 1) for count in trials),
+        "mean_regret_after_trials": {
+            str(n): round(fmean(course.after_trials(n) for course in courses), 4) for n in BUDGETS
+        },
+    }
+
+
+def show(name: str, record: dict[str, Any]) -> Table:
+    table = Table(title=f"{name}: {record['share_that_fails']:.0%} of the grid fails, noise {record['noise']:.1%}")
+    columns = [f"{n} trials" for n in BUDGETS] + [f"{seconds:.0f} s" for seconds in record["budgets_s"]]
+    for column in ("regret after", *columns, "within 3 %: s", "came", "out of memory", "trials"):
+        table.add_column(column, justify="right")
+
+    def percent(regrets: dict[str, Any]) -> list[str]:
+        return [f"{regrets[str(n)]['median']:.1%}" for n in BUDGETS]
+
+    for method, figures in record["methods"].items():
+        within = figures["seconds_within_3_percent"]["median"]
+        table.add_row(
+            method,
+            *percent(figures["regret_after_trials"]),
+            *percent(figures["regret_after_time"]),
+            "-" if within is None else f"{within:.0f}",
+            f"{figures['came_within_3_percent']:.0%}",
+            f"{figures['share_out_of_memory']:.1%}",
+            f"{figures['trials']['median']:.0f}",
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=120, help="budget of a search, the profile trial among them")
+    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--worlds", nargs="+", help="names of tables and clusters; all by default")
+    parser.add_argument("--tables", type=Path, default=TABLES)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+
+    recorded = sorted(path.stem for path in arguments.tables.glob("*.jsonl"))
+    names = arguments.worlds or [*recorded, *CLUSTERS]
+    tasks = [
+        (name, arguments.tables, method, seed, arguments.trials, arguments.concurrency)
+        for name in names
+        for method in {CLOCK: None, **dict.fromkeys(arguments.methods)}
+        for seed in range(arguments.seeds)
+    ]
+    courses: dict[str, dict[str, list[Course]]] = {}
+    with Pool(arguments.processes) as pool:
+        for name, method, course in pool.imap(course_of, tasks, chunksize=arguments.seeds):
+            courses.setdefault(name, {}).setdefault(method, []).append(course)
+
+    console = Console(width=200)
+    record: dict[str, Any] = {
+        "command": "python -m benchmarks.replay.run " + " ".join(sys.argv[1:]),
+        "seeds": arguments.seeds,
+        "concurrency": arguments.concurrency,
+        "python": platform.python_version(),
+        "worlds": {},
+    }
+    for name in names:
+        world = world_of(name, arguments.tables)
+        budgets_s = [median(course.seconds_of_trial(n - 1) for course in courses[name][CLOCK]) for n in BUDGETS]
+        record["worlds"][name] = {
+            "lineages": sum(arm.size for arm in world.problem.space.arms),
+            "grid": list(world.grid),
+            "share_that_fails": round(world.share_that_fails, 4),
+            "noise": round(world.noise, 4),
+            "budgets_s": [round(seconds, 1) for seconds in budgets_s],
+            "methods": {method: figures_of(courses[name][method], budgets_s) for method in arguments.methods},
+        }
+        if name in recorded:
+            stopping = replay_stopping(read_table(arguments.tables / f"{name}.jsonl"), arguments.seeds)
+            record["worlds"][name]["too_slow"] = asdict(stopping)
+        console.print(show(name, record["worlds"][name]))
+    arguments.results.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""A recorded table as a world.
+
+A trial of a recorded candidate is one of its repeats, drawn at random; the truth is their median. Throughput is taken
+from CPU time (samples per CPU second times ranks), which a busy machine does not disturb. Between recorded sizes of a
+lineage, step time and memory are linear; what lies beyond the recorded sizes does not fit.
+"""
+
+import json
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, median, variance
+from typing import Any
+
+from benchmarks.replay.space_of_table import nearest, space_of
+from benchmarks.replay.world import START_UP, World
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.experiment.result import Memory, Outcome, TrialResult
+from trial_lib.experiment.table import RecordedTable, TableRow, read_table
+from trial_lib.search.base import SearchProblem
+
+
+class TableWorld(World):
+    """A table's candidates, and the sizes between them."""
+
+    def __init__(self, table: RecordedTable) -> None:
+        """Takes over a table.
+
+        Raises:
+            ValueError: the table is no full grid, or not of one accumulation.
+        """
+        head = table.head
+        accumulations = {candidate.gradient_accumulation_steps for candidate in table.candidates()}
+        if len(accumulations) != 1:
+            raise ValueError(f"the table has candidates of several accumulations: {sorted(accumulations)}")
+        self.name = head.name
+        by_lineage: dict[str, dict[int, list[TableRow]]] = {}
+        for rows in table.rows.values():
+            candidate = rows[0].candidate
+            by_lineage.setdefault(_name(candidate.knobs), {})[candidate.micro_batch_size] = rows
+        space = space_of(json.loads(name) for name in by_lineage)
+        base = {key: value for key, value in head.base_config.items() if key != TRAIN_BATCH}
+        base[ACCUMULATION] = accumulations.pop()
+        self.problem = SearchProblem(space, head.profile, base, head.slots, head.device, can_sweep=True)
+        self._lineages = {name: _RecordedLineage(rows, head.slots) for name, rows in by_lineage.items()}
+        self.largest_size = max(size for rows in by_lineage.values() for size in rows)
+        self.submitted = self.candidate(nearest(space, base), base[MICRO_BATCH])
+
+    @classmethod
+    def read(cls, path: Path) -> "TableWorld":
+        """Returns the world of a table's file.
+
+        Raises:
+            InputError: it is no table.
+            ValueError: the table is no full grid, or not of one accumulation.
+        """
+        return cls(read_table(path))
+
+    @property
+    def grid(self) -> Sequence[int]:
+        """The recorded sizes."""
+        return sorted({size for lineage in self._lineages.values() for size in lineage.rows})
+
+    @cached_property
+    def noise(self) -> float:  # type: ignore[override]
+        """Pooled over the candidates that were repeated: of the logarithm, so relative."""
+        logs = [
+            [math.log(lineage.throughput(row)) for row in rows]
+            for lineage in self._lineages.values()
+            for rows in lineage.completed.values()
+            if len(rows) > 1
+        ]
+        return math.sqrt(fmean(variance(values) for values in logs)) if logs else 0.0
+
+    def run(self, candidate: Candidate, draws: random.Random) -> TrialResult:
+        """Returns one of the candidate's repeats, or what lies between those of its neighbours."""
+        lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
+        rows = lineage.rows.get(size)
+        if rows is not None:
+            row = draws.choice(rows)
+            if row.outcome is Outcome.COMPLETED:
+                return self.completed(candidate, lineage.throughput(row), row.step_times, row.memory, row.phases)
+            return self.out_of_memory(candidate, row.phases)
+        if not lineage.fits(size):
+            return self.out_of_memory(candidate, lineage.failed_phases(size))
+        near = min(lineage.sizes, key=lambda other: abs(other - size))
+        row = draws.choice(lineage.completed[near])
+        disturbance = lineage.throughput(row) / lineage.true_throughput(near)
+        throughput = disturbance * lineage.true_throughput(size)
+        return self.completed(candidate, throughput, row.step_times, lineage.memory(size), lineage.phases(size))
+
+    def truth(self, candidate: Candidate) -> float | None:
+        """Returns the median over the repeats; None where one of them did not fit: training would end so some day."""
+        lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
+        return lineage.true_throughput(size) if lineage.fits(size) else None
+
+
+class _RecordedLineage:
+    """The rows of one lineage, and the lines between them.
+
+    Attributes:
+        rows: by micro-batch size.
+        completed: those of the sizes of which every repeat completed, by size.
+        sizes: ascending, those of `completed`.
+    """
+
+    def __init__(self, rows: dict[int, list[TableRow]], slots: int) -> None:
+        self.rows = rows
+        self._slots = slots
+        self.completed = {
+            size: repeats for size, repeats in rows.items() if all(row.outcome is Outcome.COMPLETED for row in repeats)
+        }
+        self.sizes = sorted(self.completed)
+
+    def throughput(self, row: TableRow) -> float:
+        """Returns samples per CPU second times ranks."""
+        return self._slots / row.metrics["cpu_time_per_sample"]
+
+    def true_throughput(self, size: int) -> float:
+        """Returns the throughput without noise of a size that fits."""
+        return size / self._line(size, lambda other: other / median(map(self.throughput, self.completed[other])))
+
+    def fits(self, size: int) -> bool:
+        """Returns whether a size does.
+
+        Between the largest that ran and the smallest above it that did not, the need grows on as before, but to no
+        less than what there is.
+        """
+        if not self.sizes:
+            return False
+        largest = self.sizes[-1]
+        if size in self.rows or size <= largest:
+            return size in self.completed or size not in self.rows
+        failed = min((other for other in self.rows if other > largest), default=largest)
+        if size >= failed:
+            return False
+        need, available = self._need(largest), self._available
+        at_failed = max(available, self._line(failed, self._need))
+        return need + (at_failed - need) * (size - largest) / (failed - largest) < available
+
+    def memory(self, size: int) -> Memory:
+        """Returns the bytes of a size that was not recorded."""
+        rows = [row for repeats in self.completed.values() for row in repeats]
+        after = [int(median(values)) for values in zip(*(row.memory.after_initialize for row in rows), strict=True)]
+        available = [int(median(values)) for values in zip(*(row.memory.available for row in rows), strict=True)]
+        need = int(self._line(size, self._need))
+        return Memory(peak=[bytes_ + need for bytes_ in after], after_initialize=after, available=available)
+
+    def phases(self, size: int) -> dict[str, float]:
+        """Returns the seconds of each phase of a size that was not recorded and fits."""
+        names = self.completed[self.sizes[0]][0].phases
+        return {name: max(0.0, self._line(size, self._median_phase(name))) for name in names}
+
+    def failed_phases(self, size: int) -> dict[str, float]:
+        """Returns the seconds of each phase of a size that was not recorded and does not fit."""
+        failed = [row for repeats in self.rows.values() for row in repeats if row.outcome is not Outcome.COMPLETED]
+        if failed:
+            return min(failed, key=lambda row: abs(row.candidate.micro_batch_size - size)).phases
+        phases = self.phases(self.sizes[-1])
+        return {name: phases[name] for name in (*START_UP, "first_step", "end")}
+
+    def _median_phase(self, name: str) -> Callable[[int], float]:
+        return lambda size: median(row.phases[name] for row in self.completed[size])
+
+    def _need(self, size: int) -> float:
+        """Returns the bytes above initialisation, of the rank that needs most."""
+        return median(
+            max(peak - after for peak, after in zip(row.memory.peak, row.memory.after_initialize, strict=True))
+            for row in self.completed[size]
+        )
+
+    @cached_property
+    def _available(self) -> float:
+        return median(min(row.memory.available) for repeats in self.completed.values() for row in repeats)
+
+    def _line(self, size: int, of: Callable[[int], float]) -> float:
+        """Returns a quantity on the line through its neighbours among `sizes`; outside, through the nearest two."""
+        if size in self.completed:
+            return of(size)
+        if len(self.sizes) == 1:
+            return of(self.sizes[0])
+        low, high = _around(self.sizes, size)
+        at_low, at_high = of(low), of(high)
+        if size > high:  # noise between the last two is no reason to need less
+            at_high = max(at_low, at_high)
+        line = at_low + (at_high - at_low) * (size - low) / (high - low)
+        # Below the smallest, half of it has to be left: a smaller batch has no more than its share of the gain.
+        return max(line, at_low * size / low) if size < low else line
+
+
+def _around(sizes: Sequence[int], size: int) -> tuple[int, int]:
+    place = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    return sizes[place - 1], sizes[place]
+
+
+def _name(knobs: dict[str, Any]) -> str:
+    return json.dumps(knobs, sort_keys=True)

@@ -1,0 +1,126 @@
+"""What `zerotune estimate` does: a table of what would fit, from one profile trial or from earlier studies.
+
+No Prefect server and no MLflow run: there is one trial at most, and nobody looks for it later.
+"""
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.yaml_file import read_experiment
+from trial_lib.launch.hardware import this_host
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
+from trial_lib.study.known_trials import ProfileFailedError, earlier_trials, run_profile
+from trial_lib.study.profile_report import mebibytes
+
+_NARROWEST = 120  # columns; where nobody says how wide the paper is
+
+
+def estimate_command(
+    config_path: Path,
+    model_dir: Path,
+    include: tuple[Path, ...],
+    max_micro_batch: int | None,
+    memory_headroom: float,
+    as_json: bool,
+) -> int:
+    """Prints the table.
+
+    Args:
+        config_path: the experiment's YAML.
+        model_dir: the model directory.
+        include: files and folders that the code imports from outside the model directory.
+        max_micro_batch: the largest micro-batch size (samples) of interest; None for any.
+        memory_headroom: share of a slot's memory that is to stay free.
+        as_json: whether to print it as one JSON document.
+
+    Returns:
+        The exit code: 1 where the profile trial fails.
+
+    Raises:
+        InputError: nothing was started.
+    """
+    _check(max_micro_batch, memory_headroom)
+    experiment = read_experiment(config_path, model_dir, include=include)
+    known = earlier_trials(experiment, Path.cwd())
+    if known is None:
+        click.echo("no earlier study of this experiment is in this folder: running a profile trial", err=True)
+        # A fork server comes up later than one trial starts without it.
+        arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include, launcher="cold")
+        try:
+            known = run_profile(arguments)
+        except ProfileFailedError as error:
+            click.echo(f"zerotune: {error}", err=True)
+            return 1
+    slots = experiment.config.resources.slots_per_trial
+    report = estimate_report(known, slots, this_host().device, memory_headroom, max_micro_batch)
+    if as_json:
+        click.echo(json.dumps(report.model_dump(mode="json"), indent=2))
+    else:
+        _show(report)
+    return 0
+
+
+def _check(max_micro_batch: int | None, memory_headroom: float) -> None:
+    if max_micro_batch is not None and max_micro_batch < 1:
+        raise InputError(
+            f"{max_micro_batch} is no size of a batch.", where="--max-micro-batch", remedy="Give a number from 1."
+        )
+    if not 0 <= memory_headroom < 1:
+        raise InputError(
+            f"{memory_headroom} is no share of the memory.",
+            where="--memory-headroom",
+            remedy="Give a number from 0 to below 1, such as 0.05.",
+        )
+
+
+def _show(report: EstimateReport) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_NARROWEST)
+    source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
+    lines = [
+        f"{report.num_params:,} parameters, {report.trainable_num_params:,} of them trained; "
+        f"{report.slots} {report.device} slot(s) of {mebibytes(report.device_memory)} for the model; from {source}.",
+        f"Activations and total are for a micro-batch of {report.micro_batch_size}; totals with their 90 % intervals. "
+        f"The largest micro-batch fits with 90 % confidence and leaves {report.headroom:.0%} free; "
+        "the one in parentheses may fit, with a chance of 10 %.",
+    ]
+    table = Table(pad_edge=False)
+    for column in ("", "states", "activations", "total", "90 % interval", "largest micro-batch"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_column("measured")
+    for row in report.rows:
+        table.add_row(
+            row.label,
+            mebibytes(row.states),
+            mebibytes(row.activations),
+            mebibytes(row.total),
+            f"{mebibytes(row.total_low)} .. {mebibytes(row.total_high)}",
+            _largest(row, report.at_most),
+            "" if row.measured is None else _measured(row.measured),
+        )
+    for text in [*lines, table, *report.notes]:
+        console.print(text, highlight=False)
+
+
+def _largest(row: ArmEstimate, at_most: int) -> str:
+    if row.largest_micro_batch == at_most:
+        return f"{at_most} and more"
+    perhaps = "" if row.perhaps_micro_batch == row.largest_micro_batch else f" ({row.perhaps_micro_batch})"
+    return f"{row.largest_micro_batch or 'none'}{perhaps}"
+
+
+def _measured(measured: MeasuredArm) -> str:
+    said = []
+    if measured.largest_micro_batch is not None:
+        total = "" if measured.total is None else f", total {mebibytes(measured.total)}"
+        said.append(f"micro-batch {measured.largest_micro_batch} ran{total}")
+    if measured.smallest_out_of_memory is not None:
+        said.append(f"{measured.smallest_out_of_memory} out of memory")
+    return "; ".join(said)

@@ -1,0 +1,105 @@
+"""What `zerotune record` does: a whole grid is measured into one file, with nothing else beside the trials.
+
+No Prefect server and no MLflow run beside it: they would take processor time from what is measured.
+"""
+
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from flows.interrupts import interrupts
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.search_space import space_for
+from trial_lib.report.leaderboard import flat_knobs
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.open_study import new_study
+from trial_lib.study.profile_report import profile_failure
+from trial_lib.study.recording import grid, record_table
+from trial_lib.study.runner import Work
+
+MOST_CANDIDATES = 20_000
+
+
+def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int, output: Path) -> int:
+    """Records a table of every lineage of the experiment's search space at each of some micro-batch sizes.
+
+    Args:
+        arguments: of the study whose space it is; `search_space` in its YAML says which lineages there are.
+        sizes: micro-batch sizes, in samples.
+        repeats: measurements of each candidate.
+        output: the table's file; what it has already is not measured again.
+
+    Returns:
+        The exit code: 1 where the profile trial fails.
+
+    Raises:
+        InputError: nothing was measured.
+    """
+    if not output.absolute().parent.is_dir():
+        raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that does.")
+    interrupts.resume_command = shlex.join(["zerotune", *sys.argv[1:]])
+    with tempfile.TemporaryDirectory(prefix="zerotune-record-") as work_dir:
+        study = new_study(arguments, Path(work_dir))
+        driver = study.driver
+        try:
+            (profile,) = driver.run(Work((driver.profile_plan(),)))
+            driver.next_ended(timeout_s=0.0)
+            assert isinstance(profile, TrialResult)
+            if profile.outcome is not Outcome.COMPLETED:
+                click.echo(profile_failure(profile, driver.had_engine(profile), driver.arg_mappings), err=True)
+                return 1
+            driver.tell(profile)
+            candidates = _candidates(driver, sizes)
+            click.echo(f"{len(candidates)} candidates, each {repeats} times, into {output}", err=True)
+            record_table(driver, candidates, repeats, output, tell=_Teller())
+        finally:
+            study.close()
+    return 0
+
+
+def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
+    profile = driver.profile
+    assert profile is not None
+    assert profile.profile is not None
+    space = space_for(
+        driver.arguments.method,
+        driver.arguments.zero_stages,
+        profile.profile,
+        driver.base_config,
+        driver.experiment.config.resources.slots_per_trial,
+        driver.host.device,
+        driver.experiment.config.search_space,
+    )
+    count = sum(arm.size for arm in space.arms) * len(sizes)
+    if count > MOST_CANDIDATES:
+        raise InputError(
+            f"the search space has {count:,} candidates, which nobody measures one by one.",
+            where="search_space",
+            remedy="Fix some knobs there, or give them fewer values.",
+        )
+    return grid(driver, space, sizes)
+
+
+class _Teller:
+    """Prints a line for each trial, with the time that is left."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._measured = 0
+
+    def __call__(self, done: int, total: int, candidate: Candidate, result: TrialResult) -> None:
+        self._measured += 1
+        per_trial = (time.monotonic() - self._started) / self._measured
+        left = timedelta(seconds=round(per_trial * (total - done)))
+        throughput = result.metrics.get("throughput")
+        said = result.outcome.value if throughput is None else f"{throughput:.1f} samples/s"
+        click.echo(f"{done}/{total}, {left} left: {candidate.label} {flat_knobs(candidate.knobs)}: {said}", err=True)

@@ -1,0 +1,38 @@
+"""Telling what the confirming trials have found."""
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.telling import told_if_possible
+from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.study.confirming import answer_of
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.finding import Confirmed
+
+
+@task(name="confirm", cache_policy=NO_CACHE, persist_result=False)
+def tell_finding(driver: StudyDriver) -> None:
+    """Says to the study's log and to Prefect which configurations were measured again, and what that found."""
+    answer = answer_of(driver)
+    if answer is None or answer.finding is None:
+        return
+    finding = answer.finding
+    for line in (finding.sentence, *finding.lines):
+        driver.log.info("%s", line)
+        get_run_logger().info(line)
+    rows = [_row(one, finding.metric) for one in (finding.own, *finding.candidates) if one is not None]
+    with told_if_possible(driver.log):
+        create_table_artifact(rows, key="confirmation", description=finding.sentence)
+
+
+def _row(confirmed: Confirmed, metric: str) -> dict[str, str]:
+    value = confirmed.metrics.get(metric)
+    return {
+        "configuration": "your own" if confirmed.verdict == "own" else confirmed.name,
+        f"{metric} ({SEARCH_METRICS[metric].unit})": "" if value is None else f"{value:.4g}",
+        "over your own": "" if confirmed.gain is None else confirmed.gain.times,
+        "verdict": confirmed.verdict,
+        "trials": " ".join(f"{number:04d}" for number in confirmed.trials),
+        "note": confirmed.reason or confirmed.losses,
+    }

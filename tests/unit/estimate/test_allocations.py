@@ -1,0 +1,108 @@
+import pytest
+
+from trial_lib.estimate.allocations import allocations
+from trial_lib.estimate.zero_settings import ZeroSettings
+from trial_lib.experiment.result import ModelProfile
+
+PROFILE = ModelProfile(
+    num_params=1000,
+    trainable_num_params=800,
+    activation_mem_per_gpu=50,
+    gpu_mem=10**6,
+    data_parallel_size=4,
+    flops_per_sample=1.0,
+)
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+BF16 = {"bf16": {"enabled": True}}
+
+
+def allocate(stage, device="cuda", size=1, slots=4, profile=PROFILE, base=None, **zero):
+    zero = {"reduce_bucket_size": 100, "stage3_prefetch_bucket_size": 0, "overlap_comm": False, **zero}
+    settings = ZeroSettings.of({**(base or {}), "zero_optimization": {"stage": stage, **zero}})
+    return allocations(settings, ZeroSettings.of({}), profile, slots, device, size)
+
+
+def test_without_zero_gradients_and_states_come_with_the_first_steps():
+    needed = allocate(0)
+    assert needed.initialize == 4 * 1000
+    assert needed.states == (4 + 8) * 800
+    assert needed.buffers == 4 * 800  # the flat copy that is reduced
+
+
+def test_one_device_reduces_nothing():
+    assert allocate(0, slots=1).buffers == 0
+
+
+def test_a_higher_stage_keeps_less():
+    kept = [allocate(stage, contiguous_gradients=False) for stage in range(4)]
+    totals = [needed.initialize + needed.states for needed in kept]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_stage_1_keeps_every_gradient_and_stage_2_those_of_its_share():
+    assert allocate(1).states - allocate(2).states == 4 * (800 - 200)
+
+
+def test_offloaded_states_leave_the_device_but_not_a_cpu():
+    for stage in (1, 2, 3):
+        on_cuda, offloaded = allocate(stage), allocate(stage, **OFFLOAD)
+        assert offloaded.initialize + offloaded.states < on_cuda.initialize + on_cuda.states
+        on_cpu, still_there = allocate(stage, device="cpu"), allocate(stage, device="cpu", **OFFLOAD)
+        assert still_there.initialize + still_there.states >= on_cpu.initialize + on_cpu.states
+
+
+def test_offloaded_parameters_leave_the_device():
+    plain = allocate(3, **OFFLOAD)
+    assert plain.initialize - allocate(3, offload_param={"device": "cpu"}, **OFFLOAD).initialize == 4 * 1000 / 4
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_overlapping_communication_takes_a_second_bucket(stage):
+    assert allocate(stage, overlap_comm=True).buffers - allocate(stage).buffers == 4 * 100
+
+
+def test_a_cuda_bucket_is_taken_whole_and_a_cpu_bucket_as_far_as_it_is_filled():
+    large = {"reduce_bucket_size": 5000}
+    assert allocate(2, **large).buffers - allocate(2, **large, contiguous_gradients=False).buffers == 4 * (5000 - 800)
+    on_cpu = allocate(2, device="cpu", **large)
+    assert on_cpu.buffers == allocate(2, device="cpu", **large, contiguous_gradients=False).buffers
+    # The limit counts what is not resident as well.
+    assert on_cpu.limit_correction == 4 * (5000 - 800)
+
+
+def test_stage_3_has_its_bucket_from_the_beginning():
+    small, large = allocate(3), allocate(3, reduce_bucket_size=500)
+    assert large.initialize - small.initialize == 4 * 400
+    assert large.buffers == small.buffers
+    assert large.all_states == small.all_states == 4 * 250 + (4 + 8) * 200
+
+
+def test_on_a_cpu_stage_3_fills_in_its_steps_what_the_limit_has_counted_before():
+    needed = allocate(3, device="cpu")
+    assert needed.limit_correction == -4 * (100 + 200)
+    assert needed.buffers == allocate(3).buffers + 4 * (100 + 200)
+
+
+def test_stage_3_gathers_no_more_than_it_may_keep():
+    assert allocate(3).buffers == 4 * 1000
+    assert allocate(3, stage3_max_live_parameters=300).buffers == 4 * 300
+    assert allocate(3, stage3_max_reuse_distance=300).buffers == 4 * 300
+    assert allocate(3, stage3_prefetch_bucket_size=200, stage3_max_live_parameters=300).buffers == 4 * 500
+
+
+def test_16_bit_training_has_32_bit_copies_of_what_it_trains():
+    assert allocate(0, base=BF16).initialize == 2 * 1000 + 4 * 800
+    assert allocate(3, base=BF16, contiguous_gradients=False).initialize == 2 * 250 + (4 + 2) * 200
+
+
+def test_activations_grow_with_the_micro_batch():
+    assert [allocate(1, size=size).activations for size in (1, 2, 8)] == [50, 100, 400]
+
+
+def test_activations_of_the_other_precision_are_half_as_large():
+    assert allocate(1, base=BF16, size=4).activations == 100
+
+
+def test_a_pipeline_partitions_over_its_replicas():
+    pipeline = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 2})
+    assert allocate(1, profile=pipeline).states == 4 * 800 + 8 * 400

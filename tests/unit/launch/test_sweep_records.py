@@ -1,0 +1,228 @@
+"""What becomes of the records that the ranks of a sweep leave; they are written here by the test."""
+
+import dataclasses
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Trials
+
+from trial_lib.experiment.candidate import Sweep, Withdrawal
+from trial_lib.experiment.result import TrialResult
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.launcher import Ending, LaunchRequest
+from trial_lib.launch.sweep import run_sweep
+from trial_lib.launch.trial import TrialPlan
+
+HOST = Host("cpu", ["0", "1"], 2**30)
+ENDED, KILLED = Ending("ranks", [0]), Ending("ranks", [-9])
+Act = Callable[[dict[str, Any]], Ending]
+
+
+class Ranks:
+    """Stands in for a launcher, and for the ranks that it starts."""
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+        self.request: LaunchRequest | None = None
+
+    def launch(self, request: LaunchRequest) -> "Ranks":
+        self.request = request
+        return self
+
+    def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
+        assert self.request is not None
+        return self._act(self.request.payload)
+
+
+@dataclasses.dataclass
+class Swept:
+    ends: list[Any]
+    told: list[tuple[int, TrialResult]]
+    plans: list[TrialPlan]
+    request: LaunchRequest
+    notes: list[str]
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [end.value if isinstance(end, Withdrawal) else end.outcome.value for end in self.ends]
+
+
+@pytest.fixture
+def swept(trials: Trials) -> Callable[[Act], Swept]:
+    def run(act: Act, change: Callable[[TrialPlan], TrialPlan] = lambda plan: plan) -> Swept:
+        plans = [change(trials.plan("plain.py", micro_batch=size)) for size in (2, 4, 8)]
+        sweep = Sweep(tuple(plan.candidate for plan in plans), 10.0, 0.05)
+        ranks, told, notes = Ranks(act), [], []
+        ends = run_sweep(
+            plans,
+            sweep,
+            ranks,  # type: ignore[arg-type]
+            HOST,
+            trials.lock_dir,
+            threading.Event(),
+            notes.append,
+            lambda position, result: told.append((position, result)),
+        )
+        assert ranks.request is not None
+        return Swept(ends, told, plans, ranks.request, notes)
+
+    return run
+
+
+def measure(trial: dict[str, Any], outcome: str = "completed") -> None:
+    record = {
+        "outcome": outcome,
+        "reason": "",
+        "metrics": {"throughput": 1.0},
+        "memory": {"peak": 5, "after_initialize": 2, "available": 9},
+        "phases": {"start": 0.01},
+        "time": time.time(),
+    }
+    Path(trial["measurements"][0]).write_text(json.dumps(record))
+
+
+def fail(trial: dict[str, Any], message: str) -> None:
+    record = {"type": "RuntimeError", "message": message, "traceback": "", "in_initialize": False}
+    record |= {"ended_early": False, "engine_built": True, "time": time.time(), "phases": {}}
+    Path(trial["failures"][0]).write_text(json.dumps(record))
+
+
+def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        for trial in payload["trials"]:
+            measure(trial)
+        return ENDED
+
+    found = swept(act)
+    assert found.outcomes == ["completed"] * 3
+    assert [position for position, _ in found.told] == [0, 1, 2]
+    assert [end.swept for end in found.ends] == [False, True, True]
+    for plan, end in zip(found.plans, found.ends, strict=True):
+        assert TrialResult.model_validate_json(plan.paths.result.read_text()) == end
+        assert end.number == plan.number
+        assert not plan.paths.scratch.exists()
+
+
+def test_the_spans_of_a_sweeps_trials_follow_each_other_without_a_gap(swept: Any) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        for trial in payload["trials"]:
+            time.sleep(0.1)
+            measure(trial)
+        time.sleep(0.1)
+        return ENDED
+
+    ends = swept(act).ends
+    for before, after in itertools.pairwise(ends):
+        assert before.started_at + sum(before.phases.values()) == pytest.approx(after.started_at, abs=0.02)
+    assert sum(ends[2].phases.values()) == pytest.approx(0.2, abs=0.08)
+
+
+def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:
+    told_in_time = threading.Event()
+
+    def act(payload: dict[str, Any]) -> Ending:
+        first = payload["trials"][0]
+        measure(first)
+        result = Path(first["measurements"][0]).with_name("result.json")
+        for _ in range(200):
+            if result.exists():
+                told_in_time.set()
+                break
+            time.sleep(0.02)
+        return KILLED
+
+    assert swept(act).outcomes[0] == "completed"
+    assert told_in_time.is_set()
+
+
+@pytest.mark.parametrize("reason", ["memory", "not_repeatable"])
+def test_what_the_ranks_decided_is_the_reason_for_the_sizes_left(swept: Any, reason: str) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        measure(payload["trials"][0])
+        Path(payload["withdrawal"]).write_text(json.dumps({"reason": reason}))
+        return ENDED
+
+    found = swept(act)
+    assert found.outcomes == ["completed", reason, reason]
+    assert [plan.paths.root.exists() for plan in found.plans] == [True, False, False]
+
+
+def test_an_out_of_memory_is_that_sizes_outcome_and_ends_the_group(swept: Any) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        measure(payload["trials"][0])
+        fail(payload["trials"][1], "DefaultCPUAllocator: can't allocate memory")
+        return Ending("ranks", [1])
+
+    assert swept(act).outcomes == ["completed", "out_of_memory", "ended"]
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_crash_counts_for_the_first_size_and_says_nothing_of_a_later_one(swept: Any, position: int) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        for trial in payload["trials"][:position]:
+            measure(trial)
+        fail(payload["trials"][position], "trying to initialize the default process group twice!")
+        return Ending("ranks", [1])
+
+    found = swept(act)
+    if position == 0:
+        assert found.outcomes == ["crashed", "ended", "ended"]
+    else:
+        assert found.outcomes == ["completed", "not_repeatable", "not_repeatable"]
+        assert "default process group twice" in found.notes[0]
+
+
+def test_a_batch_that_does_not_follow_is_invalid_first_and_not_repeatable_later(swept: Any) -> None:
+    def ignored_at(position: int) -> Act:
+        def act(payload: dict[str, Any]) -> Ending:
+            for trial in payload["trials"][:position]:
+                measure(trial)
+            measure(payload["trials"][position], "invalid")
+            return Ending("ranks", [1])
+
+        return act
+
+    assert swept(ignored_at(0)).outcomes == ["invalid", "ended", "ended"]
+    assert swept(ignored_at(2)).outcomes == ["completed", "completed", "not_repeatable"]
+
+
+def test_a_size_that_is_too_slow_or_diverged_has_a_result_of_its_own(swept: Any) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        measure(payload["trials"][0], "too_slow")
+        measure(payload["trials"][1], "diverged")
+        return Ending("ranks", [1])
+
+    assert swept(act).outcomes == ["too_slow", "diverged", "ended"]
+
+
+def test_what_a_cancelled_sweep_has_measured_stays(swept: Any) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        measure(payload["trials"][0])
+        return Ending("cancel", [None])
+
+    assert swept(act).outcomes == ["completed", "cancelled", "ended"]
+
+
+def test_each_size_has_a_command_line_and_changes_of_the_environment_of_its_own(swept: Any) -> None:
+    def change(plan: TrialPlan) -> TrialPlan:
+        size = plan.candidate.micro_batch_size
+        own = {"BATCH": str(size), **({"ONCE": "1"} if size == 4 else {})}
+        environment = {**plan.program.environment, **own}
+        return dataclasses.replace(plan, program=dataclasses.replace(plan.program, environment=environment))
+
+    def act(payload: dict[str, Any]) -> Ending:
+        for trial in payload["trials"]:
+            measure(trial)
+        return ENDED
+
+    found = swept(act, change)
+    trials = found.request.payload["trials"]
+    assert [trial["environment"] for trial in trials] == [{}, {"BATCH": "4", "ONCE": "1"}, {"ONCE": None, "BATCH": "8"}]
+    assert [trial["arguments"] for trial in trials] == [plan.program.arguments for plan in found.plans]
+    assert found.request.deadline_s == sum(plan.deadline_s for plan in found.plans)

@@ -1,0 +1,77 @@
+"""The cluster model as a world."""
+
+import random
+
+import pytest
+
+from benchmarks.replay.cluster import CLUSTERS, ClusterWorld, zero_of
+from benchmarks.replay.cluster_model import Cluster, Transformer, Zero
+from trial_lib.experiment.result import Outcome
+
+MODEL = Transformer(layers=24, hidden=2048, sequence=2048, recompute=False)
+SMALL, LARGE = Cluster(8, MODEL), Cluster(1024, MODEL)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return ClusterWorld("1.3B on 8", CLUSTERS["1.3B on 8"])
+
+
+def test_the_models_are_as_large_as_they_are_called():
+    assert [round(cluster.model.params / 1e9, 1) for cluster in CLUSTERS.values()] == [1.2, 12.6, 64.4]
+
+
+def test_states_take_what_zeros_paper_says():
+    """Figure 1 there: 16 bytes a parameter, of which stages 1 to 3 divide the optimizer's 12, gradients, weights."""
+    model, shards = Transformer(24, 4096, 2048, recompute=True), 64
+    cluster, params = Cluster(shards, model), model.params
+    for stage, expected in enumerate((16, 4 + 12 / shards, 2 + 14 / shards, 16 / shards)):
+        buffers = cluster.step_bytes(Zero(stage), 0) - 2 * params / (shards if stage >= 2 else 1)
+        states = cluster.initialized_bytes(Zero(stage)) - 1.5e9 + cluster.step_bytes(Zero(stage), 0) - buffers
+        assert states == pytest.approx(expected * params)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_larger_micro_batches_are_more_efficient_and_need_more(stage):
+    throughputs = [size / SMALL.step_seconds(Zero(stage), size, 1) for size in (1, 4, 16)]
+    assert throughputs == sorted(throughputs)
+    assert SMALL.step_bytes(Zero(stage), 2) - SMALL.step_bytes(Zero(stage), 1) == pytest.approx(MODEL.activation_bytes)
+
+
+def test_stage_3_communicates_most_where_the_network_is_slow():
+    seconds = [LARGE.step_seconds(Zero(stage), 1, 1) for stage in (1, 2, 3)]
+    assert seconds[2] == max(seconds)
+
+
+def test_small_buckets_cost_a_latency_each_and_overlap_hides_communication():
+    assert LARGE.step_seconds(Zero(2, reduce_bucket=5e6), 1, 1) > LARGE.step_seconds(Zero(2, reduce_bucket=5e8), 1, 1)
+    assert LARGE.step_seconds(Zero(2, overlap=True, reduce_bucket=5e7), 16, 1) < LARGE.step_seconds(
+        Zero(2, reduce_bucket=5e7), 16, 1
+    )
+
+
+def test_offload_saves_memory_and_costs_time():
+    plain, offloaded = Zero(2), Zero(2, offload_optimizer=True)
+    assert SMALL.initialized_bytes(offloaded) < SMALL.initialized_bytes(plain)
+    assert SMALL.step_seconds(offloaded, 4, 1) > SMALL.step_seconds(plain, 4, 1)
+
+
+def test_what_is_off_the_formulas_stays_the_same(world):
+    again = ClusterWorld("1.3B on 8", CLUSTERS["1.3B on 8"])
+    assert again.truth(world.submitted) == world.truth(world.submitted)
+    by_formula = 8 / SMALL.step_seconds(zero_of(world.submitted.knobs), 1, 1)
+    assert world.truth(world.submitted) != by_formula
+
+
+def test_a_trial_reads_the_truth_with_noise_and_shows_its_memory(world):
+    readings = [world.run(world.submitted, random.Random(seed)) for seed in range(50)]
+    throughputs = [result.metrics["throughput"] for result in readings]
+    assert sum(throughputs) / 50 == pytest.approx(world.truth(world.submitted), rel=0.01)
+    memory = readings[0].memory
+    assert memory.peak[0] - memory.after_initialize[0] < memory.available[0]
+
+
+def test_what_needs_more_than_a_device_has_ends_out_of_memory(world):
+    too_large = world.candidate(world.submitted.knobs, 64)
+    assert world.truth(too_large) is None
+    assert world.run(too_large, random.Random(0)).outcome is Outcome.OUT_OF_MEMORY

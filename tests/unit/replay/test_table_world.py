@@ -1,0 +1,102 @@
+"""A recorded table as a world."""
+
+import random
+
+import pytest
+from small_table import HEAD, LARGE_BUCKET, PLAIN, SMALL_BUCKET, candidate, failed, ran, small_table, table
+
+from benchmarks.replay.table import TableWorld
+from trial_lib.experiment.result import Outcome
+
+
+@pytest.fixture
+def world():
+    return TableWorld(small_table())
+
+
+def run(world, knobs, size, seed=0):
+    return world.run(candidate(knobs, size), random.Random(seed))
+
+
+def test_the_space_is_that_of_the_recorded_lineages_with_deepspeeds_default_first(world):
+    plain, one = world.problem.space.arms
+    assert [plain.lineage(0), plain.size] == [PLAIN, 1]
+    assert [one.lineage(index) for index in range(one.size)] == [LARGE_BUCKET, SMALL_BUCKET]
+
+
+def test_a_table_that_is_no_grid_is_refused():
+    with pytest.raises(ValueError, match="no full grid"):
+        TableWorld(
+            table(
+                ran({"zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1}}, 4, 1.0, 1),
+                ran({"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 2}}, 4, 1.0, 1),
+            )
+        )
+
+
+def test_searches_get_the_accumulation_of_the_table_and_a_free_batch(world):
+    assert world.problem.base_config["gradient_accumulation_steps"] == 1
+    assert "train_batch_size" not in world.problem.base_config
+    assert world.problem.train_batch_size is None
+    assert HEAD.base_config["gradient_accumulation_steps"] == 2
+
+
+def test_the_submitted_configuration_is_the_nearest_lineage_of_its_stage(world):
+    assert world.submitted == candidate(LARGE_BUCKET, 4)
+
+
+def test_throughput_is_by_cpu_time_and_a_trial_is_one_of_the_repeats(world):
+    readings = {round(run(world, PLAIN, 4, seed).metrics["throughput"], 6) for seed in range(20)}
+    assert readings == {90.0, 110.0}
+    assert world.truth(candidate(PLAIN, 4)) == pytest.approx(100.0)
+
+
+def test_metrics_and_step_times_follow_from_the_throughput(world):
+    result = run(world, PLAIN, 8)
+    assert result.metrics["latency"] == pytest.approx(16 / 200)
+    assert result.metrics["FLOPS_per_gpu"] == pytest.approx(100 * 200 / 2)
+    assert result.step_times == pytest.approx([0.08, 0.08, 0.32])
+
+
+def test_between_recorded_sizes_step_time_and_memory_are_linear(world):
+    step_4, step_8 = 4 / 100, 8 / 200
+    assert world.truth(candidate(PLAIN, 6)) == pytest.approx(6 / ((step_4 + step_8) / 2))
+    memory = run(world, PLAIN, 6).memory
+    assert max(memory.peak) - memory.after_initialize[0] == 150
+
+
+def test_what_grows_out_of_the_memory_before_the_size_that_failed_does_not_fit(world):
+    assert world.truth(candidate(PLAIN, 11)) is not None  # 275 of 300
+    assert world.truth(candidate(PLAIN, 12)) is None
+    assert run(world, PLAIN, 12).outcome is Outcome.OUT_OF_MEMORY
+
+
+def test_beyond_the_recorded_sizes_nothing_fits(world):
+    assert world.truth(candidate(SMALL_BUCKET, 16)) == pytest.approx(160)
+    assert run(world, SMALL_BUCKET, 17).outcome is Outcome.OUT_OF_MEMORY
+    assert world.largest_size == 16
+
+
+def test_a_size_that_failed_once_may_run_in_a_trial_but_is_no_answer(world):
+    outcomes = {run(world, LARGE_BUCKET, 8, seed).outcome for seed in range(20)}
+    assert outcomes == {Outcome.COMPLETED, Outcome.OUT_OF_MEMORY}
+    assert world.truth(candidate(LARGE_BUCKET, 8)) is None
+
+
+def test_the_best_may_lie_between_recorded_sizes(world):
+    sizes = range(1, 17)
+    assert world.best == max(filter(None, map(world.truth, world.candidates(sizes))))
+    assert world.best > 200
+
+
+def test_failures_are_counted_over_the_recorded_grid(world):
+    assert world.share_that_fails == pytest.approx(3 / 9)
+
+
+def test_noise_is_pooled_over_the_candidates_that_were_repeated():
+    world = TableWorld(table(ran(PLAIN, 4, 90.0, 1), ran(PLAIN, 4, 110.0, 1, repeat=1), failed(PLAIN, 8)))
+    assert world.noise == pytest.approx(0.1419, abs=1e-4)  # ln(110 / 90) / sqrt(2)
+
+
+def test_what_runs_out_of_memory_costs_its_own_phases(world):
+    assert sum(run(world, PLAIN, 16).phases.values()) == 7.0

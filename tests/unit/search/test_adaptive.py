@@ -1,0 +1,324 @@
+"""What the adaptive search asks for, and when it ends."""
+
+import random
+
+import pytest
+from adaptive_world import (
+    PROFILE,
+    SPACE,
+    SimulatedModel,
+    adaptive,
+    drive,
+    ended,
+    problem,
+    repeat,
+    trials,
+)
+
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.result import Outcome
+from trial_lib.search.adaptive import AdaptiveSettings
+
+FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGED]
+
+
+def sizes_in(history):
+    return [candidate.micro_batch_size for candidate, _ in trials(history)]
+
+
+def arm_of(candidate):
+    return SPACE.arm_of(candidate.knobs).label
+
+
+@pytest.mark.parametrize("can_sweep", [False, True])
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_it_comes_within_three_percent_of_the_best_and_ends_by_itself(concurrency, can_sweep):
+    model = SimulatedModel()
+    search = adaptive(problem(can_sweep=can_sweep), concurrency=concurrency)
+    history = drive(search, model.run, concurrency)
+    headroom = SimulatedModel(memory=int(0.95 * model.memory))
+    best = max(
+        model.throughput(candidate)
+        for arm in SPACE.arms
+        for index in range(arm.size)
+        for size in range(1, 80)
+        if headroom.need(candidate := Candidate(knobs=arm.lineage(index), micro_batch_size=size)) <= headroom.memory
+    )
+    assert model.throughput(search.best[0]) >= 0.97 * best
+    assert len(trials(history)) < 49
+
+
+def test_what_runs_out_of_memory_is_no_more_than_a_twentieth_of_many_trials():
+    ran = [
+        result.outcome
+        for seed in range(3)
+        for _, result in trials(drive(adaptive(seed=seed, min_gain=0, max_trials=31), SimulatedModel().run))
+    ]
+    assert ran.count(Outcome.OUT_OF_MEMORY) <= 0.05 * len(ran)
+
+
+def test_an_arm_that_needs_no_measuring_at_small_sizes_begins_near_the_largest_that_fits():
+    first = adaptive().ask()
+    first = first.candidates[0] if isinstance(first, Sweep) else first
+    assert first.micro_batch_size >= 16
+
+
+def test_every_arm_that_can_win_is_raced_before_fine_knobs_are_tuned():
+    history = drive(adaptive(), SimulatedModel().run)
+    first = [arm_of(candidate) for candidate, _ in trials(history)[:6]]
+    assert {"z0", "z1", "z2"} <= set(first)
+
+
+def test_nothing_at_or_above_a_size_that_ran_out_of_memory_is_asked_in_its_arm():
+    model = SimulatedModel(memory=400)
+    failed = {}
+    for candidate, result in trials(drive(adaptive(min_gain=0, max_trials=41), model.run)):
+        arm = arm_of(candidate)
+        assert candidate.micro_batch_size < failed.get(arm, 10**9)
+        if result.outcome is Outcome.OUT_OF_MEMORY:
+            failed[arm] = min(candidate.micro_batch_size, failed.get(arm, 10**9))
+
+
+def test_no_candidate_is_asked_for_twice():
+    history = drive(adaptive(min_gain=0, max_trials=60, concurrency=3), SimulatedModel().run, 3)
+    keys = [(candidate.lineage, candidate.micro_batch_size) for candidate, _ in trials(history)]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("outcome", FAILURES)
+def test_a_failing_lineage_is_out_and_after_two_its_arm(outcome):
+    model = SimulatedModel()
+
+    def run(candidate):
+        return ended(outcome) if candidate.zero_stage == 2 else model.run(candidate)
+
+    history = drive(adaptive(min_gain=0, max_trials=41), run)
+    failed = [candidate for candidate, result in trials(history) if result.outcome is outcome]
+    for label in {arm_of(candidate) for candidate in failed}:
+        lineages = [candidate.lineage for candidate in failed if arm_of(candidate) == label]
+        assert len(lineages) == len(set(lineages)) <= 2
+
+
+def test_sizes_that_fail_in_two_arms_are_left_alone_in_all():
+    model = SimulatedModel()
+
+    def run(candidate):
+        return ended(Outcome.CRASHED) if candidate.micro_batch_size > 8 else model.run(candidate)
+
+    search = adaptive(max_trials=31)
+    drive(search, run)
+    assert search.best is not None
+
+
+def test_a_trial_too_slow_to_win_is_not_the_best_and_counts_as_worse():
+    search = adaptive()
+    first = search.ask()
+    search.tell(first, SimulatedModel().run(first))
+    second = search.ask()
+    search.tell(second, ended(Outcome.TOO_SLOW))
+    assert search.best[0] == first
+    assert (second.lineage, second.micro_batch_size) != (search.ask().lineage, second.micro_batch_size)
+
+
+def test_a_kept_batch_is_kept_exactly():
+    history = drive(adaptive(problem(train_batch_size=48)), SimulatedModel().run)
+    batches = {
+        candidate.micro_batch_size * candidate.gradient_accumulation_steps * 2 for candidate, _ in trials(history)
+    }
+    assert batches == {48}
+    assert set(sizes_in(history)) <= {1, 2, 3, 4, 6, 8, 12, 24}
+
+
+def test_a_free_batch_keeps_the_configurations_accumulation():
+    base_config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}
+    history = drive(adaptive(problem(base_config=base_config), max_trials=8), SimulatedModel().run)
+    assert {candidate.gradient_accumulation_steps for candidate, _ in trials(history)} == {3}
+
+
+def test_sizes_are_multiples_of_the_divisor_and_within_the_limit():
+    history = drive(adaptive(divisible_by=3, max_micro_batch=20), SimulatedModel().run)
+    assert all(size % 3 == 0 and size <= 20 for size in sizes_in(history))
+
+
+def test_a_batch_that_no_size_satisfies_is_refused_with_a_sentence():
+    with pytest.raises(InputError, match="multiple of 5"):
+        adaptive(problem(train_batch_size=48), divisible_by=5)
+    with pytest.raises(InputError, match="divides a global batch of 49 samples over 2 replicas"):
+        adaptive(problem(train_batch_size=49))
+
+
+def test_where_sweeps_are_possible_a_sweep_begins_with_what_surely_fits_and_ascends():
+    history = drive(adaptive(problem(can_sweep=True)), SimulatedModel().run)
+    sweeps = [asked for what, asked, _ in history if what == "ask" and isinstance(asked, Sweep)]
+    assert sweeps
+    for sweep in sweeps:
+        sizes = [candidate.micro_batch_size for candidate in sweep.candidates]
+        assert sizes == sorted(set(sizes))
+        assert len({candidate.lineage for candidate in sweep.candidates}) == 1
+        assert sweep.bytes_per_sample > 0
+
+
+def test_a_program_that_cannot_be_run_twice_is_swept_no_more():
+    search = adaptive(problem(can_sweep=True))
+    while not isinstance(sweep := search.ask(), Sweep):
+        search.tell(sweep, SimulatedModel().run(sweep))
+    search.tell(sweep.candidates[0], SimulatedModel().run(sweep.candidates[0]))
+    for candidate in sweep.candidates[1:]:
+        search.withdraw(candidate, Withdrawal.NOT_REPEATABLE)
+    history = drive(search, SimulatedModel().run)
+    assert not any(isinstance(asked, Sweep) for _, asked, _ in history)
+
+
+def test_a_size_withdrawn_for_memory_costs_no_trial_and_is_swept_to_only_when_more_is_known():
+    search = adaptive(problem(can_sweep=True), max_trials=8)
+    history = drive(search, SimulatedModel().run, foresees=lambda candidate: False)
+    assert len(trials(history)) <= 7
+    withdrawn = [candidate for what, candidate, _ in history if what == "withdraw"]
+    assert withdrawn
+
+
+def test_the_largest_sizes_grow_step_by_step_where_memory_is_no_limit():
+    profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 1, "gpu_mem": 2**40})
+    history = drive(adaptive(problem(profile=profile)), SimulatedModel(memory=2**30, per_sample=1e-6).run)
+    largest = 64
+    for size in sizes_in(history):
+        assert size <= largest
+        largest = max(largest, 8 * size)
+
+
+def test_where_nothing_seems_to_fit_the_likeliest_is_tried():
+    profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 10**12})
+    search = adaptive(problem(profile=profile))
+    asked = search.ask()
+    assert asked.micro_batch_size == 1
+    search.tell(asked, SimulatedModel().run(asked))
+    assert search.best is not None
+
+
+def test_a_search_of_which_every_trial_fails_ends_without_a_best():
+    search = adaptive()
+    history = drive(search, lambda candidate: ended(Outcome.OUT_OF_MEMORY))
+    assert search.finished
+    assert search.best is None
+    assert len(trials(history)) < 49
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_max_trials_counts_the_profile_and_no_withdrawn_size(concurrency):
+    search = adaptive(problem(can_sweep=True), max_trials=12, min_gain=0, concurrency=concurrency)
+    foreseen = SimulatedModel(memory=855)
+    history = drive(search, SimulatedModel().run, concurrency, foresees=lambda c: foreseen.need(c) <= foreseen.memory)
+    assert len(trials(history)) == 11
+
+
+def test_as_many_groups_run_at_once_as_may():
+    search = adaptive(problem(can_sweep=True), concurrency=3)
+    asked = [search.ask() for _ in range(4)]
+    assert None not in asked[:3]
+    assert asked[3] is None
+    assert not search.finished
+
+
+@pytest.mark.parametrize(("can_sweep", "concurrency"), [(False, 1), (True, 1), (True, 3)])
+def test_a_resumed_search_goes_on_as_if_nothing_had_happened_from_every_point(can_sweep, concurrency):
+    def fresh():
+        return adaptive(problem(can_sweep=can_sweep), seed=3, concurrency=concurrency, max_trials=14)
+
+    foreseen = SimulatedModel(memory=855)
+    history = drive(
+        fresh(), SimulatedModel().run, concurrency, random.Random(1), lambda c: foreseen.need(c) <= foreseen.memory
+    )
+    for cut in range(len(history)):
+        resumed = repeat(fresh(), history[:cut])
+        following = next((asked for what, asked, _ in history[cut:] if what == "ask"), None)
+        if history[cut][0] == "ask":
+            assert resumed.ask() == following
+
+
+def test_asking_in_vain_and_looking_change_nothing():
+    patient, curious = adaptive(max_trials=10), adaptive(max_trials=10)
+    for what, asked, outcome in drive(patient, SimulatedModel().run):
+        if what == "ask":
+            assert curious.ask() == asked
+            assert curious.ask() is None
+        else:
+            _ = curious.best, curious.finished, curious.freeing_gain()
+            curious.tell(asked, outcome)
+    assert curious.best == patient.best
+
+
+def test_the_same_seed_asks_the_same():
+    first, second = (drive(adaptive(seed=5, max_trials=12), SimulatedModel().run) for _ in range(2))
+    assert first == second
+
+
+def test_a_recorded_ask_of_another_version_is_taken_as_recorded():
+    foreign = Candidate(knobs={"zero_optimization": {"stage": 1, "sub_group_size": 7}}, micro_batch_size=3, slots=2)
+    search = adaptive(max_trials=12)
+    search.apply(foreign)
+    search.tell(foreign, ended(Outcome.COMPLETED, metrics={"throughput": 1.0}))
+    assert search.best[0] == foreign
+    drive(search, SimulatedModel().run)
+    assert search.best[0] != foreign
+
+
+def test_a_result_nobody_waits_for_is_refused():
+    search = adaptive()
+    candidate = search.ask()
+    search.tell(candidate, SimulatedModel().run(candidate))
+    with pytest.raises(KeyError):
+        search.tell(candidate, SimulatedModel().run(candidate))
+    with pytest.raises(KeyError):
+        search.withdraw(candidate, Withdrawal.ENDED)
+
+
+def test_the_submitted_configuration_is_learned_from_and_never_the_answer():
+    own = Candidate(micro_batch_size=4, slots=2, data_parallel_size=2)
+    taught, untaught = (adaptive(problem(base_config={"zero_optimization": {"stage": 1}})) for _ in range(2))
+    like_it = own.model_copy(update={"knobs": {"zero_optimization": {"stage": 1}}})
+    result = SimulatedModel().run(like_it).model_copy(update={"purpose": Purpose.SUBMITTED})
+    taught.observe(own, result)
+    assert taught.best is None
+    assert taught.ask() != untaught.ask()
+
+
+def test_a_lucky_reading_against_all_that_is_known_is_not_believed():
+    search, model = adaptive(max_trials=40), SimulatedModel()
+    knobs = SPACE.arms[1].lineage(0)
+    for size in (2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40):
+        candidate = Candidate(knobs=knobs, micro_batch_size=size, slots=2, data_parallel_size=2)
+        result = model.run(candidate)
+        if size == 16:
+            lucky = {**result.metrics, "throughput": 1.15 * model.throughput(candidate)}
+            result = result.model_copy(update={"metrics": lucky})
+        search.apply(candidate)
+        search.tell(candidate, result)
+    assert search.best[0].micro_batch_size > 16
+
+
+def test_when_the_batch_is_kept_the_gain_of_freeing_it_is_known():
+    search = adaptive(problem(train_batch_size=8))
+    drive(search, SimulatedModel().run)
+    gain = search.freeing_gain()
+    model = SimulatedModel()
+    truth = model.throughput(gain.candidate) / model.throughput(search.best[0])
+    assert gain.candidate.micro_batch_size > 4
+    assert gain.factor > 1.3
+    assert 0.6 * truth < gain.factor < 1.4 * truth
+
+
+def test_a_free_batch_has_nothing_to_gain_from_freeing():
+    search = adaptive(max_trials=4)
+    drive(search, SimulatedModel().run)
+    assert search.freeing_gain() is None
+
+
+def test_stage_0_belongs_to_the_default_space():
+    assert AdaptiveSettings().zero_stages == (0, 1, 2, 3)
+
+
+def test_a_metric_that_is_smaller_when_better_is_made_small():
+    search = adaptive(metric="latency", max_trials=15)
+    drive(search, SimulatedModel().run)
+    assert search.best[0].micro_batch_size <= 4

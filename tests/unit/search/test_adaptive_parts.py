@@ -1,0 +1,72 @@
+"""The parts of the adaptive search: proposals of fine knobs, the cost model, sizes."""
+
+import numpy as np
+from adaptive_world import FINE, SPACE
+
+from trial_lib.experiment.knobs import Arm, Knob
+from trial_lib.search.batch_policy import BatchPolicy
+from trial_lib.search.cost_model import CostModel, Point
+from trial_lib.search.fine_knobs import FineTrial, propose
+from trial_lib.search.fitting_sizes import spread
+from trial_lib.search.space_coordinates import SpaceCoordinates
+
+LARGE = Arm({"zero_optimization": {"stage": 2}}, tuple(Knob(f"zero_optimization.k{i}", (0, 1, 2, 3)) for i in range(4)))
+
+
+def test_proposals_are_lineages_of_the_arm_and_depend_on_seed_and_history_alone():
+    tried = [FineTrial(index, float(index % 4)) for index in range(0, 60, 5)]
+    assert propose(LARGE, tried, 1, 8) == propose(LARGE, tried, 1, 8)
+    assert all(0 <= index < LARGE.size for index in propose(LARGE, tried, 1, 8))
+
+
+def test_proposals_turn_to_what_was_good_and_away_from_what_did_not_fit():
+    tried = [FineTrial(index, None if index % 4 == 3 else 1.0 - (index % 4 == 1)) for index in range(0, 250, 7)]
+    proposed = [index % 4 for seed in range(6) for index in propose(LARGE, tried, seed, 6)]
+    assert proposed.count(1) > proposed.count(0)
+    assert proposed.count(1) > 2 * proposed.count(3)
+
+
+def test_an_arm_without_fine_knobs_has_one_lineage():
+    assert propose(SPACE.arms[0], [], 1, 8) == [0]
+
+
+def test_the_model_expects_large_sizes_to_cost_less_and_learns_what_an_arm_costs():
+    model = CostModel(
+        SpaceCoordinates(SPACE), [0.0] * 5, False, [Point(1, 0, 8), Point(2, 0, 8), Point(1, 0, 32)], [1.0, 1.3, 0.6]
+    )
+    mean = model.predict([Point(1, 0, 16), Point(2, 0, 16), Point(2, 0, 32)]).mean
+    assert 0.6 < mean[0] < 1.0
+    assert mean[1] > mean[0]
+    assert mean[2] < mean[1]
+
+
+def test_what_was_measured_has_less_to_gain_than_what_was_not():
+    model = CostModel(SpaceCoordinates(SPACE), [0.0] * 5, False, [Point(1, 0, 16)] * 4, [1.0, 1.01, 0.99, 1.0])
+    gain = model.predict([Point(1, 0, 16), Point(1, 1, 16), Point(3, 0, 16)]).gain
+    assert gain[0] < gain[1] < gain[2]
+
+
+def test_a_knob_that_helped_in_one_arm_is_expected_to_help_in_another():
+    overlapped = len(FINE[0].values)
+    points = [Point(1, 0, 16), Point(1, overlapped, 16), Point(2, 0, 16)]
+    model = CostModel(SpaceCoordinates(SPACE), [0.0] * 5, False, points, [1.0, 0.8, 1.0])
+    mean = model.predict([Point(2, 0, 16), Point(2, overlapped, 16)]).mean
+    assert mean[1] < mean[0] - 0.02
+
+
+def test_numbers_have_ranks_and_other_values_are_apart():
+    rows = SpaceCoordinates(SPACE).fine([(1, 1), (1, 0), (1, 2), (0, 0)])
+    assert sorted(rows[:3, 1]) == [0.0, 0.5, 1.0]
+    assert np.isnan(rows[3]).all()
+
+
+def test_free_sizes_are_round_and_kept_ones_divide():
+    free = BatchPolicy(None, 1, 2).sizes(40)
+    assert free == (*range(1, 16), *range(16, 32, 2), 32, 36, 40)
+    assert BatchPolicy(48, 1, 2, divisible_by=4).sizes() == (4, 8, 12, 24)
+    assert BatchPolicy(48, 1, 2).accumulation(12) == 2
+
+
+def test_a_sweep_spreads_its_sizes_in_like_ratios():
+    assert spread([18, 20, 24, 28, 32], 16, 2) == [24, 32]
+    assert spread([], 16, 2) == []

@@ -1,0 +1,112 @@
+"""Which losses are the user's own but for rounding, and which are of another training."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.study.loss_agreement import LossAgreement, changes_of_mathematics, compare
+
+COURSE = [5.67, 5.62, 5.60, 5.53, 4.95, 4.72, 4.18]
+
+
+def judge(
+    own: list[list[float]],
+    other: list[list[float]],
+    micro_batch: int = 2,
+    accumulation: int = 8,
+    config: dict[str, Any] | None = None,
+    own_config: dict[str, Any] | None = None,
+) -> LossAgreement:
+    """Compares with a user's own configuration of micro-batch 2, accumulation 8."""
+    mine, theirs = (
+        Candidate(micro_batch_size=size, gradient_accumulation_steps=steps, slots=2, data_parallel_size=2)
+        for size, steps in ((2, 8), (micro_batch, accumulation))
+    )
+    return compare((mine, own_config or {}, own), (theirs, config or own_config or {}, other))
+
+
+def scaled(*factors: float) -> list[float]:
+    return [loss * factor for loss, factor in zip(COURSE, factors, strict=False)]
+
+
+def test_losses_that_differ_by_rounding_agree() -> None:
+    agreement = judge([COURSE] * 3, [scaled(*[1 + 2e-7] * 7)] * 3)
+    assert agreement == LossAgreement(is_compared=True, agrees=True, said="the losses of the first 7 steps agree")
+
+
+def test_rounding_may_grow_from_step_to_step_but_not_stand_in_the_first() -> None:
+    assert judge([COURSE], [scaled(1, 1, 1.002, 1.003, 1.004, 1.005, 1.006)]).agrees
+    first = judge([COURSE], [scaled(*[1.003] * 7)])
+    assert not first.agrees
+    assert first.said == "the loss of step 1 is 5.68701, with your own configuration 5.67"
+
+
+def test_half_precision_rounds_more() -> None:
+    off = [scaled(*[1.015] * 7)]
+    assert judge([COURSE], off, own_config={"bf16": {"enabled": True}}).agrees
+    assert not judge([COURSE], off, own_config={"bf16": {"enabled": False}}).agrees
+
+
+def test_a_program_without_a_seed_differs_from_itself_and_may_from_its_candidates() -> None:
+    def unseeded(seed: int) -> list[float]:
+        draws = random.Random(seed)
+        return [loss + draws.gauss(0, 0.3) for loss in COURSE]
+
+    assert all(
+        judge(
+            [unseeded(seed + repeat) for repeat in range(3)], [unseeded(seed + repeat) for repeat in range(3, 6)]
+        ).agrees
+        for seed in range(0, 600, 6)
+    )
+
+
+def on_other_draws(seed: int, shift: float = 0.0) -> list[float]:
+    draws = random.Random(seed)
+    return [2.3 + shift + draws.gauss(0, 0.2) for _ in range(10)]
+
+
+def test_another_micro_batch_draws_otherwise_and_is_compared_with_the_noise_of_the_batches() -> None:
+    agreements = [
+        judge([on_other_draws(seed)] * 3, [on_other_draws(seed + 1)] * 3, micro_batch=4, accumulation=4)
+        for seed in range(0, 400, 2)
+    ]
+    assert sum(agreement.agrees for agreement in agreements) >= 195
+    assert agreements[0].said == "the losses of the first 10 steps agree as far as their noise shows"
+    apart = judge([on_other_draws(1)], [on_other_draws(2, shift=1.0)], micro_batch=4, accumulation=4)
+    assert not apart.agrees
+
+
+def test_another_global_batch_or_precision_is_meant_to_change_the_losses() -> None:
+    larger = judge([COURSE], [scaled(*[1.5] * 7)], micro_batch=4)
+    assert larger.agrees
+    assert larger.said == "the losses were not compared with yours: train_batch_size (32 -> 64) changes them"
+    half = judge([COURSE], [scaled(*[1.5] * 7)], config={"bf16": {"enabled": True}})
+    assert (half.is_compared, half.said) == (False, "the losses were not compared with yours: bf16 changes them")
+
+
+def test_a_loss_that_is_not_finite_agrees_with_nothing() -> None:
+    assert not judge([COURSE], [[math.nan]], micro_batch=4).agrees
+
+
+def test_a_program_that_shows_no_losses_is_not_compared() -> None:
+    assert not judge([[]], [[]]).is_compared
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "changed"),
+    [
+        ({}, {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, []),
+        ({}, {"bf16": {"enabled": False}}, []),
+        ({}, {"zero_optimization": {"zero_quantized_weights": True}}, ["zero_quantized_weights"]),
+        ({"fp16": {"enabled": True}}, {"torch_autocast": {"enabled": True}}, ["fp16", "torch_autocast"]),
+        ({}, {"communication_data_type": "bf16"}, ["communication_data_type"]),
+        ({}, {"activation_checkpointing": {"partition_activations": True}}, []),
+    ],
+)
+def test_where_it_is_computed_changes_no_mathematics_and_in_which_numbers_does(
+    own: dict[str, Any], other: dict[str, Any], changed: list[str]
+) -> None:
+    assert changes_of_mathematics(own, other) == changed

@@ -1,0 +1,161 @@
+"""What DeepSpeed allocates on a device, when, and how much: the analytic part of the memory model.
+
+Read from DeepSpeed 0.19.8 (`deepspeed/runtime`): `engine.py` for stage 0, `zero/stage_1_and_2.py` for stages 1 and 2,
+`zero/stage3.py` with `zero/partitioned_param_coordinator.py` for stage 3. Sizes that follow from the layers of a model
+(its largest parameter, say) are not known, and left to what is measured.
+"""
+
+from dataclasses import dataclass, replace
+
+from trial_lib.estimate.states import FULL, HALF, MASTER_BYTES
+from trial_lib.estimate.zero_settings import ZeroSettings
+from trial_lib.experiment.result import ModelProfile
+
+# `engine.buffered_allreduce_fallback`: elements that stage 0 flattens at a time.
+_ALLREDUCE_ELEMENTS = 500_000_000
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """Bytes on one device.
+
+    A CPU's memory limit counts an allocation when it is made, a peak counts what has been written to. On CUDA they are
+    the same.
+
+    Attributes:
+        initialize: what is allocated when `deepspeed.initialize` returns.
+        states: what the first steps add and keep: optimizer states, and gradients until the optimizer's step.
+        buffers: what comes and goes in a step beside these: buckets, gathered parameters, flat copies of gradients.
+        activations: what the forward pass keeps for the backward pass.
+        limit_correction: what the limit counts in the steps beyond what they write to; negative where they write to
+            what initialisation has allocated.
+        early_buffers: the part of `initialize` that is buckets.
+    """
+
+    initialize: float
+    states: float
+    buffers: float
+    activations: float
+    limit_correction: float = 0.0
+    early_buffers: float = 0.0
+
+    @property
+    def all_states(self) -> float:
+        """Parameters, gradients and optimizer states, whenever they are allocated."""
+        return self.initialize - self.early_buffers + self.states
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the sizes of all stages follow from: elements, but for `size`, the bytes of one in the model's precision."""
+
+    settings: ZeroSettings
+    total: int
+    trainable: int
+    share: float
+    size: int
+    on_cpu: bool
+
+    @property
+    def states_here(self) -> bool:
+        """Whether the optimizer's states are in the device's memory: on a CPU they are, offloaded or not."""
+        return self.on_cpu or self.settings.offload_optimizer == "none"
+
+    def bucket(self, buffers: int) -> tuple[float, float]:
+        """Returns the bytes of the buckets that gradients are copied into: as allocated, and as written to."""
+        elements = buffers * self.settings.reduce_bucket_size
+        return elements * self.size, min(elements, self.trainable) * self.size if self.on_cpu else elements * self.size
+
+
+def allocations(
+    settings: ZeroSettings,
+    profiled: ZeroSettings,
+    profile: ModelProfile,
+    slots: int,
+    device: str,
+    micro_batch_size: int,
+) -> Allocations:
+    """Returns what one configuration allocates.
+
+    Args:
+        settings: the configuration.
+        profiled: the configuration that the profile trial ran with, whose activations are known.
+        profile: the model.
+        slots: devices over which ZeRO partitions.
+        device: `cuda` or `cpu`: on a CPU "offloaded" states are in the same memory.
+        micro_batch_size: samples.
+    """
+    case = _Case(
+        settings=settings,
+        total=profile.num_params,
+        trainable=profile.trainable_num_params,
+        share=profile.trainable_num_params / (profile.data_parallel_size if profile.pipeline_parallel else slots),
+        size=settings.precision.bytes_per_param,
+        on_cpu=device == "cpu",
+    )
+    by_stage = _plain if settings.stage == 0 else _partitioned_states if settings.stage < 3 else _partitioned_parameters
+    activations = micro_batch_size * profile.activation_mem_per_gpu * _activation_ratio(settings, profiled)
+    return replace(by_stage(case, slots), activations=activations)
+
+
+def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
+    """Returns the activations of a configuration over those of the profiled one: 16-bit ones take about half."""
+    if settings.precision == profiled.precision:
+        return 1.0
+    return 0.5 if settings.precision == HALF else 2.0
+
+
+def _plain(case: _Case, slots: int) -> Allocations:
+    """Stage 0: nothing is partitioned; gradients are reduced in flat copies, and states made at the first step."""
+    master = MASTER_BYTES if case.settings.precision.master_copies else 0
+    return Allocations(
+        initialize=case.total * case.size + case.trainable * master,
+        states=case.trainable * (case.size + case.settings.optimizer_bytes),
+        buffers=min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0,
+        activations=0,
+    )
+
+
+def _partitioned_states(case: _Case, slots: int) -> Allocations:
+    """Stages 1 and 2: a 32-bit copy of each rank's share is made at once, in 32-bit training too."""
+    settings, share, size = case.settings, case.share, case.size
+    initialize = case.total * size + (share * MASTER_BYTES if case.states_here else 0)
+    if case.on_cpu and settings.offload_optimizer != "none":
+        # The buffers of the offload: gradients of the share, and its parameters in the model's own precision.
+        initialize += share * (MASTER_BYTES + size)
+    # Stage 1 keeps every gradient until the optimizer's step, stage 2 those of its share.
+    kept = case.trainable if settings.stage == 1 else share if case.states_here else 0
+    if settings.contiguous_gradients:
+        allocated, written = case.bucket(2 if settings.overlap_comm else 1)
+    else:
+        allocated = written = min(settings.reduce_bucket_size, case.trainable) * size
+    return Allocations(
+        initialize=initialize,
+        states=kept * size + (share * settings.optimizer_bytes if case.states_here else 0),
+        buffers=written + (share * MASTER_BYTES if case.states_here else 0),
+        activations=0,
+        limit_correction=allocated - written,
+    )
+
+
+def _partitioned_parameters(case: _Case, slots: int) -> Allocations:
+    """Stage 3: bucket and gradients are allocated at once; parameters are gathered as they are needed."""
+    settings, share, size = case.settings, case.share, case.size
+    params_here = case.on_cpu or settings.offload_param == "none"
+    # 32-bit parameters are their own master copy, unless that is to be elsewhere.
+    has_master = settings.precision != FULL or settings.offload_optimizer != "none"
+    parameters = case.total / slots * size if params_here else 0
+    master = share * MASTER_BYTES if has_master and case.states_here else 0
+    gradients = share * size if case.states_here else 0
+    allocated, written = case.bucket(1) if settings.contiguous_gradients else (0.0, 0.0)
+    # What the steps write to first, of what there is from the beginning.
+    late = written + gradients if case.on_cpu else 0.0
+    gathered = min(case.total, settings.max_live_parameters) + min(case.total, settings.prefetch_bucket_size)
+    return Allocations(
+        initialize=parameters + master + gradients + allocated,
+        states=share * settings.optimizer_bytes if case.states_here else 0,
+        buffers=gathered * size + late,
+        activations=0,
+        limit_correction=-late,
+        early_buffers=allocated,
+    )

@@ -1,0 +1,287 @@
+"""Which candidate fits, and how sure that is: analytic at first, refitted by every measured peak.
+
+What is modelled is the memory that the steps take above initialisation: what initialisation takes shows in what it
+leaves (`Memory.available`). Everything is in bytes on one device.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trial_lib.estimate.allocations import Allocations, allocations
+from trial_lib.estimate.budget import Budget
+from trial_lib.estimate.peak_regression import Mixture, PeakRegression
+from trial_lib.estimate.zero_settings import ArmKey, ZeroSettings, arm_key
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
+
+_LOW, _HIGH = 0.05, 0.95
+
+# Prior of the weights: workspace (in units of the scale below), activations, states, buffers. Of one sample's
+# activations the backward pass needs more than was saved for it: gradients of activations, and temporaries.
+_WORKSPACE = {"cpu": 64 * 2**20, "cuda": 64 * 2**20}
+_PRIOR_MEANS = (1.0, 1.3, 1.0, 1.3)
+_PRIOR_DEVIATIONS = (0.6, 0.35, 0.3, 0.7)
+_ARM_DEVIATIONS = (0.12, 0.12)
+_PROFILE_NOISE = 3.0
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """What a trial would take above initialisation, in bytes on the rank that takes most.
+
+    Attributes:
+        value: the expectation.
+        low: the lower end of the 90 % interval.
+        high: its upper end.
+        measured: completed trials of the arm so far.
+    """
+
+    value: float
+    low: float
+    high: float
+    measured: int
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What is the same for all micro-batch sizes of some knobs."""
+
+    settings: ZeroSettings
+    arm: ArmKey
+    lineage: str
+
+
+@dataclass
+class _ArmRecord:
+    """What the trials of an arm have shown.
+
+    Attributes:
+        measured: completed trials.
+        largest: the largest micro-batch size that completed, by lineage.
+        failed: the smallest that ran out of memory, and what it allocates, by lineage.
+        bound: bytes above initialisation that are known not to fit; None until they are asked for again.
+    """
+
+    measured: int = 0
+    largest: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)
+    bound: float | None = None
+
+
+def measured_above_initialize(memory: Memory) -> int | None:
+    """Returns the bytes above initialisation, on the rank that took most; None where nothing was measured."""
+    pairs = zip(memory.peak, memory.after_initialize, strict=False)
+    return max((peak - after for peak, after in pairs), default=None)
+
+
+class MemoryModel:
+    """The memory of a model's candidates.
+
+    It is a function of its arguments and of what it was told, in that order.
+
+    Args:
+        profile: the model and the device.
+        base_config: the user's DeepSpeed configuration.
+        slots: devices of a trial.
+        device: `cuda` or `cpu`.
+    """
+
+    def __init__(self, profile: ModelProfile, base_config: Mapping[str, Any], slots: int, device: str) -> None:
+        self._profile = profile
+        self._base = base_config
+        self._slots = slots
+        self._device = device
+        self._profiled = ZeroSettings.of(base_config)
+        self._unit = float(_WORKSPACE[device])
+        self._peaks = PeakRegression(_PRIOR_MEANS, _PRIOR_DEVIATIONS, _ARM_DEVIATIONS)
+        self._budget = Budget(profile.gpu_mem, device)
+        self._arms: dict[ArmKey, _ArmRecord] = {}
+        self._described: dict[str, _Described] = {}
+
+    def observe(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in how a trial ended; only one that completed or ran out of memory teaches anything."""
+        if result.outcome is Outcome.COMPLETED:
+            self._observe_peak(candidate, result.memory)
+        elif result.outcome is Outcome.OUT_OF_MEMORY:
+            self._observe_failure(candidate)
+
+    def observe_profile(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in the profile trial: its one step shows less than several do, and it is none of its arm's trials."""
+        above = measured_above_initialize(result.memory)
+        if result.outcome is not Outcome.COMPLETED or above is None:
+            return
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        scale = _PROFILE_NOISE * self._scale(needed)
+        self._peaks.observe(self._features(needed), described.arm, scale, above / self._unit)
+        self._forget_bounds()
+        if result.memory.available:
+            self._budget.observe_profile(needed.initialize, min(result.memory.available))
+
+    def above_initialize(self, candidate: Candidate) -> MemoryPrediction:
+        """Returns what the steps of a candidate take above initialisation, with its 90 % interval."""
+        described = self._describe(candidate.knobs)
+        mixture = self._predict(described, self._allocations(described, candidate.micro_batch_size))
+        record = self._arms.get(described.arm)
+        return MemoryPrediction(
+            value=max(0.0, mixture.mean),
+            low=max(0.0, mixture.quantile(_LOW)),
+            high=max(0.0, mixture.quantile(_HIGH)),
+            measured=0 if record is None else record.measured,
+        )
+
+    def allocations(self, candidate: Candidate) -> Allocations:
+        """Returns what DeepSpeed's own formulas say of a candidate, whatever has been measured."""
+        return self._allocations(self._describe(candidate.knobs), candidate.micro_batch_size)
+
+    def available(self, candidate: Candidate) -> int | None:
+        """Returns what initialisation leaves a candidate, as its arm has shown, or the others and what it allocates.
+
+        None where a CPU slot has no budget.
+        """
+        described = self._describe(candidate.knobs)
+        left = self._budget.left(described.arm, self._allocations(described, candidate.micro_batch_size).initialize)
+        return None if left is None else int(left.mean)
+
+    def probability_fits(self, candidate: Candidate, headroom: float = 0.05) -> float:
+        """Returns how likely a candidate is to run without going out of memory.
+
+        A candidate that is expected to need at least what one of its arm needed that ran out of memory does not fit;
+        one that needs no more than a completed one of its lineage does.
+
+        Args:
+            candidate: what would run.
+            headroom: share of the device's memory that is to stay free.
+        """
+        described = self._describe(candidate.knobs)
+        size = candidate.micro_batch_size
+        record = self._arms.get(described.arm)
+        if record is not None and size <= record.largest.get(described.lineage, 0):
+            return 1.0
+        needed = self._allocations(described, size)
+        mixture = self._predict(described, needed)
+        if record is not None and (
+            size >= record.failed.get(described.lineage, (math.inf,))[0]
+            or mixture.mean >= self._bound(record, described)
+        ):
+            return 0.0
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is None:
+            return 1.0
+        limit = self._budget.limit(left, headroom)
+        return mixture.below(limit.mean - needed.limit_correction, limit.deviation)
+
+    def largest_micro_batch(
+        self,
+        knobs: Mapping[str, Any],
+        batch: Callable[[int], Candidate],
+        at_most: int,
+        headroom: float = 0.05,
+        confidence: float = 0.9,
+    ) -> int:
+        """Returns the largest micro-batch size (samples) that fits; 0 if none does.
+
+        Args:
+            knobs: of the lineage.
+            batch: makes its candidate of a size.
+            at_most: the largest size of interest.
+            headroom: as for `probability_fits`.
+            confidence: the least probability that counts as fitting.
+        """
+        described = self._describe(knobs)
+        record = self._arms.get(described.arm)
+        fits = min(at_most, 0 if record is None else record.largest.get(described.lineage, 0))
+        too_large = at_most + 1
+        while too_large - fits > 1:
+            size = (fits + too_large) // 2
+            if self.probability_fits(batch(size), headroom) >= confidence:
+                fits = size
+            else:
+                too_large = size
+        return fits
+
+    def bytes_per_sample(self, candidate: Candidate) -> float:
+        """Returns what one more sample in the micro-batch takes."""
+        described = self._describe(candidate.knobs)
+        size = candidate.micro_batch_size
+        one, next_one = (self._predict(described, self._allocations(described, each)).mean for each in (size, size + 1))
+        return max(0.0, next_one - one)
+
+    def _observe_peak(self, candidate: Candidate, memory: Memory) -> None:
+        above = measured_above_initialize(memory)
+        if above is None:
+            return
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        self._peaks.observe(self._features(needed), described.arm, self._scale(needed), above / self._unit)
+        if memory.available:
+            self._budget.observe_fit(
+                described.arm, needed.initialize, min(memory.available), above + needed.limit_correction
+            )
+        record = self._arms.setdefault(described.arm, _ArmRecord())
+        record.measured += 1
+        largest = max(candidate.micro_batch_size, record.largest.get(described.lineage, 0))
+        record.largest[described.lineage] = largest
+        self._forget_bounds()
+
+    def _observe_failure(self, candidate: Candidate) -> None:
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is not None:
+            mixture = self._predict(described, needed)
+            limit = self._budget.limit(left, headroom=0.0)
+            self._budget.observe_failure(left, mixture.mean + needed.limit_correction, mixture.deviation)
+            bound = (limit.mean - needed.limit_correction) / self._unit
+            deviation = limit.deviation / self._unit
+            self._peaks.observe_above(self._features(needed), described.arm, self._scale(needed), bound, deviation)
+        record = self._arms.setdefault(described.arm, _ArmRecord())
+        smallest = record.failed.get(described.lineage)
+        if smallest is None or candidate.micro_batch_size < smallest[0]:
+            record.failed[described.lineage] = candidate.micro_batch_size, needed
+        self._forget_bounds()
+
+    def _bound(self, record: _ArmRecord, described: _Described) -> float:
+        """Returns the least that a candidate of an arm is expected to have needed that ran out of memory."""
+        if record.bound is None:
+            expected = (self._predict(described, needed).mean for _, needed in record.failed.values())
+            record.bound = min(expected, default=math.inf)
+        return record.bound
+
+    def _forget_bounds(self) -> None:
+        for record in self._arms.values():
+            record.bound = None
+
+    def _describe(self, knobs: Mapping[str, Any]) -> _Described:
+        key = json.dumps(knobs, sort_keys=True)
+        described = self._described.get(key)
+        if described is None:
+            config = overwrite_deepspeed_config(self._base, knobs)
+            # The same configuration may come from the user alone, or from knobs that say it again.
+            described = _Described(ZeroSettings.of(config), arm_key(config), json.dumps(config, sort_keys=True))
+            self._described[key] = described
+        return described
+
+    def _allocations(self, described: _Described, micro_batch_size: int) -> Allocations:
+        return allocations(
+            described.settings, self._profiled, self._profile, self._slots, self._device, micro_batch_size
+        )
+
+    def _features(self, needed: Allocations) -> tuple[float, ...]:
+        parts = (self._unit, needed.activations, needed.states, needed.buffers)
+        return tuple(part / self._unit for part in parts)
+
+    def _scale(self, needed: Allocations) -> float:
+        return sum(mean * part for mean, part in zip(_PRIOR_MEANS, self._features(needed), strict=True))
+
+    def _predict(self, described: _Described, needed: Allocations) -> Mixture:
+        mixture = self._peaks.predict(self._features(needed), described.arm, self._scale(needed))
+        return Mixture(
+            mixture.weights,
+            tuple(mean * self._unit for mean in mixture.means),
+            tuple(deviation * self._unit for deviation in mixture.deviations),
+        )

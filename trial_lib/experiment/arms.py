@@ -1,0 +1,282 @@
+"""The arms of a search space: made of the catalogue, of what the user asks for, and of what has an effect together.
+
+Pure: standard library only.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from trial_lib.experiment.catalogue import (
+    KNOBS,
+    OFFLOAD_OPTIMIZER,
+    OFFLOAD_PARAM,
+    catalogues_name,
+    changes_mathematics,
+    is_coarse,
+    nvme_path,
+    spelled,
+)
+from trial_lib.experiment.effects import CoarseSetting, Effect, Surroundings, has_version
+from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves, set_knob, withdrawn
+from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.rules import Device, broken_rules
+
+
+@dataclass(frozen=True)
+class Request:
+    """One knob as the user wants it.
+
+    Attributes:
+        path: the catalogue's name of it, or any setting's of DeepSpeed.
+        values: what it may be; one value fixes it.
+        when: coarse settings, by path, that it is varied under: each has one of the values.
+    """
+
+    path: str
+    values: tuple[Any, ...]
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def build_space(
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request] = (), *, catalogue: bool
+) -> SearchSpace:
+    """Returns a space, with what the user asks for in the place of its knobs.
+
+    Args:
+        zero_stages: the stages that may be used, unless the user asks for others.
+        here: what decides on effects.
+        requests: the user's.
+        catalogue: whether the space is the catalogue's; else it is the predecessor's. In the catalogue's every knob has
+            its best guess first: the user's own value, else DeepSpeed's default, no larger than the model.
+    """
+    return SearchSpace.of_arms(arm for _, arm in _arms(zero_stages, here, requests, catalogue))
+
+
+def without_effect(
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request], *, catalogue: bool
+) -> list[str]:
+    """Returns one sentence for each knob of the user's that no candidate has, because nothing would come of it.
+
+    Args: as for `build_space`.
+    """
+    arms = _arms(zero_stages, here, requests, catalogue)
+    told = []
+    for request in requests:
+        if request.path == STAGE or any(_has(request.path, setting, arm, here) for setting, arm in arms):
+            continue
+        told.append(f"{request.path} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
+    return told
+
+
+def mathematics_of(knobs: Mapping[str, Any], base_config: Mapping[str, Any]) -> list[str]:
+    """Returns the settings by which a candidate's losses may differ from the user's own by more than rounding.
+
+    Args:
+        knobs: a candidate's.
+        base_config: the user's DeepSpeed configuration.
+    """
+    return [path for path, value in leaves(knobs) if changes_mathematics(path) and get_knob(base_config, path) != value]
+
+
+def _arms(
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request], catalogue: bool
+) -> list[tuple[CoarseSetting, Arm]]:
+    """Returns every arm once, with its setting."""
+    asked = {request.path: request for request in requests}
+    arms = list(_every_arm(zero_stages, here, asked, catalogue))
+    if not catalogue:
+        return arms
+    accepted = ((setting, _without_refused(arm, setting, asked, here)) for setting, arm in arms)
+    # Where DeepSpeed refuses all that there is, the trials say why.
+    return [(setting, arm) for setting, arm in accepted if arm is not None] or arms
+
+
+def _every_arm(
+    zero_stages: Iterable[int], here: Surroundings, asked: Mapping[str, Request], catalogue: bool
+) -> Iterator[tuple[CoarseSetting, Arm]]:
+    stages = sorted(set(asked[STAGE].values if STAGE in asked else zero_stages))
+    predecessors = SearchSpace.for_model(stages, here.num_params, here.base_config)
+    found = []
+    for stage, predecessor in zip(stages, predecessors.arms, strict=True):
+        axes = _coarse_of_catalogue(stage, here) if catalogue else {}
+        axes.update({path: asked[path].values for path in asked if is_coarse(path) and path != STAGE})
+        for values in product(*axes.values()):
+            setting = _effective({STAGE: stage, **dict(zip(axes, values, strict=True))}, asked, here)
+            unasked = _fine_of_catalogue(setting, here) if catalogue else predecessor.fine
+            arm = Arm(_knobs_of(setting, here), tuple(_fine(setting, here, unasked, asked)))
+            config = overwrite_deepspeed_config(here.base_config, arm.knobs)
+            if config not in found:
+                found.append(config)
+                yield setting, arm
+
+
+def _without_refused(arm: Arm, setting: CoarseSetting, asked: Mapping[str, Request], here: Surroundings) -> Arm | None:
+    """Returns an arm without the values that DeepSpeed refuses in it; None where it refuses all of the arm.
+
+    What the user asks for is left: the trial's reason tells them.
+    """
+    free = [knob for knob in arm.fine if catalogues_name(knob.path) not in asked]
+    mended: dict[str, Any] = {}
+    if _refuses(arm.knobs, mended, here):
+        mends = ({knob.path: value} for knob in free for value in knob.values)
+        found = next((mend for mend in mends if not _refuses(arm.knobs, mend, here)), None)
+        if found is None:
+            return arm if asked.keys() & setting.keys() - {STAGE} else None
+        mended = found
+    fine = []
+    for knob in arm.fine:
+        values = knob.values
+        if knob in free:
+            values = tuple(v for v in values if not _refuses(arm.knobs, {**mended, knob.path: v}, here))
+        if values:
+            fine.append(Knob(knob.path, values))
+    return Arm(arm.knobs, tuple(fine))
+
+
+def _refuses(knobs: Mapping[str, Any], fine: Mapping[str, Any], here: Surroundings) -> bool:
+    """Returns whether DeepSpeed refuses a candidate for a reason that the user's own configuration does not give."""
+    overrides = copy.deepcopy(dict(knobs))
+    for path, value in fine.items():
+        set_knob(overrides, path, value)
+    device: Device = "cuda" if here.device == "cuda" else "cpu"
+    own, theirs = (
+        {rule.name for rule in broken_rules(config, device, here.pipeline, here.replicas) if rule.effect == "refused"}
+        for config in (here.base_config, overwrite_deepspeed_config(here.base_config, overrides))
+    )
+    return bool(theirs - own)
+
+
+def _coarse_of_catalogue(stage: int, here: Surroundings) -> dict[str, tuple[Any, ...]]:
+    axes = {}
+    for path, known in KNOBS.items():
+        effect = _effect(path, {STAGE: stage}, here)
+        if known.is_coarse and effect is not None and effect.candidates is not None:
+            values = effect.candidates(here, here.own(path))
+            if len(values) > 1:
+                axes[path] = values
+    return axes
+
+
+def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]:
+    knobs = []
+    for path, known in KNOBS.items():
+        effect = None if known.is_coarse else _effect(path, setting, here)
+        if effect is not None and effect.candidates is not None:
+            path = spelled(path, here.base_config)
+            knobs.append(Knob(path, effect.candidates(here, here.own(path))))
+    return knobs
+
+
+def _effective(setting: dict[str, Any], asked: Mapping[str, Request], here: Surroundings) -> CoarseSetting:
+    """Returns a setting without what has no effect in it: the user's own value stands there."""
+    while True:
+        kept = {
+            path: value
+            for path, value in setting.items()
+            if path == STAGE
+            or (_acts(path, value, setting, here) and (path not in asked or _meets(asked[path], setting, here)))
+        }
+        if len(kept) == len(setting):
+            return kept
+        setting = kept
+
+
+def _fine(
+    setting: CoarseSetting, here: Surroundings, unasked: Sequence[Knob], asked: Mapping[str, Request]
+) -> Iterator[Knob]:
+    """Yields the fine knobs of an arm: those it has unasked, the user's in their place, then the user's others."""
+    mine = {
+        spelled(path, here.base_config): request
+        for path, request in asked.items()
+        if not is_coarse(path) and _effect_or_unknown(path, setting, here) and _meets(request, setting, here)
+    }
+    named = {spelled(path, here.base_config) for path in asked}
+    for knob in unasked:
+        if knob.path not in named:
+            yield knob
+        elif knob.path in mine:
+            yield Knob(knob.path, mine.pop(knob.path).values)
+    for path, request in mine.items():
+        yield Knob(path, request.values)
+
+
+def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
+    """Returns a setting in the DeepSpeed configuration's own shape; what the configuration says already is left out."""
+    zero = {"stage": setting[STAGE], **withdrawn(setting[STAGE], here.base_config)}
+    knobs: dict[str, Any] = {"zero_optimization": zero}
+    for path, value in setting.items():
+        section = path.rpartition(".")[0]
+        if path in (OFFLOAD_OPTIMIZER, OFFLOAD_PARAM):
+            if value != "none":
+                set_knob(knobs, path, value)
+                if value == "nvme" and (device := nvme_path(here.base_config)):
+                    set_knob(knobs, f"{section}.nvme_path", device)
+            elif here.own(section) is not None:
+                set_knob(knobs, section, None)
+        elif path != STAGE and not (here.own(path) is None and _is_default(path, value)):
+            set_knob(knobs, path, value)
+    offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
+    if offloads and not here.base_config.get("optimizer"):
+        # The optimizer is the code's own: DeepSpeed refuses to offload any but its own kind, unless told to.
+        knobs["zero_force_ds_cpu_optimizer"] = False
+    return knobs
+
+
+def _is_default(path: str, value: Any) -> bool:
+    known = KNOBS.get(path)
+    return known is not None and known.default is not None and known.default == value
+
+
+def _value_of(path: str, setting: CoarseSetting, here: Surroundings) -> Any:
+    """Returns what a coarse knob is in a candidate of a setting, set there or not."""
+    if path in setting:
+        return setting[path]
+    own = here.own(path)
+    return own if own is not None or path not in KNOBS else KNOBS[path].default
+
+
+def _lacks(effect: Effect, setting: CoarseSetting, here: Surroundings) -> tuple[int, str]:
+    return effect.lacks(setting, here, lambda path: _value_of(path, setting, here))
+
+
+def _effect(path: str, setting: CoarseSetting, here: Surroundings) -> Effect | None:
+    """Returns the effect that a known knob has in a setting."""
+    known = KNOBS[path]
+    if not has_version(here.deepspeed, known.since):
+        return None
+    return next((effect for effect in known.effects if not _lacks(effect, setting, here)[1]), None)
+
+
+def _effect_or_unknown(path: str, setting: CoarseSetting, here: Surroundings) -> bool:
+    return path not in KNOBS or _effect(path, setting, here) is not None
+
+
+def _acts(path: str, value: Any, setting: CoarseSetting, here: Surroundings) -> bool:
+    """Returns whether a coarse knob has an effect in a setting, and its value one of its own."""
+    if path not in KNOBS:
+        return True
+    effect = _effect(path, setting, here)
+    return effect is not None and (effect.values is None or value in effect.values)
+
+
+def _meets(request: Request, setting: CoarseSetting, here: Surroundings) -> bool:
+    return all(_value_of(path, setting, here) in values for path, values in request.when.items())
+
+
+def _has(path: str, setting: CoarseSetting, arm: Arm, here: Surroundings) -> bool:
+    return path in setting or any(knob.path == spelled(path, here.base_config) for knob in arm.fine)
+
+
+def _why(request: Request, settings: Sequence[CoarseSetting], here: Surroundings) -> str:
+    """Returns what keeps a knob out of all settings: of several reasons the one that comes nearest to an effect."""
+    known = KNOBS.get(request.path)
+    met = [setting for setting in settings if _meets(request, setting, here)]
+    if known is None or not met:
+        return "no candidate meets its condition"
+    if not has_version(here.deepspeed, known.since):
+        return f"it takes DeepSpeed {known.since} or later, here is {here.deepspeed}"
+    near, why = max(_lacks(effect, setting, here) for effect in known.effects for setting in met)
+    return why if near < 9 else "none of its values acts at these ZeRO stages"

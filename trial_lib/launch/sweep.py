@@ -1,0 +1,185 @@
+"""A sweep: one launch whose ranks measure several micro-batch sizes, each of them a trial."""
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.candidate import Sweep, Withdrawal
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.launcher import Ending, Launcher
+from trial_lib.launch.outcome import kernel_kills
+from trial_lib.launch.ports import reserved_port
+from trial_lib.launch.slots import held_slots
+from trial_lib.launch.trial import (
+    TrialPlan,
+    clear,
+    payload_of,
+    request_of,
+    run_to_end,
+    take_result,
+    write_candidate,
+)
+
+_ENTRY = "trial_lib.measure.rank:sweep"
+_POLL_S = 0.05
+_MEASURED = (Outcome.COMPLETED, Outcome.TOO_SLOW)
+# What a later size shows as well as a first one does. Whatever else goes wrong may be due to the sizes before it.
+_OUTCOMES_OF_A_LATER_SIZE = (*_MEASURED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.CANCELLED)
+
+
+def run_sweep(
+    plans: Sequence[TrialPlan],
+    sweep: Sweep,
+    launcher: Launcher,
+    host: Host,
+    lock_dir: Path,
+    cancelled: threading.Event,
+    note: Callable[[str], None],
+    measured: Callable[[int, TrialResult], None],
+) -> list[TrialResult | Withdrawal]:
+    """Measures the sizes of a sweep in one process group, as far as they fit.
+
+    Each size that ran is a trial: its result is also in its folder. The folder of one that did not is removed.
+
+    Args:
+        plans: a trial for each size, ascending; they differ in the batch alone.
+        sweep: what the search asked for.
+        launcher: starts the processes.
+        host: where.
+        lock_dir: the locks of slots and ports on this host.
+        cancelled: set from another thread to end the sweep.
+        note: told of what holds the sweep up, and why it ended early.
+        measured: told of each result, with the position of its plan, as soon as it is there.
+
+    Returns:
+        For each plan its result, or why there is none.
+    """
+    for plan in plans:
+        write_candidate(plan)
+        clear(plan)
+    plans[0].paths.withdrawal.unlink(missing_ok=True)
+    kills_before = kernel_kills()
+    started_at = time.time()
+    with (
+        held_slots(lock_dir, host.slots, plans[0].candidate.slots, cancelled.is_set, note) as slots,
+        reserved_port(lock_dir) as port,
+    ):
+        collector = _Collector(plans, started_at, measured)
+        ending = Ending("cancel", [])
+        if slots is not None:
+            for plan in plans:
+                plan.paths.scratch.mkdir()
+            payload = _payload(plans, sweep, collector.launched_at)
+            deadline_s = sum(plan.deadline_s for plan in plans)
+            request = request_of(plans[0], _ENTRY, payload, host, slots, port, deadline_s)
+            with ThreadPoolExecutor(1) as thread:
+                running = thread.submit(run_to_end, request, launcher, cancelled)
+                while wait([running], timeout=_POLL_S).not_done:
+                    collector.take_measured()
+            ending = running.result()
+            for plan in plans:
+                shutil.rmtree(plan.paths.scratch, ignore_errors=True)
+    collector.take_measured()
+    reason = collector.take_last(ending, kernel_kills() > kills_before, note)
+    unmeasured = plans[len(collector.results) :]
+    for plan in unmeasured:
+        shutil.rmtree(plan.paths.root, ignore_errors=True)
+    return [*collector.results, *[reason] * len(unmeasured)]
+
+
+class _Collector:
+    """Takes in the results of a sweep in their order.
+
+    Args:
+        plans: the sweep's trials.
+        started_at: when it was asked for, in seconds since the epoch.
+        measured: told of each result.
+
+    Attributes:
+        results: so far.
+        launched_at: when the processes are started, in seconds since the epoch.
+    """
+
+    def __init__(
+        self, plans: Sequence[TrialPlan], started_at: float, measured: Callable[[int, TrialResult], None]
+    ) -> None:
+        self.results: list[TrialResult] = []
+        self.launched_at = time.time()
+        self._plans = plans
+        self._measured = measured
+        # Of the next trial.
+        self._started_at = started_at
+        self._begins_at = self.launched_at
+
+    def take_measured(self) -> None:
+        """Takes in the sizes that all ranks have measured; the last plan's, whose end is the group's, is left."""
+        while len(self.results) + 1 < len(self._plans):
+            plan = self._plans[len(self.results)]
+            records = [_read(plan.paths.measurement(rank)) for rank in range(plan.candidate.slots)]
+            if not all(record.get("outcome") in _MEASURED for record in records):
+                return
+            ended_at = max(record["time"] for record in records)
+            self._add(self._next_result(Ending("ranks", [0] * len(records)), False, ended_at))
+            self._started_at = self._begins_at = ended_at
+
+    def take_last(self, ending: Ending, kernel_killed: bool, note: Callable[[str], None]) -> Withdrawal:
+        """Takes in the size that ran when the group ended; returns why those that are left were not measured."""
+        position = len(self.results)
+        decided = _read(self._plans[0].paths.withdrawal)
+        if position and decided:
+            return Withdrawal(decided["reason"])
+        result = self._next_result(ending, kernel_killed, time.time())
+        if position and result.outcome not in _OUTCOMES_OF_A_LATER_SIZE:
+            note(f"the program cannot be run again in one process: {result.reason}")
+            return Withdrawal.NOT_REPEATABLE
+        self._add(result)
+        return Withdrawal.ENDED
+
+    def _next_result(self, ending: Ending, kernel_killed: bool, ended_at: float) -> TrialResult:
+        position = len(self.results)
+        return take_result(
+            self._plans[position],
+            ending,
+            kernel_killed,
+            self._started_at,
+            ended_at - self._begins_at,
+            swept=position > 0,
+        )
+
+    def _add(self, result: TrialResult) -> None:
+        self.results.append(result)
+        self._measured(len(self.results) - 1, result)
+
+
+def _payload(plans: Sequence[TrialPlan], sweep: Sweep, launched_at: float) -> dict[str, Any]:
+    """Returns what the ranks are told, as `trial_lib.measure.rank.sweep` takes it."""
+    trials = []
+    environment = dict(plans[0].program.environment)
+    for plan in plans:
+        own = plan.program.environment
+        gone: dict[str, str | None] = {name: None for name in environment if name not in own}
+        changed = {name: value for name, value in own.items() if environment.get(name) != value}
+        logs = [str(plan.paths.log(rank)) for rank in range(plan.candidate.slots)]
+        trials.append({**payload_of(plan, launched_at), "environment": {**gone, **changed}, "logs": logs})
+        environment = own
+    return {
+        "trials": trials,
+        "bytes_per_sample": sweep.bytes_per_sample,
+        "headroom": sweep.headroom,
+        "withdrawal": str(plans[0].paths.withdrawal),
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns a record; empty where there is none."""
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+    return {}

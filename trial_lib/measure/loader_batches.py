@@ -1,0 +1,102 @@
+"""The batches that torch's data loaders give to the user's code: seen ahead of it, and made longer for it.
+
+A batch is whole where its loader gives it: labels that never reach the engine are as long as the tokens that do. Every
+loop over a `torch.utils.data.DataLoader` takes its batches by `next`, with and without workers: scripts, the Trainer,
+Accelerate, DeepSpeed's own loader and that of a trial class.
+"""
+
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from trial_lib.measure.batch_shape import tokens_per_sample
+from trial_lib.measure.stretched_batch import stretched
+
+# Of those seen ahead, which the code still gets: enough to train on for some steps.
+_MOST_KEPT = 64
+
+
+class LoaderBatches:
+    """Stands between the data loaders of this process and the code that reads them."""
+
+    def __init__(self) -> None:
+        self._next = _BaseDataLoaderIter.__next__
+        self._length = 0
+        self._to_stretch = 0
+        # By iterator, so that the batches of two loaders that are read side by side still fit to each other.
+        self._stretched: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
+        self._source: weakref.ref[Any] | None = None
+
+    def install(self) -> None:
+        """Puts itself in the way; once for a process, and before the user's code runs."""
+
+        def taken(iterator: Any) -> Any:
+            return self._taken(iterator)
+
+        _BaseDataLoaderIter.__next__ = taken  # type: ignore[method-assign, assignment]
+
+    @property
+    def has_source(self) -> bool:
+        """Whether a loader has given sequences to train on, and may give more."""
+        return self._source is not None and self._source() is not None
+
+    def stretch(self, length: int, batches: int) -> None:
+        """Makes the next batches longer.
+
+        Args:
+            length: tokens that their samples are to have.
+            batches: how many of each loader's; 0 for none any more.
+        """
+        self._length, self._to_stretch = length, batches
+        self._stretched.clear()
+
+    def lengths_ahead(self, most: int, at_first: int, seconds: float) -> list[int]:
+        """Returns the tokens in a sample of the next batches; the code gets the first of them as if nobody had looked.
+
+        Args:
+            most: batches to look at.
+            at_first: batches after which it ends if all are of one length.
+            seconds: after which it ends.
+        """
+        iterator = self._source() if self._source is not None else None
+        lengths: list[int] = []
+        if iterator is None:
+            return lengths
+        kept = self._ahead.setdefault(iterator, deque())
+        started = time.monotonic()
+        for count in range(most):
+            if time.monotonic() - started > seconds:
+                break
+            if count >= at_first and len(set(lengths)) <= 1:
+                break
+            try:
+                batch = self._next(iterator)
+            except StopIteration:
+                break
+            if len(kept) < _MOST_KEPT:
+                kept.append(batch)
+            length = tokens_per_sample(batch)
+            if length is not None:
+                lengths.append(length)
+        return lengths
+
+    def _taken(self, iterator: Any) -> Any:
+        kept = self._ahead.get(iterator)
+        batch = kept.popleft() if kept else self._next(iterator)
+        # Validation data are read without gradients.
+        if torch.is_grad_enabled() and tokens_per_sample(batch) is not None:
+            self._source = weakref.ref(iterator)
+            count = self._stretched.get(iterator, 0)
+            if count < self._to_stretch:
+                self._stretched[iterator] = count + 1
+                batch = stretched(batch, self._length)
+        return batch
+
+
+loader_batches = LoaderBatches()
+"""Those of this process."""

@@ -1,0 +1,251 @@
+"""The micro-batch sizes that a rank measures, one after another. A single trial is one of them.
+
+Between two sizes the user's program either goes on with the engine that it has (`NextSize`), or is run again from its
+beginning: its engine is gone, the modules that it has imported stay. What stands in for functions of others is put in
+place once, before the first.
+"""
+
+import functools
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.next_size import NextSize
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.experiment.window import StepWindow
+from trial_lib.measure import accelerate, hugging_face, memory, trackers, user_files
+from trial_lib.measure.batch_source import BatchSource
+from trial_lib.measure.probe import Probe, ProbeSettings
+from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.measure.sweep import SizeMemory, will_fit
+from trial_lib.measure.user_program import forget_program
+
+_MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
+# What a program may keep of its last run beyond an engine that has not trained: caches and modules. An engine with its
+# optimizer's states is more, where it matters.
+_MOST_KEPT_BYTES, _MOST_KEPT_SHARE = 64 * 2**20, 0.05
+# To come to an engine again, as a multiple of what the first run took, and at least.
+_PATIENCE, _LEAST_PATIENCE_S = 3.0, 60.0
+
+
+class Sizes:
+    """What one rank has to measure.
+
+    Args:
+        payload: `trials`, one description for each size as `measure.rank.run` takes it; where there are several,
+            each has besides `logs` (paths by rank) and `environment` (variables that change, None for those that go),
+            and `bytes_per_sample`, `headroom` and `withdrawal` (the record of why no further size was measured) stand
+            beside them.
+        rank: this rank.
+        record: writes the measurement of the size in hand.
+        end: ends the process with a status.
+
+    Attributes:
+        phases: seconds of the phases of the size in hand.
+        is_last_run: whether the program cannot be run again in this process.
+    """
+
+    def __init__(
+        self,
+        payload: dict[str, Any],
+        rank: int,
+        record: Callable[[dict[str, Any], dict[str, Any]], None],
+        end: Callable[[int], NoReturn],
+    ) -> None:
+        self._payload = payload
+        self._trials: list[dict[str, Any]] = payload["trials"]
+        self._rank = rank
+        self._record = record
+        self._end = end
+        self._position = 0
+        self._measured: list[SizeMemory] = []
+        self._measured_at = 0.0
+        self._overrides = dict(self.trial["overrides"])
+        self._scratch = Path(self.trial["scratch"])
+        self._seed = torch.initial_seed()
+        self._patience_s = 0.0
+        self._watchdog: threading.Timer | None = None
+        self._used_at_first = 0
+        self.is_last_run = False
+        self.phases = {"start": max(0.0, time.time() - self.trial["launched_at"])}
+
+    @property
+    def trial(self) -> dict[str, Any]:
+        """The size in hand."""
+        return self._trials[self._position]
+
+    @property
+    def probe(self) -> Probe:
+        """What measures it."""
+        return self._probe
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the size in hand is measured, and another is to follow."""
+        return self._probe.has_finished
+
+    def install(self) -> None:
+        """Puts the probe, and all that protects the user's files and runs, in place; before the program runs."""
+        trial = self.trial
+        facts = ProgramFacts()
+        self._probe = self._new_probe(facts)
+        self._probe.install()
+        hugging_face.install(facts, self._overrides, self._scratch)
+        accelerate.install(facts)
+        self._files = user_files.install(self._scratch, trial["protected_before"], Path(trial["model_dir"]))
+        trackers.install(self._scratch, self._files)
+
+    def _new_probe(self, facts: ProgramFacts) -> Probe:
+        trial = self.trial
+        settings = ProbeSettings(
+            overrides=self._overrides,
+            window=StepWindow(**trial["window"]),
+            memory_limit=trial["memory_limit"],
+            with_profile=trial["with_profile"],
+            batch_source=BatchSource(trial["arguments"], dict(os.environ), Path(trial["model_dir"])),
+            to_beat=trial["to_beat"],
+            longest_sequence=trial["longest_sequence"],
+        )
+        return Probe(settings, facts, self.phases, self._engine_built, self._finished, self._keep)
+
+    def _keep(self, measurement: dict[str, Any]) -> None:
+        """Records a measurement that counts unless another follows."""
+        self._record(self.trial, {**measurement, "time": time.time()})
+
+    def _engine_built(self) -> None:
+        Path(self.trial["engine_built"][self._rank]).touch()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self._position == 0:
+            self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * sum(self.phases.values()))
+
+    def _finished(self, measurement: dict[str, Any]) -> None:
+        """Records the measurement of the size in hand; ends the process, or the run of the program."""
+        if not measurement:
+            # Something between us and the program's beginning has held `NextSize` up, or breaks up the process group.
+            self._end_group(_NOT_REPEATABLE, status=1)
+        interruptible = let_nothing_interrupt()
+        self._measured_at = measurement["time"] = time.time()
+        self._record(self.trial, measurement)
+        is_measured = measurement["outcome"] in ("completed", "too_slow")
+        if not is_measured or self._position + 1 == len(self._trials):
+            # A rank that ends alone (its loss diverged, say) would leave the others waiting for it: the guard ends
+            # those.
+            self._end(0 if is_measured else 1)
+        if self._probe.is_pipeline or self.is_last_run:
+            self._end_group(_NOT_REPEATABLE, status=0)
+        if not self._next_will_fit(measurement["memory"]):
+            self._end_group(_MEMORY, status=0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, interruptible)
+        following = self._trials[self._position + 1]
+        batch = following["overrides"]
+        raise NextSize(following["arguments"], batch[MICRO_BATCH], batch[ACCUMULATION], self._go_on)
+
+    def _end_group(self, reason: str, status: int) -> NoReturn:
+        write_whole(Path(self._payload["withdrawal"]), json.dumps({"reason": reason}))
+        self._end(status)
+
+    def _next_will_fit(self, used: dict[str, int]) -> bool:
+        """Returns whether the next size is foreseen to fit on every rank; all of them call it."""
+        own = [used["peak"] - used["after_initialize"], -used.get("available", float("inf"))]
+        most, least = self._probe.on_most_demanding_rank(own)
+        available = None if least == -float("inf") else round(-least)
+        self._measured.append(SizeMemory(self.trial["overrides"][MICRO_BATCH], round(most), available))
+        samples = self._trials[self._position + 1]["overrides"][MICRO_BATCH]
+        return will_fit(self._measured, samples, self._payload["bytes_per_sample"], self._payload["headroom"])
+
+    def _go_on(self) -> None:
+        """Prepares the next size for code that keeps its engine."""
+        before = self._probe
+        self._turn_to_next()
+        memory.start_over()
+        self.phases = {"start": time.time() - self._measured_at}
+        self._probe = self._new_probe(before.facts)
+        self._probe.take_over(before)
+
+    def start_over(self) -> None:
+        """Prepares the next size for a program that is run again, when its last run is over."""
+        before = self._probe
+        if self._position == 0:
+            self._used_at_first = before.used_after_initialize
+        self._watchdog = threading.Timer(self._patience_s, self._end_group, (_NOT_REPEATABLE, 1))
+        self._watchdog.daemon = True
+        self._watchdog.start()
+        # Held to until every rank is out of its program: a `finally` of its own may use the engine.
+        _meet()
+        before.release_engine().destroy()
+        _forget_models()
+        forget_program()
+        accelerate.start_over()
+        self._files.start_over()
+        shutil.rmtree(self._scratch / "output", ignore_errors=True)
+        self._turn_to_next()
+        memory.unlimit()
+        memory.start_over()
+        if memory.used_bytes() > self._used_at_first + self._most_kept():
+            print("The program holds on to its engine: it is not run again in this process.", file=sys.stderr)
+            self._end_group(_NOT_REPEATABLE, status=1)
+        os.chdir(self.trial["model_dir"])
+        torch.manual_seed(self._seed)
+        _meet()
+        self.phases = {"start": time.time() - self._measured_at}
+        self._probe = self._new_probe(before.facts)
+        self._probe.install()
+
+    def _most_kept(self) -> float:
+        available = self._measured[-1].available
+        return _MOST_KEPT_BYTES if available is None else max(_MOST_KEPT_BYTES, _MOST_KEPT_SHARE * available)
+
+    def _turn_to_next(self) -> None:
+        self._position += 1
+        trial = self.trial
+        self._overrides.clear()
+        self._overrides.update(trial["overrides"])
+        for name, value in trial["environment"].items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _write_to(trial["logs"][self._rank])
+
+
+def let_nothing_interrupt() -> set[int]:
+    """Keeps the program's own signal handlers from raising in the middle of a record; returns what was blocked."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def _forget_models() -> None:
+    """Empties what DeepSpeed's ZeRO 3 keeps each engine's model in, and so the engine: a list, and methods' caches."""
+    offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
+    getattr(offload, "FWD_MODULE_STACK", []).clear()
+    for found in gc.get_objects():
+        # Not by `isinstance`, which asks proxies for their class.
+        if type(found) is functools._lru_cache_wrapper and found.__module__.startswith("deepspeed.runtime."):
+            found.cache_clear()
+
+
+def _meet() -> None:
+    """Waits for the other ranks."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def _write_to(log: str) -> None:
+    """Sends what this process prints to another log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)

@@ -1,0 +1,31 @@
+"""The losses of the first optimizer steps: enough to see whether two configurations train alike."""
+
+import math
+from typing import Any
+
+import torch
+
+from trial_lib.measure.over_ranks import total
+
+_MOST = 16
+
+
+class StepLosses:
+    """The mean loss of each of the first optimizer steps of this rank, still on its device."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+
+    def add(self, loss: torch.Tensor | None) -> None:
+        """Takes up the loss of the next step; None where the code shows none."""
+        if loss is not None and len(self._losses) < _MOST:
+            self._losses.append(loss)
+
+    def means(self, engine: Any) -> list[float]:
+        """Returns the mean over all ranks of each; empty where one is not finite. Every rank takes part."""
+        own = [float(loss) for loss in self._losses]
+        missing = [0.0] * (_MOST - len(own))
+        # Of one length on every rank, whatever each has seen.
+        summed = total([*own, *missing, *(1.0 for _ in own), *missing], engine)
+        means = [loss / count for loss, count in zip(summed[:_MOST], summed[_MOST:], strict=True) if count]
+        return means if all(map(math.isfinite, means)) else []

@@ -1,0 +1,399 @@
+"""`adaptive`: what fits and may win, by two models that learn from every trial.
+
+Each ask weighs every candidate that the memory model trusts to fit by how much it is expected to better the best one
+(expected improvement under the cost model). First arms race, each at its best guess of the fine knobs and at sizes near
+the largest that surely fits; an arm that cannot win is simply never worth a trial. Then Optuna's estimator proposes
+fine knobs for the leading arms. The search ends when no trial is expected to bring enough.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import log
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.experiment.overrides import MICRO_BATCH
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.search.arm_limits import ArmLimits, Failures
+from trial_lib.search.base import Search, SearchProblem, SearchSettings, ZeroStages
+from trial_lib.search.batch_freeing import FreeBatchGain, best_free_batch
+from trial_lib.search.batch_policy import BatchPolicy
+from trial_lib.search.cost_model import CostModel, Point
+from trial_lib.search.fine_knobs import FineTrial, propose
+from trial_lib.search.fitting_sizes import FittingSizes, spread
+from trial_lib.search.handicaps import handicaps
+from trial_lib.search.space_coordinates import SpaceCoordinates
+
+# Of the gains that differ by less than this share, the one with the smaller size is taken: it is surer to fit.
+_NEARLY_EQUAL = 0.02
+# Larger sizes that a sweep may come to, besides the one that surely fits: the group sees by itself whether they fit.
+_SWEPT_SIZES = 2
+# Arms whose fine knobs are tuned, and how many settings of each are weighed.
+_FINALISTS, _PROPOSALS, _FINE_SIZES = 2, 12, 4
+# What the models are given of a long history: the best and the latest.
+_BEST_KEPT, _LATEST_KEPT = 120, 80
+# Sizes (samples) that may be tried before any has run, and how much larger than what has run a size may be.
+_LARGEST_FIRST, _GROWTH = 64, 8
+# Best guesses that may fail before an arm has none.
+_FAILED_GUESSES = 1
+# Share of the trials that may run out of memory, and what a single one may risk at the least and at the most.
+_RISK, _LEAST_RISK, _MOST_RISK = 0.04, 0.1, 0.25
+# What a trial that was stopped because it could not win is taken to cost more than the best one then.
+_TOO_SLOW = log(1.1)
+
+
+class AdaptiveSettings(SearchSettings):
+    """What `adaptive` can be told.
+
+    Attributes:
+        zero_stages: ZeRO stages that may be used.
+        divisible_by: every micro-batch size (samples) is a multiple of it.
+        memory_headroom: share of a device's memory that is to stay free.
+        min_gain: the search ends when no trial is expected to bring more than this share.
+    """
+
+    zero_stages: ZeroStages = (0, 1, 2, 3)
+    divisible_by: PositiveInt = 1
+    memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    min_gain: NonNegativeFloat = 0.0005
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A trial that tells what a point costs; `result` is None where it was stopped before its metric was known."""
+
+    point: Point
+    cost: float
+    candidate: Candidate
+    result: TrialResult | None
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A candidate that runs: where it stands in the space, and the number of the ask that it came with."""
+
+    point: Point | None
+    ask: int
+
+
+class AdaptiveSearch(Search):
+    """Weighs what fits by what it is expected to gain.
+
+    Of the failures, out of memory bounds its arm's sizes; any other rules out the lineage, and a second one the arm.
+    """
+
+    def __init__(self, settings: AdaptiveSettings, problem: SearchProblem) -> None:
+        """Starts with nothing asked for.
+
+        Raises:
+            InputError: no micro-batch size satisfies the batch policy.
+        """
+        super().__init__(settings, problem)
+        self._problem = problem
+        self._policy = BatchPolicy.of(problem, settings.divisible_by, settings.max_micro_batch)
+        self._policy.check()
+        self._min_gain = settings.min_gain
+        self._headroom = settings.memory_headroom
+        self._coordinates = SpaceCoordinates(problem.space)
+        self._arms = problem.space.arms
+        own = self._coordinates.locate_config(problem.base_config)
+        self._handicaps = handicaps(self._arms, None if own is None else own[0])
+        self._limits = [ArmLimits() for _ in self._arms]
+        self._failures = Failures()
+        self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)
+        self._measured: list[_Measured] = []
+        self._did_not_fit: list[Point] = []
+        self._in_flight: dict[tuple[str, int], _InFlight] = {}
+        self._asks = 0
+        self._may_sweep = problem.can_sweep
+        self._changes = 0
+        self._proposed: tuple[int, Candidate | Sweep | None] | None = None
+        self._model_then: tuple[int, CostModel] | None = None
+
+    # -- ask and tell --------------------------------------------------------------------------------------------
+
+    def ask(self) -> Candidate | Sweep | None:
+        """Returns what to run next; None when `finished`, or until something in flight is told."""
+        asked = self._propose()
+        if asked is not None:
+            self.apply(asked)
+        return asked
+
+    def apply(self, asked: Candidate | Sweep) -> None:
+        """Takes an ask from a record instead of asking."""
+        self._asks += 1
+        for candidate in asked.candidates if isinstance(asked, Sweep) else (asked,):
+            self._asked += 1
+            self._in_flight[_key(candidate)] = _InFlight(self._point(candidate), self._asks)
+        self._changes += 1
+
+    def tell(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in how a candidate's trial ended.
+
+        Raises:
+            KeyError: the candidate is not in flight.
+        """
+        in_flight = self._in_flight.pop(_key(candidate))
+        value = self._value(result)
+        if value is not None:
+            self._is_new_best(candidate, result, value)
+        self._learn(in_flight.point, candidate, result)
+
+    def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
+        """Takes in that a size of a sweep was not measured; it costs no trial, and may be asked for again.
+
+        Raises:
+            KeyError: the candidate is not in flight.
+        """
+        point = self._in_flight.pop(_key(candidate)).point
+        self._asked -= 1
+        self._changes += 1
+        if reason is Withdrawal.NOT_REPEATABLE:
+            self._may_sweep = False
+        if point is not None:
+            self._limits[point.arm].withdraw(point.size, reason)
+
+    def observe(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in a trial that the search has not asked for: of the profile, or of the submitted configuration.
+
+        It is no candidate of the search, and never its best.
+        """
+        if result.purpose is Purpose.PROFILE:
+            self._fitting.memory.observe_profile(candidate, result)
+            self._fitting.forget()
+            self._changes += 1
+            return
+        lineage = self._coordinates.locate_config(candidate.complete(self._problem.base_config))
+        size = candidate.micro_batch_size
+        same_batch = candidate.gradient_accumulation_steps == self._policy.accumulation(size)
+        self._learn(Point(*lineage, size) if lineage and same_batch else None, candidate, result, asked=False)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the search has nothing more to propose and waits for nothing."""
+        return not self._in_flight and self._propose() is None
+
+    @property
+    def best(self) -> tuple[Candidate, TrialResult] | None:
+        """The completed trial that is expected to be the best: a lucky reading among many is not believed."""
+        asked = [measured for measured in self._kept() if measured.result is not None]
+        if self._best is None or not asked:
+            return self._best
+        place = int(np.argmin(self._model().predict([measured.point for measured in asked]).mean))
+        result = asked[place].result
+        return self._best if result is None else (asked[place].candidate, result)
+
+    def freeing_gain(self) -> FreeBatchGain | None:
+        """Returns what a free batch is expected to bring; None where it is free, or nothing more would fit."""
+        best = self.best
+        point = None if best is None else self._point(best[0])
+        if best is None or point is None or not self._policy.is_kept:
+            return None
+        free = replace(self._policy, train_batch_size=None)
+        fitting = FittingSizes(free, self._problem, self._headroom, self._fitting.memory)
+        sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), _LEAST_RISK)
+        return best_free_batch(best, [fitting.candidate(best[0].knobs, size) for size in sizes], point, self._model())
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def _learn(self, point: Point | None, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
+        self._changes += 1
+        self._fitting.memory.observe(candidate, result)
+        self._fitting.forget()
+        if point is None or result.outcome is Outcome.CANCELLED:
+            return
+        limits, value = self._limits[point.arm], self._value(result)
+        if value is not None and value > 0:
+            limits.ran(point.index, point.size)
+            self._failures.ran(point.size)
+            cost = log(value) if self.metric.smaller_is_better else -log(value)
+            self._measured.append(_Measured(point, cost, candidate, result if asked else None))
+        elif result.outcome is Outcome.TOO_SLOW:
+            limits.ran(point.index, point.size)
+            best = min((measured.cost for measured in self._measured), default=None)
+            if best is not None:
+                self._measured.append(_Measured(point, best + _TOO_SLOW, candidate, None))
+        elif result.outcome is Outcome.OUT_OF_MEMORY:
+            limits.ran_out_of_memory(point.size)
+            self._did_not_fit.append(point)
+        elif limits.largest.get(point.index, point.size) < point.size:
+            limits.fail(point.size)
+        else:
+            self._failures.fail(point.arm, point.index, point.size)
+
+    def _point(self, candidate: Candidate) -> Point | None:
+        lineage = self._coordinates.locate(candidate.knobs)
+        return None if lineage is None else Point(*lineage, candidate.micro_batch_size)
+
+    def _kept(self) -> list[_Measured]:
+        """Returns what of the history the models are given, in its order."""
+        if len(self._measured) <= _BEST_KEPT + _LATEST_KEPT:
+            return self._measured
+        ranked = sorted(range(len(self._measured)), key=lambda place: self._measured[place].cost)
+        latest = range(len(self._measured) - _LATEST_KEPT, len(self._measured))
+        return [self._measured[place] for place in sorted({*ranked[:_BEST_KEPT], *latest})]
+
+    def _model(self) -> CostModel:
+        if self._model_then is None or self._model_then[0] != self._changes:
+            kept = self._kept()
+            model = CostModel(
+                self._coordinates,
+                self._handicaps,
+                self.metric.smaller_is_better and not self._policy.is_kept,
+                [measured.point for measured in kept],
+                [measured.cost for measured in kept],
+                [flight.point for flight in self._in_flight.values() if flight.point is not None],
+            )
+            self._model_then = self._changes, model
+        return self._model_then[1]
+
+    # -- what to ask ---------------------------------------------------------------------------------------------
+
+    def _propose(self) -> Candidate | Sweep | None:
+        """Returns what `ask` gives, and changes nothing."""
+        if self._asked >= self._budget:
+            return None
+        if len({flight.ask for flight in self._in_flight.values()}) >= self._concurrency:
+            return None
+        if self._proposed is None or self._proposed[0] != self._changes:
+            self._proposed = self._changes, self._weigh()
+        return self._proposed[1]
+
+    def _weigh(self) -> Candidate | Sweep | None:
+        racing = self._untried(
+            Point(arm, index, size)
+            for arm in range(len(self._arms))
+            for index in self._leading(arm)
+            for size in self._sizes(arm, index)
+        )
+        if not self._measured:
+            return self._first(racing)
+        options = [*racing, *self._untried(self._fine_options())]
+        if not options:
+            return None
+        gains = self._model().predict(options).gain
+        most = float(gains.max())
+        if most < self._min_gain:
+            return None
+        near = [place for place, gain in enumerate(gains) if gain >= most * (1 - _NEARLY_EQUAL)]
+        return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
+
+    def _first(self, racing: list[Point]) -> Candidate | Sweep | None:
+        """Returns the cheapest by what is expected; where nothing is trusted to fit, what is likeliest to."""
+        if racing:
+            return self._asked_for(racing[int(np.argmin(self._model().predict(racing).mean))])
+        if self._in_flight:
+            return None
+        smallest = [
+            Point(arm, index, self._policy.sizes()[0]) for arm in range(len(self._arms)) for index in self._leading(arm)
+        ]
+        allowed = [point for point in smallest if point.size <= self._bound(point.arm)]
+        if not allowed:
+            return None
+        return self._candidate(max(allowed, key=lambda point: self._fitting.probability(self._candidate(point))))
+
+    def _asked_for(self, point: Point) -> Candidate | Sweep:
+        """Returns a candidate; where it is the largest that surely fits, a sweep that may come to larger ones."""
+        candidate = self._candidate(point)
+        room = min(_SWEPT_SIZES, self._budget - self._asked - 1)
+        if not self._may_sweep or room < 1 or point.size != self._sizes(point.arm, point.index)[0]:
+            return candidate
+        withdrawn = self._limits[point.arm].withdrawn
+        bound = self._bound(point.arm) if withdrawn is None else min(self._bound(point.arm), withdrawn - 1)
+        larger = self._fitting.foreseeable(candidate.knobs, point.size, bound)
+        points = self._untried(Point(point.arm, point.index, size) for size in larger)
+        if points:
+            gains = self._model().predict(points).gain
+            points = [each for each, gain in zip(points, gains, strict=True) if gain >= self._min_gain]
+        sizes = spread([each.size for each in points], point.size, room)
+        swept = [candidate, *(self._candidate(replace(point, size=size)) for size in sizes)]
+        if len(swept) == 1:
+            return candidate
+        return Sweep(tuple(swept), self._fitting.memory.bytes_per_sample(candidate), self._headroom)
+
+    def _leading(self, arm: int) -> list[int]:
+        """Returns the lineages that an arm races with: its best guess that does not fail, and the best so far."""
+        few = range(min(self._arms[arm].size, _FAILED_GUESSES + 1))
+        guess = next((index for index in few if not self._failures.is_out(arm, index)), None)
+        ours = [measured for measured in self._kept() if measured.point.arm == arm]
+        best = [min(ours, key=lambda measured: measured.cost).point.index] if ours else []
+        return list(dict.fromkeys([index for index in (guess, *best) if index is not None]))
+
+    def _fine_options(self) -> Iterable[Point]:
+        """Yields settings of the fine knobs of the leading arms, at sizes near their largest."""
+        kept = self._kept()
+        expected = self._model().predict([measured.point for measured in kept]).mean
+        best: dict[int, float] = {}
+        for measured, cost in zip(kept, expected, strict=True):
+            best[measured.point.arm] = min(float(cost), best.get(measured.point.arm, float("inf")))
+        for arm in sorted(best, key=lambda arm: best[arm])[:_FINALISTS]:
+            for index in self._proposals(arm, kept):
+                for size in self._sizes(arm, index)[:_FINE_SIZES]:
+                    yield Point(arm, index, size)
+
+    def _proposals(self, arm: int, kept: list[_Measured]) -> Iterable[int]:
+        """Returns lineages worth weighing: all, where they are few; else what the estimator proposes."""
+        if self._arms[arm].size <= _PROPOSALS:
+            return range(self._arms[arm].size)
+        ours = [measured for measured in kept if measured.point.arm == arm]
+        at_size = self._model().size_effect(arm, [measured.point.size for measured in ours])
+        tried = [
+            FineTrial(measured.point.index, measured.cost - float(expected))
+            for measured, expected in zip(ours, at_size, strict=True)
+        ]
+        ran = {trial.index for trial in tried}
+        tried += [
+            FineTrial(point.index, None)
+            for point in self._did_not_fit[-_LATEST_KEPT:]
+            if point.arm == arm and point.index not in ran
+        ]
+        seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
+        return propose(self._arms[arm], tried, seed, _PROPOSALS)
+
+    def _sizes(self, arm: int, index: int) -> list[int]:
+        """Returns the sizes of a lineage that are trusted to fit, descending."""
+        if self._failures.is_out(arm, index):
+            return []
+        return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), self._risk(arm))
+
+    def _risk(self, arm: int) -> float:
+        """Returns how likely the next trial of an arm may be to run out of memory.
+
+        In the arm that leads, where a larger size is worth most, what the trials so far have left of their share.
+        """
+        leading = min(self._measured, key=lambda measured: measured.cost, default=None)
+        if leading is None or leading.point.arm != arm:
+            return _LEAST_RISK
+        spent = len(self._did_not_fit) + _LEAST_RISK * len(self._in_flight)
+        return min(_MOST_RISK, max(_LEAST_RISK, _RISK * (self._asked + 1) - spent))
+
+    def _bound(self, arm: int) -> int:
+        """Returns the largest size (samples) of an arm that nothing rules out.
+
+        A size is no more than so many times the largest that has run anywhere: where memory would hold millions of
+        samples, neither a data set nor a deadline does.
+        """
+        bounds = [self._limits[arm].bound, self._failures.bound]
+        return min([self._size_limit, *(bound - 1 for bound in bounds if bound is not None)])
+
+    @property
+    def _size_limit(self) -> int:
+        own = self._problem.base_config.get(MICRO_BATCH)
+        ran = max(self._failures.largest_run, own if isinstance(own, int) else 0)
+        return max(_LARGEST_FIRST, _GROWTH * ran, self._policy.sizes()[0])
+
+    def _untried(self, points: Iterable[Point]) -> list[Point]:
+        tried = {measured.point for measured in self._measured}
+        tried.update(flight.point for flight in self._in_flight.values() if flight.point is not None)
+        return [point for point in dict.fromkeys(points) if point not in tried]
+
+    def _candidate(self, point: Point) -> Candidate:
+        return self._fitting.candidate(self._arms[point.arm].lineage(point.index), point.size)
+
+
+def _key(candidate: Candidate) -> tuple[str, int]:
+    return candidate.lineage, candidate.micro_batch_size

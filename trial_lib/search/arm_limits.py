@@ -1,0 +1,94 @@
+"""What the trials of arms rule out: sizes that do not fit, settings that fail."""
+
+from dataclasses import dataclass, field
+
+from trial_lib.experiment.candidate import Withdrawal
+
+_FAILURES_OF_AN_ARM = 2
+
+
+@dataclass
+class ArmLimits:
+    """The sizes of one arm.
+
+    Attributes:
+        too_large: the smallest micro-batch size (samples) that ran out of memory; None if none did.
+        withdrawn: the smallest that a sweep foresaw not to fit, until the arm has shown more: no sweep goes there, but
+            a trial of its own may, where the memory model trusts it. None if there is none.
+        failing: the smallest that failed in a lineage whose smaller sizes had run; None if there is none.
+        largest: the largest size that ran, by lineage.
+    """
+
+    too_large: int | None = None
+    withdrawn: int | None = None
+    failing: int | None = None
+    largest: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> int | None:
+        """The smallest size that is ruled out; None if none is.
+
+        Where nothing has run, that is half of what did not fit: what was expected of the arm is wrong.
+        """
+        too_large = self.too_large
+        if too_large is not None and not self.largest:
+            too_large = too_large // 2 + 1
+        return min((size for size in (too_large, self.failing) if size is not None), default=None)
+
+    def ran(self, index: int, size: int) -> None:
+        """Takes in that a size ran. What a sweep had foreseen is open again: more is known now."""
+        self.largest[index] = max(size, self.largest.get(index, 0))
+        self.withdrawn = None
+
+    def ran_out_of_memory(self, size: int) -> None:
+        """Takes in that a size did not fit."""
+        self.too_large = min(size, self.too_large or size)
+
+    def withdraw(self, size: int, reason: Withdrawal) -> None:
+        """Takes in that a sweep did not come to a size."""
+        if reason is Withdrawal.MEMORY:
+            self.withdrawn = min(size, self.withdrawn or size)
+
+    def fail(self, size: int) -> None:
+        """Takes in that a size failed where smaller ones had run: a data set or a deadline is too small for it."""
+        self.failing = min(size, self.failing or size)
+
+
+class Failures:
+    """Lineages none of whose sizes has run, and whose trial failed for another reason than memory.
+
+    The settings are to blame, or the size. Where two arms have failed and nothing has run at such sizes, it is the
+    size: else a data set that is too small for large batches would rule out one arm after another.
+
+    Attributes:
+        largest_run: the largest micro-batch size (samples) that ran in any arm.
+    """
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self.largest_run = 0
+        self._failed: dict[tuple[int, int], int] = {}
+
+    def ran(self, size: int) -> None:
+        """Takes in that a size ran."""
+        self.largest_run = max(self.largest_run, size)
+
+    def fail(self, arm: int, index: int, size: int) -> None:
+        """Takes in that a size of a lineage failed."""
+        self._failed[arm, index] = min(size, self._failed.get((arm, index), size))
+
+    @property
+    def bound(self) -> int | None:
+        """The smallest size (samples) that is left alone everywhere, half of what failed; None if none is."""
+        doubtful = self._blamed_on_size
+        return max(2, min(self._failed[lineage] for lineage in doubtful) // 2 + 1) if doubtful else None
+
+    def is_out(self, arm: int, index: int) -> bool:
+        """Returns whether a lineage has failed, or its arm as a whole has."""
+        failed = [lineage for lineage in self._failed if lineage[0] == arm and lineage not in self._blamed_on_size]
+        return (arm, index) in failed or len(failed) >= _FAILURES_OF_AN_ARM
+
+    @property
+    def _blamed_on_size(self) -> list[tuple[int, int]]:
+        doubtful = [lineage for lineage, size in self._failed.items() if size > self.largest_run]
+        return doubtful if len({arm for arm, _ in doubtful}) > 1 else []

@@ -1,0 +1,51 @@
+"""What a free batch would bring to a search that keeps the global batch: as advice, never measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.result import TrialResult
+from trial_lib.search.cost_model import CostModel, Point
+
+
+@dataclass(frozen=True)
+class FreeBatchGain:
+    """What is expected of the best candidate that keeps to no batch.
+
+    Attributes:
+        candidate: the best micro-batch size for the winner's knobs.
+        factor: how many times as many samples per second it is expected to take.
+    """
+
+    candidate: Candidate
+    factor: float
+
+
+def best_free_batch(
+    best: tuple[Candidate, TrialResult], others: Sequence[Candidate], point: Point, model: CostModel
+) -> FreeBatchGain | None:
+    """Returns the best of some candidates that differ from the best one in the batch alone; None if none is better.
+
+    A larger micro-batch shares the overhead of a pass among more samples, as the model has seen it; a larger batch
+    shares the optimizer's step among more, as the best trial's time for it says.
+
+    Args:
+        best: the best candidate with the kept batch, and its trial.
+        others: those with a free batch.
+        point: where the best stands in the space.
+        model: of the costs.
+    """
+    candidate, result = best
+    step = min(1.0, result.metrics.get("step", 0.0) / result.metrics["latency"]) if "latency" in result.metrics else 0.0
+    gains = []
+    here, *there = model.size_effect(point.arm, [point.size, *(other.micro_batch_size for other in others)])
+    for other, expected in zip(others, there, strict=True):
+        share = step * _samples(candidate) / _samples(other)
+        gains.append(FreeBatchGain(other, 1 / ((1 - step) * exp(float(expected - here)) + share)))
+    gain = max(gains, key=lambda each: each.factor, default=None)
+    return gain if gain is not None and gain.factor > 1 else None
+
+
+def _samples(candidate: Candidate) -> int:
+    return candidate.micro_batch_size * candidate.gradient_accumulation_steps

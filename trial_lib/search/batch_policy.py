@@ -1,0 +1,108 @@
+"""Which micro-batch sizes a search may use: the kept global batch, divisors and limits."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.search.base import SearchProblem
+
+# Sizes with more significant bits than this are left out: neighbours are then 6 to 12 % apart, less than what noise
+# lets a search tell apart, and large sizes stay multiples of the powers of two that matrix units like.
+_SIGNIFICANT_BITS = 4
+_LARGEST = 2**20
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """The rule that turns a micro-batch size into a batch, and says which sizes there are.
+
+    Attributes:
+        train_batch_size: samples of an optimizer step that are kept exactly; None leaves them free.
+        gradient_accumulation_steps: the configuration's own; used where the batch is free.
+        data_parallel_size: model replicas.
+        divisible_by: every micro-batch size is a multiple of it (samples).
+        max_micro_batch: the largest size (samples); None for no limit but memory.
+    """
+
+    train_batch_size: int | None
+    gradient_accumulation_steps: int
+    data_parallel_size: int
+    divisible_by: int = 1
+    max_micro_batch: int | None = None
+
+    @classmethod
+    def of(cls, problem: SearchProblem, divisible_by: int, max_micro_batch: int | None) -> "BatchPolicy":
+        """Returns the policy of a problem; `check` says whether there is a size."""
+        accumulation = problem.base_config.get(ACCUMULATION, "auto")
+        return cls(
+            problem.train_batch_size,
+            1 if accumulation == "auto" else accumulation,
+            problem.profile.data_parallel_size,
+            divisible_by,
+            max_micro_batch,
+        )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the samples of an optimizer step are kept."""
+        return self.train_batch_size is not None
+
+    def check(self) -> None:
+        """Makes sure that there is a size.
+
+        Raises:
+            InputError: none satisfies the kept batch, the divisor and the limit together.
+        """
+        if self._all:
+            return
+        limit = "" if self.max_micro_batch is None else f" of at most {self.max_micro_batch}"
+        step = "" if self.divisible_by == 1 else f" that is a multiple of {self.divisible_by}"
+        batch = (
+            ""
+            if self.train_batch_size is None
+            else f" divides a global batch of {self.train_batch_size} samples over {self.data_parallel_size} replicas"
+        )
+        raise InputError(
+            f"no {MICRO_BATCH}{limit}{step}{batch or ' exists'}.",
+            where="the batch policy",
+            remedy="Change --train-batch-size, --divisible-by or --max-micro-batch, or leave the batch free "
+            "(--free-batch).",
+        )
+
+    def sizes(self, at_most: int = _LARGEST) -> tuple[int, ...]:
+        """Returns the micro-batch sizes worth a trial (samples), ascending."""
+        return self._all[: bisect_right(self._all, at_most)]
+
+    def accumulation(self, micro_batch_size: int) -> int:
+        """Returns the accumulation steps that go with one of the sizes; for another size, fewer than it would take."""
+        if self.train_batch_size is None:
+            return self.gradient_accumulation_steps
+        return self.train_batch_size // (micro_batch_size * self.data_parallel_size)
+
+    @cached_property
+    def _all(self) -> tuple[int, ...]:
+        limit = min(self.max_micro_batch or _LARGEST, _LARGEST)
+        if self.train_batch_size is None:
+            return tuple(size for size in _round_multiples(self.divisible_by) if size <= limit)
+        per_replica, rest = divmod(self.train_batch_size, self.data_parallel_size)
+        if rest:
+            return ()
+        return tuple(size for size in _divisors(per_replica) if size <= limit and size % self.divisible_by == 0)
+
+
+def _round_multiples(unit: int) -> Iterator[int]:
+    """Yields the multiples of a unit by numbers of few significant bits, ascending, up to the largest size."""
+    step, factor = 1, 1
+    while unit * factor <= _LARGEST:
+        yield unit * factor
+        factor += step
+        if factor == step << _SIGNIFICANT_BITS:
+            step *= 2
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

@@ -1,0 +1,279 @@
+"""What a candidate is expected to cost, with how much doubt: a Gaussian process over the lineages and their sizes.
+
+The cost is the logarithm of what a search makes small: of the metric, or of its inverse where more is better. In
+logarithms a knob's effect is a sum, and a difference of 0.01 is 1 %.
+
+An optimizer step of g micro-batches of m samples takes g * (a + b * m): a for launches and messages, b for a sample.
+So a sample costs b * (1 + h / m) with h = a / b, the size at which overhead and work are equal. The process has that
+as its mean, and what arms, knobs and sizes do beside it as its covariance: what was measured of an arm tells something
+about the arms that share its stage or its offload, and what a knob did in one arm is expected of the others in part.
+See Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product, starmap
+from math import erfc, log, pi, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from trial_lib.search.space_coordinates import Array, SpaceCoordinates
+
+# Standard deviations of what is not known, in logarithms: of the level, of a coarse knob, of what an arm has to itself,
+# of the overhead's share in an arm, of a departure from the curve over sizes (caches, kernels) for all and for one.
+_LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.2, 0.15, 0.2, 0.05, 0.1
+_CURVE_OCTAVES = 1.5
+# Of a fine knob's variance, what an arm has to itself, and a single lineage; how fast likeness falls from one end of a
+# knob's values to the other.
+_ARM_SHARE, _LINEAGE_SHARE, _STEP = 0.5, 0.25, 2.0
+# Of the numbers that are fitted, what is likely before anything is measured: centre and width of their logarithms.
+_HALF_SIZES = tuple(2.0**power for power in range(-1, 9))
+_HALF_SIZE_PRIOR = (log(8.0), 1.2)
+_FINE = (0.02, 0.05, 0.12)
+_FINE_PRIOR = (log(0.06), 0.7)
+_NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)
+_NOISE_PRIOR = (log(0.04), 0.7)
+# Few measurements leave these open: predictions are averaged over the most probable of their settings.
+_FITTED_ON, _AVERAGED = 48, 6
+
+
+@dataclass(frozen=True)
+class Point:
+    """A lineage (number of its arm, index there) at a micro-batch size (samples)."""
+
+    arm: int
+    index: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of some points, in logarithms of the cost.
+
+    Attributes:
+        mean: the expected cost, without noise.
+        gain: how much below the best known point the cost is expected to come (expected improvement, Jones et al. 1998:
+            what is above counts as 0).
+    """
+
+    mean: Array
+    gain: Array
+
+
+@dataclass(frozen=True)
+class _Scales:
+    half_size: float
+    fine: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class _Relations:
+    """What two sets of points have to do with each other, apart from the fitted numbers."""
+
+    fixed: Array
+    fine: Array
+    same_arm: Array
+    sizes: Array
+    other_sizes: Array
+
+    def covariance(self, scales: _Scales) -> Array:
+        overheads = np.outer(_overhead(self.sizes, scales.half_size), _overhead(self.other_sizes, scales.half_size))
+        covariance: Array = self.fixed + scales.fine**2 * self.fine + _OVERHEAD**2 * self.same_arm * overheads
+        return covariance
+
+
+@dataclass(frozen=True)
+class _Process:
+    """The process under one setting of the fitted numbers."""
+
+    scales: _Scales
+    weight: float
+    factor: Array
+    weights: Array
+
+
+class CostModel:
+    """The process, given some measured points.
+
+    Args:
+        coordinates: of the space.
+        handicaps: what an arm is expected to cost more than the cheapest before any is measured, by arm.
+        grows: whether the cost grows with the micro-batch size, as a step's time does where its samples are free.
+        points: the measured ones.
+        costs: of the points.
+        pending: points in flight: taken to come out as expected.
+    """
+
+    def __init__(
+        self,
+        coordinates: SpaceCoordinates,
+        handicaps: Sequence[float],
+        grows: bool,
+        points: Sequence[Point],
+        costs: Sequence[float],
+        pending: Sequence[Point] = (),
+    ) -> None:
+        self._coordinates = coordinates
+        self._handicaps = np.array(handicaps)
+        self._grows = grows
+        self._points = list(points)
+        known = np.array(costs, dtype=float)
+        settings = self._fit(self._points[-_FITTED_ON:], known[-_FITTED_ON:])
+        self._processes = self._condition(settings, known)
+        if pending:
+            known = np.concatenate([known, self._expected(pending)])
+            self._points += pending
+            self._processes = self._condition(settings, known)
+        self._incumbent = int(np.argmin(self._expected(self._points))) if self._points else None
+
+    def predict(self, points: Sequence[Point]) -> Prediction:
+        """Returns what is expected of some points; without any known, the gain is below the dearest of them."""
+        if self._incumbent is None:
+            mean = self._expected(points)
+            return Prediction(mean, mean.max() - mean)
+        both = [*points, self._points[self._incumbent]]
+        to_known, to_incumbent = self._relations(self._points, both), self._relations(both, both[-1:])
+        mean, gain = np.zeros(len(points)), np.zeros(len(points))
+        for process in self._processes:
+            scales = process.scales
+            across = to_known.covariance(scales)
+            means = self._prior_mean(both, scales.half_size) + across.T @ process.weights
+            solved = np.linalg.solve(process.factor, across)
+            against = to_incumbent.covariance(scales)[:, 0] - solved.T @ solved[:, -1]
+            variance = self._variance(both, scales) - np.einsum("ij,ij->j", solved, solved)
+            spread = np.sqrt(np.maximum(variance[:-1] + variance[-1] - 2 * against[:-1], 1e-12))
+            mean += process.weight * means[:-1]
+            gain += process.weight * _expected_improvement(means[-1] - means[:-1], spread)
+        return Prediction(mean, gain)
+
+    def size_effect(self, arm: int, sizes: Sequence[int]) -> Array:
+        """Returns the expected cost of an arm's best guess at some sizes."""
+        return self._expected([Point(arm, 0, size) for size in sizes])
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    def _expected(self, points: Sequence[Point]) -> Array:
+        across = self._relations(points, self._points) if self._points else None
+        mean = np.zeros(len(points))
+        for process in self._processes:
+            mean += process.weight * self._prior_mean(points, process.scales.half_size)
+            if across is not None:
+                mean += process.weight * (across.covariance(process.scales) @ process.weights)
+        return mean
+
+    def _condition(self, settings: Sequence[tuple[_Scales, float]], costs: Array) -> list[_Process]:
+        if not len(costs):
+            return [_Process(scales, weight, np.empty((0, 0)), np.empty(0)) for scales, weight in settings]
+        processes = []
+        relations = self._relations(self._points, self._points)
+        for scales, weight in settings:
+            covariance = relations.covariance(scales) + scales.noise**2 * np.eye(len(costs))
+            factor = np.linalg.cholesky(covariance).astype(np.float64)
+            residual = costs - self._prior_mean(self._points, scales.half_size)
+            processes.append(
+                _Process(scales, weight, factor, np.linalg.solve(factor.T, np.linalg.solve(factor, residual)))
+            )
+        return processes
+
+    def _prior_mean(self, points: Sequence[Point], half_size: float) -> Array:
+        arms, sizes = _columns(points)
+        return self._handicaps[arms] + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
+
+    def _variance(self, points: Sequence[Point], scales: _Scales) -> Array:
+        _, sizes = _columns(points)
+        lineages = [(point.arm, point.index) for point in points]
+        knobs = (~np.isnan(self._coordinates.fine(lineages))).sum(axis=1)
+        coarse = self._coordinates.coarse([0]).shape[1]
+        level = _LEVEL**2 + coarse * _COARSE**2 + _ARM**2 + _CURVE**2 + _ARM_CURVE**2
+        fine = (1 + _ARM_SHARE) * knobs + _LINEAGE_SHARE
+        overheads = _overhead(sizes, scales.half_size) ** 2
+        variance: Array = level + scales.fine**2 * fine + _OVERHEAD**2 * overheads
+        return variance
+
+    def _relations(self, left: Sequence[Point], right: Sequence[Point]) -> _Relations:
+        (arms, sizes), (other_arms, other_sizes) = _columns(left), _columns(right)
+        octaves, other_octaves = np.log2(sizes), np.log2(other_sizes)
+        same_arm = np.equal.outer(arms, other_arms).astype(float)
+        near = np.exp(-0.5 * (np.subtract.outer(octaves, other_octaves) / _CURVE_OCTAVES) ** 2)
+        coarse = _alike(self._coordinates.coarse(arms), self._coordinates.coarse(other_arms))
+        fixed = _LEVEL**2 + _COARSE**2 * coarse + _ARM**2 * same_arm + (_CURVE**2 + _ARM_CURVE**2 * same_arm) * near
+        lineages, at = _unique(left)
+        other_lineages, other_at = _unique(right)
+        knobs = _alike(self._coordinates.fine(lineages), self._coordinates.fine(other_lineages))[np.ix_(at, other_at)]
+        same_lineage = np.array([[one == other for other in other_lineages] for one in lineages])[np.ix_(at, other_at)]
+        fine = (1 + _ARM_SHARE * same_arm) * knobs + _LINEAGE_SHARE * same_lineage
+        return _Relations(fixed, fine, same_arm, sizes, other_sizes)
+
+    # -- the fitted numbers --------------------------------------------------------------------------------------
+
+    def _fit(self, points: Sequence[Point], costs: Array) -> list[tuple[_Scales, float]]:
+        """Returns the most probable settings of a grid, each with its share of the probability."""
+        settings = list(starmap(_Scales, product(_HALF_SIZES, _FINE, _NOISES)))
+        scores = np.array([_prior(scales) for scales in settings])
+        if points:
+            scores += self._log_likelihoods(points, costs, settings)
+        best = np.argsort(-scores, kind="stable")[:_AVERAGED]
+        shares = np.exp(scores[best] - scores[best[0]])
+        shares /= shares.sum()
+        return [(settings[place], float(share)) for place, share in zip(best, shares, strict=True)]
+
+    def _log_likelihoods(self, points: Sequence[Point], costs: Array, settings: Sequence[_Scales]) -> Array:
+        relations, unit = self._relations(points, points), np.eye(len(points))
+        factors = np.linalg.cholesky(
+            np.stack([relations.covariance(scales) + scales.noise**2 * unit for scales in settings])
+        )
+        residuals = np.stack([costs - self._prior_mean(points, scales.half_size) for scales in settings])
+        whitened = np.linalg.solve(factors, residuals[:, :, None])[:, :, 0]
+        logarithms = np.log(np.diagonal(factors, axis1=1, axis2=2))
+        scores: Array = -0.5 * np.sum(whitened**2, axis=1) - np.sum(logarithms, axis=1)
+        return scores
+
+
+def _prior(scales: _Scales) -> float:
+    return -0.5 * sum(
+        ((log(value) - centre) / width) ** 2
+        for value, (centre, width) in (
+            (scales.half_size, _HALF_SIZE_PRIOR),
+            (scales.fine, _FINE_PRIOR),
+            (scales.noise, _NOISE_PRIOR),
+        )
+    )
+
+
+def _overhead(sizes: Array, half_size: float) -> Array:
+    share: Array = np.log1p(half_size / sizes)
+    return share
+
+
+def _columns(points: Sequence[Point]) -> tuple[npt.NDArray[np.int64], Array]:
+    return (
+        np.array([point.arm for point in points], dtype=int),
+        np.array([point.size for point in points], dtype=float),
+    )
+
+
+def _unique(points: Sequence[Point]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Returns the distinct lineages of some points, and which of them each point is of."""
+    places: dict[tuple[int, int], int] = {}
+    at = [places.setdefault((point.arm, point.index), len(places)) for point in points]
+    return list(places), at
+
+
+def _alike(left: Array, right: Array) -> Array:
+    """Returns how much each row of one has in common with each of the other: 1 a coordinate where they are equal."""
+    distance = np.abs(left[:, None, :] - right[None, :, :])
+    alike: Array = np.where(np.isnan(distance), 0.0, np.exp(-_STEP * np.nan_to_num(distance))).sum(axis=2)
+    return alike
+
+
+def _expected_improvement(margin: Array, spread: Array) -> Array:
+    standard = margin / spread
+    density = np.exp(-0.5 * standard**2) / sqrt(2 * pi)
+    gain: Array = np.maximum(margin * _normal(standard) + spread * density, 0.0)
+    return gain
+
+
+def _normal(standard: Array) -> Array:
+    return np.array([0.5 * erfc(-value / sqrt(2)) for value in standard])

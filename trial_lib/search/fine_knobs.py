@@ -1,0 +1,91 @@
+"""Which settings of an arm's fine knobs are worth a look: Optuna's tree-structured Parzen estimator."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trial_lib.experiment.knobs import Arm
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+# Fewer than this are no distribution: until then the estimator draws at random.
+_STARTUP_TRIALS = 5
+
+
+@dataclass(frozen=True)
+class FineTrial:
+    """What became of one setting of the fine knobs.
+
+    Attributes:
+        index: the lineage in its arm.
+        cost: what is to be small, at a size that is the same for all; None where it did not fit into memory.
+    """
+
+    index: int
+    cost: float | None
+
+
+def propose(arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int) -> list[int]:
+    """Returns lineages of an arm that the estimator would try next, without repetition.
+
+    It is built anew from what was tried. One that did not fit is told as pruned and infeasible: Optuna's samplers pass
+    over a failed trial, and would propose the same again.
+
+    Args:
+        arm: whose fine knobs are tuned.
+        tried: in the order in which it became known.
+        seed: of the draws.
+        proposals: how often to ask; some may agree.
+    """
+    import optuna  # takes half a second
+
+    knobs = [knob for knob in arm.fine if len(knob.values) > 1]
+    if not knobs:
+        return [0]
+    # Positions, not values: Optuna's categories may not be lists, and 1 and True would be one.
+    distributions: dict[str, BaseDistribution] = {
+        knob.path: optuna.distributions.CategoricalDistribution(tuple(range(len(knob.values)))) for knob in knobs
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(sampler=sampler)
+        study.add_trials(_recorded(arm, trial, distributions) for trial in tried)
+        asked = [study.ask(distributions).params for _ in range(proposals)]
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return list(dict.fromkeys(_index(arm, positions) for positions in asked))
+
+
+def _recorded(arm: Arm, trial: FineTrial, distributions: "dict[str, BaseDistribution]") -> "FrozenTrial":
+    import optuna
+
+    fits = trial.cost is not None
+    return optuna.trial.create_trial(
+        state=optuna.trial.TrialState.COMPLETE if fits else optuna.trial.TrialState.PRUNED,
+        value=trial.cost,
+        params={path: position for path, position in _positions(arm, trial.index).items() if path in distributions},
+        distributions=distributions,
+        constraints={"memory": 0.0 if fits else 1.0},
+    )
+
+
+def _positions(arm: Arm, index: int) -> dict[str, int]:
+    positions = {}
+    for knob in arm.fine:
+        index, positions[knob.path] = divmod(index, len(knob.values))
+    return positions
+
+
+def _index(arm: Arm, positions: dict[str, int]) -> int:
+    index, weight = 0, 1
+    for knob in arm.fine:
+        index += weight * positions.get(knob.path, 0)
+        weight *= len(knob.values)
+    return index

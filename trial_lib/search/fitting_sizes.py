@@ -1,0 +1,90 @@
+"""The micro-batch sizes of a lineage that are trusted to fit into memory."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from math import log
+from typing import Any
+
+from trial_lib.estimate.memory_model import MemoryModel
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.search.base import SearchProblem
+from trial_lib.search.batch_policy import BatchPolicy
+
+# How likely a size has to keep the headroom, by itself and as what a sweep may come to: the group stops where it sees
+# that a size will not.
+_LIKELY, _FORESEEABLE = 0.4, 0.3
+# Of many sizes, so many of the largest are of interest, and from there on every so manieth.
+_LARGEST, _EVERY = 10, 6
+
+
+class FittingSizes:
+    """Asks the memory model, and remembers its answers until it has learned something.
+
+    Attributes:
+        memory: the model; who teaches it calls `forget`.
+    """
+
+    def __init__(
+        self, policy: BatchPolicy, problem: SearchProblem, headroom: float, memory: MemoryModel | None = None
+    ) -> None:
+        """Starts with a model that has learned, or with what the profile says."""
+        self.memory = memory or MemoryModel(problem.profile, problem.base_config, problem.slots, problem.device)
+        self._policy = policy
+        self._slots = problem.slots
+        self._headroom = headroom
+        self._largest: dict[tuple[int, int, int, float], int] = {}
+
+    def forget(self) -> None:
+        """Forgets all answers: the model has learned."""
+        self._largest.clear()
+
+    def candidate(self, knobs: Mapping[str, Any], size: int) -> Candidate:
+        """Returns the candidate of some knobs at a micro-batch size."""
+        return Candidate(
+            knobs=dict(knobs),
+            micro_batch_size=size,
+            gradient_accumulation_steps=self._policy.accumulation(size),
+            slots=self._slots,
+            data_parallel_size=self._policy.data_parallel_size,
+        )
+
+    def sizes(self, knobs: Mapping[str, Any], name: tuple[int, int], at_most: int, risk: float) -> list[int]:
+        """Returns the sizes worth weighing, descending: the largest ones that fit, and ever fewer of the smaller.
+
+        Args:
+            knobs: of the lineage.
+            name: of the lineage, for remembering.
+            at_most: the largest size (samples) of interest.
+            risk: how likely it may be to run out of memory.
+        """
+        sizes = self._policy.sizes(at_most)
+        asked = name[0], name[1], at_most, risk
+        known = self._largest.get(asked)
+        if known is None:
+            known = bisect_left(sizes, 1, key=lambda size: not self._may_run(self.candidate(knobs, size), risk))
+            self._largest[asked] = known
+        fitting = sizes[:known][::-1]
+        return [*fitting[:_LARGEST], *fitting[_LARGEST::_EVERY]]
+
+    def foreseeable(self, knobs: Mapping[str, Any], above: int, at_most: int) -> list[int]:
+        """Returns larger sizes that may fit as well, ascending."""
+        return [
+            size
+            for size in self._policy.sizes(at_most)
+            if size > above and self.probability(self.candidate(knobs, size)) >= _FORESEEABLE
+        ]
+
+    def probability(self, candidate: Candidate) -> float:
+        """Returns how likely a candidate is to fit with the headroom."""
+        return self.memory.probability_fits(candidate, self._headroom)
+
+    def _may_run(self, candidate: Candidate, risk: float) -> bool:
+        return self.probability(candidate) >= _LIKELY and self.memory.probability_fits(candidate, 0.0) >= 1 - risk
+
+
+def spread(sizes: Sequence[int], above: int, number: int) -> list[int]:
+    """Returns up to so many of some ascending sizes, the last among them, in steps of like ratios from a smaller."""
+    if not sizes:
+        return []
+    marks = [above * (sizes[-1] / above) ** (step / number) for step in range(1, number + 1)]
+    return list(dict.fromkeys(min(sizes, key=lambda size: abs(log(size / mark))) for mark in marks))

@@ -1,0 +1,36 @@
+"""What is expected of arms before any is measured: the order in which they are worth a look."""
+
+from collections.abc import Sequence
+from math import log
+
+from trial_lib.experiment.knobs import Arm, get_knob
+
+# Of a step without offload, as shares. Stages 0 to 2 send 2 values a parameter, stage 3 sends 3 (Rajbhandari et al.,
+# ZeRO, arXiv 1910.02054, section 7): half as much again of a share that is some tenth. Offload sends states or
+# parameters over the bus in each step, and updates on the host (Ren et al., ZeRO-Offload, arXiv 2101.06840, section 5).
+# Recomputed activations cost another forward pass, a third of the work (Chen et al., arXiv 1604.06174).
+_STAGE = {0: 0.0, 1: 0.01, 2: 0.02, 3: 0.08}
+_OFFLOAD = {"offload_optimizer": 0.25, "offload_param": 0.25}
+_RECOMPUTED = 1 / 3
+# The user has chosen theirs for a reason: of equals it is the first.
+_OWN = -0.02
+
+
+def handicaps(arms: Sequence[Arm], own: int | None) -> list[float]:
+    """Returns the expected cost of each arm beside the cheapest, as a logarithm.
+
+    Args:
+        arms: of a space.
+        own: which of them is the user's; None if none is.
+    """
+    return [_handicap(arm) + (_OWN if number == own else 0.0) for number, arm in enumerate(arms)]
+
+
+def _handicap(arm: Arm) -> float:
+    share = _STAGE[arm.stage]
+    for section, cost in _OFFLOAD.items():
+        if get_knob(arm.knobs, f"zero_optimization.{section}.device") not in (None, "none"):
+            share += cost
+    if any(get_knob(arm.knobs, f"activation_checkpointing.{key}") for key in ("enabled", "partition_activations")):
+        share += _RECOMPUTED
+    return log(1 + share)

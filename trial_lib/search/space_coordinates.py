@@ -1,0 +1,119 @@
+"""Where the lineages of a space stand, as numbers: what two of them have in common can then be computed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trial_lib.experiment.knobs import Arm, SearchSpace, get_knob
+
+Array = npt.NDArray[np.float64]
+
+# Values without an order stand so far apart that nothing is shared between them.
+_APART = 100.0
+_STAGE = "zero_optimization.stage"
+_ABSENT = (None, False, "none")
+
+
+class SpaceCoordinates:
+    """Coordinates of every lineage (number of its arm, index there) of a space.
+
+    A knob whose values are numbers has its ranks, from 0 to 1; another has values that are all equally far apart. NaN
+    where an arm does not have the knob.
+
+    Attributes:
+        arms: of the space, in its order.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        """Reads the knobs of all arms."""
+        self.arms = space.arms
+        coarse = [dict(_leaves(arm.knobs)) for arm in self.arms]
+        paths = sorted({path for leaves in coarse for path in leaves})
+        values = {path: [_plain(leaves.get(path)) for leaves in coarse] for path in paths}
+        self._coarse = np.array(
+            [
+                [_distinct(values[path]).index(values[path][arm]) * _APART for path in paths]
+                for arm in range(len(coarse))
+            ]
+        ).reshape(len(coarse), len(paths))
+        self._paths = sorted({knob.path for arm in self.arms for knob in arm.fine})
+        self._scales = {
+            path: _scale(
+                [value for arm in self.arms for knob in arm.fine if knob.path == path for value in knob.values]
+            )
+            for path in self._paths
+        }
+        self._known: dict[tuple[int, int], Array] = {}
+
+    def coarse(self, arms: Iterable[int]) -> Array:
+        """Returns the coarse coordinates of some arms, one row each."""
+        return self._coarse[list(arms)]
+
+    def fine(self, lineages: Sequence[tuple[int, int]]) -> Array:
+        """Returns the fine coordinates of some lineages, one row each."""
+        return np.array([self._row(*lineage) for lineage in lineages]).reshape(len(lineages), len(self._paths))
+
+    def locate(self, knobs: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Returns the lineage that some knobs are; None if they are none of the space."""
+        for number, arm in enumerate(self.arms):
+            if arm.stage == get_knob(knobs, _STAGE) and (index := arm.index(knobs)) is not None:
+                return number, index
+        return None
+
+    def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go.
+
+        A fine knob that the configuration leaves open, or has at a value of its own, counts as the arm's best guess.
+        """
+        for number, arm in enumerate(self.arms):
+            if all(_plain(get_knob(config, path)) == _plain(value) for path, value in _leaves(arm.knobs)):
+                index = arm.index(arm.with_fine(_shared_values(arm, config)))
+                return number, index or 0
+        return None
+
+    def _row(self, number: int, index: int) -> Array:
+        row = self._known.get((number, index))
+        if row is None:
+            row = np.full(len(self._paths), np.nan)
+            left = index
+            for knob in self.arms[number].fine:
+                left, position = divmod(left, len(knob.values))
+                row[self._paths.index(knob.path)] = self._scales[knob.path][repr(knob.values[position])]
+            self._known[number, index] = row
+        return row
+
+
+def _shared_values(arm: Arm, config: Mapping[str, Any]) -> dict[str, Any]:
+    shared = {}
+    for knob in arm.fine:
+        own = get_knob(config, knob.path)
+        if own in knob.values:
+            shared[knob.path] = knob.values[knob.values.index(own)]
+    return shared
+
+
+def _scale(values: Sequence[Any]) -> dict[str, float]:
+    distinct = _distinct(values)
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in distinct):
+        last = max(1, len(distinct) - 1)
+        return {repr(value): rank / last for rank, value in enumerate(sorted(distinct))}
+    return {repr(value): rank * _APART for rank, value in enumerate(distinct)}
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    return list({repr(value): value for value in values}.values())
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value; what switches a setting off, and what leaves it out, is one."""
+    return None if value in _ABSENT or value == 0 else value
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

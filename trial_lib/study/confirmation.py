@@ -1,0 +1,322 @@
+"""Confirming: the best few and the user's own configuration are measured again until their intervals part. Pure.
+
+The search's winner is the luckiest of many readings. What a person is promised is measured anew: each contender once a
+round, one at a time, each in fresh processes, the order another in each round. After some rounds (`_LOOKS`) the
+intervals are looked at. It ends when the best of the candidates has parted from the user's own configuration, or the
+rounds are over: as many as cost half of what the search took (or a minute), at least three and at most eight.
+
+Two contenders that are the same are to be called different in at most 5 of 100 confirmations. So the intervals' error
+is divided by the number of looks and of candidates (Bonferroni).
+
+On a CPU `throughput` and `FLOPS_per_gpu` are compared by the processor time of a sample: from process to process it
+varies by 2 to 3 %, the wall clock by 13 % and more, and both are the same where the training computes. Where it waits
+(for a disk, say) they are not, and the intervals do not meet: then the wall clock decides. And a candidate that is no
+faster by the wall clock is not chosen.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.study.finding import Confirmed, Estimate, Finding, Verdict, learning_rate_advice, name_of
+from trial_lib.study.loss_agreement import LossAgreement, compare, global_batch
+from trial_lib.study.paired_ratios import Ratio, geometric_mean, ratios_to
+
+ERROR = 0.05
+_NEAR = 0.05  # a reading so much below the best may be as good
+_MOST_CANDIDATES = 3
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
+_LOOKS = (4, 6, 8)  # a fourth round halves what three leave open: Student's t has few degrees of freedom there
+_SHARE_OF_SEARCH = 0.5
+_FLOOR_S = 60.0  # a search that took seconds leaves no time to part anything
+_PRECISE = 0.05  # half the interval that a promise needs; for more there are rounds within the share alone
+_MOST_HEATS = 3
+_PROCESSOR_TIME = "cpu_time_per_sample"
+_WINS = ("faster", "uncompared")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A configuration to measure again.
+
+    Attributes:
+        candidate: the configuration, with its slots.
+        config: the complete DeepSpeed configuration.
+        reading: how it ended in the search, or as the submitted configuration.
+    """
+
+    candidate: Candidate
+    config: Mapping[str, Any]
+    reading: TrialResult
+
+    @property
+    def key(self) -> str:
+        """Names the configuration in its trials."""
+        return self.reading.config_hash
+
+
+def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
+    """Returns the configurations that have completed in the search, best first, each once, without the user's own."""
+    by_key: dict[str, Contender] = {}
+    for contender in sorted((one for one in readings if _is_good(one.reading, metric)), key=_order(metric)):
+        by_key.setdefault(contender.key, contender)
+    if own is not None:
+        by_key.pop(own.key, None)
+    return list(by_key.values())
+
+
+def _order(metric: str) -> Any:
+    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
+    return lambda contender: (sign * contender.reading.metrics[metric], contender.reading.number)
+
+
+class Confirmation:
+    """Which configuration to measure again next, and what that has found.
+
+    A function of its arguments and of what it was told: a resumed study tells it the same results, and goes on.
+
+    Args:
+        own: the user's own configuration; None where it did not complete.
+        ranked: the search's, best first.
+        metric: what the study optimises.
+        device: `cuda` or `cpu`.
+        search_seconds: what the search took.
+    """
+
+    def __init__(
+        self, own: Contender | None, ranked: Sequence[Contender], metric: str, device: str, search_seconds: float
+    ) -> None:
+        self._own = own
+        self._left = list(ranked)
+        self._metric = metric
+        self._by_processor_time = device == "cpu" and metric in ("throughput", "FLOPS_per_gpu")
+        self._share_s = _SHARE_OF_SEARCH * search_seconds
+        self._tried: list[Contender] = []
+        self._results: dict[str, list[TrialResult]] = {}
+        self._out: dict[str, tuple[Verdict, str]] = {}
+        self._heats = 0
+        self._next_heat()
+
+    @property
+    def next(self) -> Candidate | None:
+        """What to measure now; None when it is over."""
+        return self._queue[0].candidate if self._queue else None
+
+    def tell(self, result: TrialResult) -> None:
+        """Takes in a trial. One that it does not wait for, of a record of another version, is passed over."""
+        contender = next((one for one in self._queue if one.key == result.config_hash), None)
+        if contender is None:
+            return
+        self._queue.remove(contender)
+        self._results.setdefault(contender.key, []).append(result)
+        if not self._is_measured(result):
+            self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")
+        if not self._queue:
+            self._end_round()
+
+    # -- rounds --------------------------------------------------------------------------------------------------
+
+    def _next_heat(self) -> None:
+        """Chooses who is measured; after a heat that nobody has come through, the next best."""
+        self._queue: list[Contender] = []
+        self._round = 0
+        self._candidates: list[Contender] = []
+        if not self._left or self._heats == _MOST_HEATS:
+            return
+        self._heats += 1
+        best = self._left[0].reading.metrics[self._metric]
+        near = [one for one in self._left[:_MOST_CANDIDATES] if _is_near(one.reading.metrics[self._metric], best)]
+        while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
+            near.pop()
+        self._candidates = near
+        self._tried += near
+        self._left = self._left[len(near) :]
+        affordable = int(max(self._share_s, _FLOOR_S) / max(self._cost(near), 1e-9))
+        rounds = min(max(affordable, _LEAST_ROUNDS), _MOST_ROUNDS)
+        self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
+        self._error = ERROR / len(self._looks) / len(near)
+        self._begin_round()
+
+    def _cost(self, candidates: Sequence[Contender]) -> float:
+        """Returns the seconds of a round: a swept reading has not paid for its start, which the user's own has."""
+        seconds = [sum(one.reading.phases.values()) for one in self._with_own(candidates)]
+        own = sum(self._own.reading.phases.values()) if self._own is not None else 0.0
+        return sum(max(own, each) for each in seconds)
+
+    def _begin_round(self) -> None:
+        members = self._with_own(self._live)
+        first = self._round % len(members)
+        self._queue = members[first:] + members[:first]
+
+    def _end_round(self) -> None:
+        self._round += 1
+        if self._round in self._looks:
+            for contender in self._live:
+                agreement = self._agreement(contender)
+                if not agreement.agrees:
+                    self._out[contender.key] = ("disagrees", agreement.said)
+        if not self._live:
+            self._next_heat()
+        elif self._round not in self._looks or not self._is_settled():
+            self._begin_round()
+
+    def _is_settled(self) -> bool:
+        """Returns whether the look at the end of this round is the last."""
+        if self._round == self._looks[-1]:
+            return True
+        if self._living_own is None:
+            return len(self._live) == 1
+        gains, _ = self._gains()
+        best = max(gains.values(), key=lambda gain: gain.value)
+        if best.low <= 1.0 and any(gain.high >= 1.0 for gain in gains.values()):
+            return False
+        next_look = next(look for look in self._looks if look > self._round)
+        return best.low <= 1.0 or best.spread <= _PRECISE or next_look * self._cost(self._live) > self._share_s
+
+    # -- who is in it --------------------------------------------------------------------------------------------
+
+    @property
+    def _living_own(self) -> Contender | None:
+        return self._own if self._own is not None and self._own.key not in self._out else None
+
+    @property
+    def _live(self) -> list[Contender]:
+        return [contender for contender in self._candidates if contender.key not in self._out]
+
+    def _with_own(self, candidates: Sequence[Contender]) -> list[Contender]:
+        return [*candidates] if self._living_own is None else [self._living_own, *candidates]
+
+    # -- what was measured ---------------------------------------------------------------------------------------
+
+    def _is_measured(self, result: TrialResult) -> bool:
+        return _is_good(result, self._metric) and (
+            not self._by_processor_time or result.metrics.get(_PROCESSOR_TIME, 0.0) > 0.0
+        )
+
+    def _rounds(self, contenders: Sequence[Contender], metric: str, smaller_is_better: bool) -> list[dict[str, float]]:
+        """Returns what the whole rounds of this heat measured, by contender: the larger, the better."""
+        power = -1 if smaller_is_better else 1
+        kept = {one.key: self._results[one.key][-self._round :] for one in contenders}
+        return [
+            {key: results[position].metrics[metric] ** power for key, results in kept.items()}
+            for position in range(self._round)
+        ]
+
+    def _gains(self) -> tuple[dict[str, Ratio], dict[str, Ratio]]:
+        """Returns the gains over the user's own configuration by what decides, and by the metric if that is not it."""
+        assert self._living_own is not None
+        own, members = self._living_own.key, self._with_own(self._live)
+        metric = SEARCH_METRICS[self._metric]
+        by_metric = ratios_to(own, self._rounds(members, metric.name, metric.smaller_is_better), self._error)
+        if not self._by_processor_time:
+            return by_metric, {}
+        by_time = ratios_to(own, self._rounds(members, _PROCESSOR_TIME, smaller_is_better=True), self._error)
+        if any(not gain.overlaps(by_metric[key]) for key, gain in by_time.items()):
+            return by_metric, {}
+        return by_time, by_metric
+
+    def _agreement(self, contender: Contender) -> LossAgreement:
+        own = self._living_own
+        if own is None:
+            return LossAgreement(is_compared=False, agrees=True, said="")
+        theirs, ours = (
+            (one.candidate, one.config, [result.losses for result in self._results[one.key][-self._round :]])
+            for one in (own, contender)
+        )
+        return compare(theirs, ours)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def finding(self) -> Finding:
+        """Returns what the results so far say; when `next` is None, what the study says."""
+        own = self._living_own
+        gains, clock_gains = self._gains() if own is not None and self._live and self._round else ({}, {})
+        confirmed = [
+            (self._confirmed(one, gains.get(one.key), clock_gains.get(one.key)), one)
+            for one in self._tried
+            if self._told(one)
+        ]
+        confirmed.sort(key=lambda pair: self._rank(pair[0]))
+        own_confirmed = None if self._own is None or not self._told(self._own) else self._confirmed(self._own)
+        winner, chosen = next((pair for pair in confirmed if pair[0].verdict in _WINS), (None, None))
+        if winner is None and own is not None:
+            winner = own_confirmed
+        return Finding(
+            metric=self._metric,
+            quantity="processor time per sample" if clock_gains else self._metric,
+            rounds=self._round,
+            error=ERROR,
+            own=own_confirmed,
+            candidates=tuple(one for one, _ in confirmed),
+            winner=winner,
+            advice="" if own is None or chosen is None else _advice(own, chosen),
+        )
+
+    def _told(self, contender: Contender) -> list[TrialResult]:
+        return self._results.get(contender.key, [])
+
+    def _confirmed(self, contender: Contender, gain: Ratio | None = None, clock: Ratio | None = None) -> Confirmed:
+        results = self._told(contender)
+        measured = [result for result in results if self._is_measured(result)]
+        names = measured[0].metrics.keys() if measured else ()
+        values = [result.metrics[self._metric] for result in measured]
+        decisive = _PROCESSOR_TIME if self._by_processor_time else self._metric
+        in_order = sorted(measured, key=lambda result: result.metrics[decisive])
+        is_own = contender is self._own
+        verdict, reason = self._out.get(contender.key, ("own" if is_own else _verdict(gain, clock), ""))
+        return Confirmed(
+            name=name_of(contender.candidate),
+            trials=tuple(result.number for result in results),
+            number=in_order[(len(in_order) - 1) // 2].number if in_order else None,
+            metrics={
+                name: statistics.median(result.metrics[name] for result in measured if name in result.metrics)
+                for name in names
+            },
+            value=_estimate(geometric_mean(values, ERROR)) if len(values) > 1 else None,
+            gain=_estimate(gain),
+            clock_gain=_estimate(clock),
+            verdict=verdict,
+            reason=reason if verdict == "failed" else "",
+            losses=reason
+            if verdict == "disagrees"
+            else ""
+            if is_own or verdict == "failed"
+            else self._agreement(contender).said,
+        )
+
+    def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:
+        """Returns what sorts the best first, and those that are out last."""
+        if confirmed.verdict in ("failed", "disagrees"):
+            return True, 0.0
+        if confirmed.gain is not None:
+            return False, -confirmed.gain.value
+        sign = 1.0 if SEARCH_METRICS[self._metric].smaller_is_better else -1.0
+        return False, sign * confirmed.metrics[self._metric]
+
+
+def _advice(own: Contender, chosen: Contender) -> str:
+    return learning_rate_advice(global_batch(own.candidate), global_batch(chosen.candidate))
+
+
+def _estimate(ratio: Ratio | None) -> Estimate | None:
+    return None if ratio is None else Estimate(value=ratio.value, low=ratio.low, high=ratio.high)
+
+
+def _verdict(gain: Ratio | None, clock: Ratio | None) -> Verdict:
+    if gain is None:
+        return "uncompared"
+    if gain.low > 1.0:
+        return "faster" if clock is None or clock.value >= 1.0 else "equal"
+    return "slower" if gain.high < 1.0 else "equal"
+
+
+def _is_good(result: TrialResult, metric: str) -> bool:
+    return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
+
+
+def _is_near(value: float, best: float) -> bool:
+    return abs(value - best) <= _NEAR * best

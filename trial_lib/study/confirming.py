@@ -1,0 +1,110 @@
+"""A study's last step: which trial confirms next, and what the study's answer is. Read from its results alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.study.answer import gain
+from trial_lib.study.confirmation import Confirmation, Contender, ranking
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.finding import Estimate, Finding
+from trial_lib.study.runner import seconds_of
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a study says.
+
+    Attributes:
+        best: the winner's trial; where it was confirmed, the median one of these, with the medians of their metrics.
+        finding: what confirmation found; None where there was none to make.
+        gain: the winner's over the user's own configuration; None where there is nothing to compare.
+    """
+
+    best: TrialResult
+    finding: Finding | None
+    gain: float | None
+
+    @property
+    def gain_interval(self) -> tuple[float, float] | None:
+        """The ends of the gain's interval; None where it is a single reading's, or there is none."""
+        if self.finding is None or self.finding.winner is None or self.finding.winner.gain is None:
+            return None
+        return self.finding.winner.gain.low, self.finding.winner.gain.high
+
+    def document(self, driver: StudyDriver) -> dict[str, Any]:
+        """Returns what was measured, as JSON."""
+        submitted = driver.submitted
+        own = {} if submitted is None else submitted.metrics
+        if self.finding is not None and self.finding.own is not None:
+            own = self.finding.own.metrics
+        return {
+            "metric": driver.arguments.metric,
+            "trial": self.best.number,
+            "gain": self.gain,
+            "gain_interval": self.gain_interval,
+            "metrics": self.best.metrics,
+            "submitted": own,
+            "confirmation": None if self.finding is None else self.finding.document(),
+        }
+
+
+def confirmation_of(driver: StudyDriver) -> Confirmation | None:
+    """Returns the confirmation of a study whose search has ended, as far as it has come; None where there is none.
+
+    A search for micro-batch sizes has sizes to tell, and no winner to confirm.
+    """
+    if driver.arguments.method == "micro_batch" or not driver.has_searched or driver.profile is None:
+        return None
+    metric, submitted = driver.arguments.metric, driver.submitted
+    searched = [result for result in driver.results.values() if result.purpose is Purpose.SEARCH]
+    own = None
+    if submitted is not None and submitted.outcome is Outcome.COMPLETED and submitted.metrics.get(metric, 0.0) > 0.0:
+        own = _contender(driver, submitted)
+    ranked = ranking([_contender(driver, result) for result in searched], own, metric)
+    if not ranked:
+        return None
+    before = [driver.profile, *([submitted] if submitted is not None else []), *searched]
+    confirmation = Confirmation(own, ranked, metric, driver.host.device, seconds_of(before))
+    for result in driver.results.values():
+        if result.purpose is Purpose.CONFIRM:
+            confirmation.tell(result)
+    return confirmation
+
+
+def _contender(driver: StudyDriver, reading: TrialResult) -> Contender:
+    candidate = driver.candidates[reading.number]
+    return Contender(candidate, candidate.complete(driver.base_config), reading)
+
+
+def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
+    """Returns the trial that confirms next, in fresh processes and with nothing beside it; None when it is over."""
+    confirmation = confirmation_of(driver)
+    candidate = None if confirmation is None else confirmation.next
+    return None if candidate is None else driver.plan_again(Purpose.CONFIRM, candidate)
+
+
+def answer_of(driver: StudyDriver) -> Answer | None:
+    """Returns what a study says; None where nothing completed, or nothing did so again."""
+    confirmation = confirmation_of(driver)
+    if confirmation is None or confirmation.next is not None:
+        best = driver.best
+        return None if best is None else Answer(best, None, gain(best, driver.submitted, driver.arguments.metric))
+    finding = confirmation.finding()
+    winner = finding.winner
+    if winner is None or winner.number is None:
+        return None
+    best = driver.results[winner.number].model_copy(update={"metrics": winner.metrics})
+    return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain))
+
+
+def no_answer(driver: StudyDriver) -> str:
+    """Returns why a study has no answer."""
+    confirmation = confirmation_of(driver)
+    return "No trial completed." if confirmation is None else confirmation.finding().sentence
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value

@@ -1,0 +1,229 @@
+"""What each stage, with and without offload, would need of a device: predicted, how surely, and as measured."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trial_lib.estimate.memory_model import MemoryModel, measured_above_initialize
+from trial_lib.estimate.zero_settings import arm_key, arm_label
+from trial_lib.experiment.batch import resolve_batch
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.knobs import ZERO_STAGES
+from trial_lib.experiment.overrides import ACCUMULATION
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.study.known_trials import KnownTrials
+
+CONFIDENCE = 0.9
+# Beyond it no size is of interest, however small the model.
+_LARGEST = 2**16
+_TO_CPU = {"device": "cpu"}
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeasuredArm(_Record):
+    """What trials have shown of a row's configurations, whatever their buckets.
+
+    Attributes:
+        completed: trials that completed.
+        largest_micro_batch: the largest size of them (samples); None if there is none.
+        smallest_out_of_memory: the smallest size that did not fit; None if there is none.
+        total: bytes that the largest of them took: above initialisation as measured, beside what that takes.
+    """
+
+    completed: int
+    largest_micro_batch: int | None = None
+    smallest_out_of_memory: int | None = None
+    total: int | None = None
+
+
+class ArmEstimate(_Record):
+    """One stage with one way of offloading; bytes on one device.
+
+    Attributes:
+        label: such as `z2` or `z3-offload-optimizer`.
+        stage: the ZeRO stage.
+        states: parameters, gradients and optimizer states.
+        activations: of the micro-batch that the report is for.
+        total: everything, at that micro-batch.
+        total_low: the lower end of its 90 % interval.
+        total_high: the upper end.
+        largest_micro_batch: samples that fit with 90 % confidence; 0 if not even one does.
+        perhaps_micro_batch: samples that may fit, with a chance of 10 %.
+        measured: what trials have shown; None where there were none.
+    """
+
+    label: str
+    stage: int
+    states: int
+    activations: int
+    total: int
+    total_low: int
+    total_high: int
+    largest_micro_batch: int
+    perhaps_micro_batch: int
+    measured: MeasuredArm | None = None
+
+
+class EstimateReport(_Record):
+    """The whole table.
+
+    Attributes:
+        device: `cuda` or `cpu`.
+        device_memory: bytes that the model may use on a slot.
+        slots: devices of a trial.
+        num_params: parameters of the whole model.
+        trainable_num_params: those that are trained.
+        micro_batch_size: samples that activations and total are for.
+        at_most: the largest micro-batch size that was considered.
+        headroom: share of the memory that stays free.
+        studies: whose trials were used; empty where a profile trial was run instead.
+        rows: one for each stage and way of offloading.
+        notes: what a person should know besides.
+    """
+
+    device: str
+    device_memory: int
+    slots: int
+    num_params: int
+    trainable_num_params: int
+    micro_batch_size: int
+    at_most: int
+    headroom: float
+    studies: list[str]
+    rows: list[ArmEstimate]
+    notes: list[str]
+
+
+def estimate_report(
+    known: KnownTrials, slots: int, device: str, headroom: float, max_micro_batch: int | None
+) -> EstimateReport:
+    """Returns the table of an experiment.
+
+    Args:
+        known: its trials.
+        slots: devices of a trial.
+        device: `cuda` or `cpu`.
+        headroom: share of a slot's memory that is to stay free.
+        max_micro_batch: the largest micro-batch size (samples) of interest; None for any.
+    """
+    profile, base = known.model_profile, known.base_config
+    model = MemoryModel(profile, base, slots, device)
+    model.observe_profile(*known.profile)
+    for trial in known.trials:
+        model.observe(*trial)
+    size = _own_size(base, profile.data_parallel_size)
+    at_most = min(_LARGEST, max_micro_batch or _LARGEST)
+    return EstimateReport(
+        device=device,
+        device_memory=profile.gpu_mem,
+        slots=slots,
+        num_params=profile.num_params,
+        trainable_num_params=profile.trainable_num_params,
+        micro_batch_size=size,
+        at_most=at_most,
+        headroom=headroom,
+        studies=list(known.studies),
+        rows=[_row(model, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device)],
+        notes=_notes(known, device),
+    )
+
+
+def _arms(base: dict[str, Any], device: str) -> list[dict[str, Any]]:
+    """Returns the knobs of each row: what withdraws the user's own offload, or sets one."""
+    own = base.get("zero_optimization") or {}
+    neutral = {key: None for key in ("offload_optimizer", "offload_param") if key in own}
+    arms: list[dict[str, Any]] = []
+    for stage in ZERO_STAGES:
+        plain: dict[str, Any] = {"stage": stage, **neutral}
+        arms.append(plain)
+        if device == "cuda" and stage >= 1:
+            arms.append({**plain, "offload_optimizer": _TO_CPU})
+        if device == "cuda" and stage == 3:
+            arms.append({**plain, "offload_optimizer": _TO_CPU, "offload_param": _TO_CPU})
+    return [{"zero_optimization": arm} for arm in arms]
+
+
+def _row(
+    model: MemoryModel,
+    known: KnownTrials,
+    knobs: dict[str, Any],
+    slots: int,
+    size: int,
+    at_most: int,
+    headroom: float,
+) -> ArmEstimate:
+    accumulation = known.base_config.get(ACCUMULATION, "auto")
+
+    def batch(micro_batch_size: int) -> Candidate:
+        return Candidate(
+            knobs=knobs,
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
+            slots=slots,
+            data_parallel_size=known.model_profile.data_parallel_size,
+        )
+
+    def largest(confidence: float) -> int:
+        return model.largest_micro_batch(knobs, batch, at_most, headroom, confidence)
+
+    candidate = batch(size)
+    needed, steps = model.allocations(candidate), model.above_initialize(candidate)
+    config = candidate.complete(known.base_config)
+    return ArmEstimate(
+        label=arm_label(config),
+        stage=config["zero_optimization"]["stage"],
+        states=int(needed.all_states),
+        activations=int(needed.activations),
+        total=int(needed.initialize + steps.value),
+        total_low=int(needed.initialize + steps.low),
+        total_high=int(needed.initialize + steps.high),
+        largest_micro_batch=largest(CONFIDENCE),
+        perhaps_micro_batch=largest(1 - CONFIDENCE),
+        measured=_measured(model, known, config),
+    )
+
+
+def _measured(model: MemoryModel, known: KnownTrials, config: dict[str, Any]) -> MeasuredArm | None:
+    arm = arm_key(config)
+    trials = [trial for trial in known.trials if arm_key(trial[0].complete(known.base_config)) == arm]
+    completed = [trial for trial in trials if trial[1].outcome is Outcome.COMPLETED]
+    failed = [trial[0].micro_batch_size for trial in trials if trial[1].outcome is Outcome.OUT_OF_MEMORY]
+    if not completed and not failed:
+        return None
+    largest = max(completed, key=lambda trial: trial[0].micro_batch_size, default=None)
+    return MeasuredArm(
+        completed=len(completed),
+        largest_micro_batch=None if largest is None else largest[0].micro_batch_size,
+        smallest_out_of_memory=min(failed, default=None),
+        total=None if largest is None else _total(model, *largest),
+    )
+
+
+def _total(model: MemoryModel, candidate: Candidate, result: TrialResult) -> int | None:
+    steps = measured_above_initialize(result.memory)
+    return None if steps is None else int(model.allocations(candidate).initialize + steps)
+
+
+def _own_size(base: dict[str, Any], replicas: int) -> int:
+    """Returns the user's own micro-batch size; 1 where that is for the code to decide."""
+    try:
+        return resolve_batch(base, replicas).micro_batch_size
+    except InputError:
+        return 1
+
+
+def _notes(known: KnownTrials, device: str) -> list[str]:
+    notes = []
+    if device == "cpu":
+        notes.append(
+            "Offloading to the CPU is left out: on a CPU slot the states stay in the same memory, and nothing is saved."
+        )
+    if not known.trials:
+        notes.append("Nothing but the profile trial was measured; a study of this experiment narrows the intervals.")
+    if known.model_profile.pipeline_parallel:
+        notes.append("DeepSpeed runs a pipeline with stages 0 and 1 only.")
+    return notes

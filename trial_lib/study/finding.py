@@ -1,0 +1,157 @@
+"""What confirmation has found: which configuration trains faster than the user's own, how much, and how surely."""
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.metrics import SEARCH_METRICS
+
+Verdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(_Record):
+    """A geometric mean over fresh processes, with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def times(self) -> str:
+        """A gain as people read it: `1.83x [1.79, 1.87]`."""
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+class Confirmed(_Record):
+    """One configuration that was measured again.
+
+    Attributes:
+        name: for people, such as `z2, micro-batch 24`.
+        trials: the numbers of its confirming trials, in their order.
+        number: the one of them that measured its median; None where none completed.
+        metrics: the median of each metric over those that completed: what training will give.
+        value: of the study's metric; None where fewer than two of them completed.
+        gain: how many times better than the user's own configuration; None where there is nothing to compare.
+        clock_gain: the same by the metric itself, where another quantity decides.
+        verdict: `own` for the user's own configuration, `uncompared` where that gave nothing to compare with.
+        reason: why it failed; empty otherwise.
+        losses: what its losses say.
+    """
+
+    name: str
+    trials: tuple[int, ...]
+    number: int | None
+    metrics: dict[str, float]
+    value: Estimate | None = None
+    gain: Estimate | None = None
+    clock_gain: Estimate | None = None
+    verdict: Verdict
+    reason: str = ""
+    losses: str = ""
+
+
+class Finding(_Record):
+    """What a study's last step has found.
+
+    Attributes:
+        metric: what the study optimises.
+        quantity: what was compared, in words.
+        rounds: in each of which every contender was measured once, in a fresh process.
+        error: probability that any of the intervals leaves out the truth.
+        own: the user's own configuration; None where it was not measured.
+        candidates: the others, best first.
+        winner: what to train with; None where nothing could be measured again.
+        advice: on the learning rate, where the winner has another global batch; empty otherwise.
+    """
+
+    metric: str
+    quantity: str
+    rounds: int
+    error: float
+    own: Confirmed | None
+    candidates: tuple[Confirmed, ...]
+    winner: Confirmed | None
+    advice: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        if self.winner is None:
+            reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
+            return f"Nothing could be measured a second time. {next(filter(None, reasons), '')}".rstrip()
+        if self.winner.verdict == "own":
+            return "No configuration is faster than yours beyond the noise."
+        if self.winner.gain is None:
+            value, unit = self.winner.value, SEARCH_METRICS[self.metric].unit
+            level = "" if value is None else f" {value.value:.4g} [{value.low:.4g}, {value.high:.4g}] {unit}"
+            return f"{self.winner.name}:{level}, and nothing to compare with."
+        return f"{self.winner.name}: {self.winner.gain.times} your configuration."
+
+    @property
+    def lines(self) -> list[str]:
+        """How that was found, and what else a person has to know, a sentence each."""
+        said = []
+        if self.rounds:
+            said.append(
+                f"Measured in {self.rounds} rounds of fresh processes, all in turn; compared by {self.quantity}; "
+                f"the intervals hold all together in {1 - self.error:.0%} of such comparisons."
+            )
+        if self.winner is not None and self.winner.clock_gain is not None:
+            said.append(f"By the wall clock, which varies more: {self.winner.clock_gain.times}.")
+        said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
+        if self.winner is not None and self.winner.losses:
+            said.append(f"{_capital(self.winner.losses)}.")
+        return [*said, self.advice] if self.advice else said
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON, with its sentences."""
+        return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}
+
+
+def _about(candidate: Confirmed) -> str:
+    if candidate.verdict == "failed":
+        return f"{candidate.name} did not complete again. {candidate.reason}"
+    if candidate.verdict == "disagrees":
+        return f"{candidate.name} is not chosen: {candidate.losses}."
+    return f"{candidate.name}: {candidate.gain.times if candidate.gain else 'measured as well'}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def name_of(candidate: Candidate) -> str:
+    """Returns what people call a candidate, such as `z2, optimizer offload, micro-batch 24`."""
+    zero = candidate.knobs.get("zero_optimization") or {}
+    words = [] if candidate.zero_stage is None else [f"z{candidate.zero_stage}"]
+    for key, word in (("offload_optimizer", "optimizer offload"), ("offload_param", "parameter offload")):
+        if (zero.get(key) or {}).get("device", "none") != "none":
+            words.append(word)
+    words.append(f"micro-batch {candidate.micro_batch_size}")
+    if candidate.gradient_accumulation_steps > 1:
+        words.append(f"accumulation {candidate.gradient_accumulation_steps}")
+    return ", ".join(words)
+
+
+def learning_rate_advice(own_batch: int, batch: int) -> str:
+    """Returns what to try with the learning rate when the samples of an optimizer step change; empty if they do not.
+
+    DeepSpeed's dynamic batching has both rules (`data_efficiency.data_sampling.dynamic_batching.lr_scaling_method`):
+    linear after Goyal et al., Accurate, Large Minibatch SGD (2017), the square root after Krizhevsky, One weird trick
+    (2014). You et al. train with LAMB by the square root (2020). Its tutorial for larger batches finds the rate by a
+    learning rate range test.
+    """
+    if own_batch == batch:
+        return ""
+    factor = batch / own_batch
+    return (
+        f"The global batch is {batch} and yours {own_batch}: scale the learning rate, by {math.sqrt(factor):.3g} "
+        f"(square root, usual with Adam and LAMB) or {factor:.3g} (linear, usual with SGD), the two rules of "
+        "DeepSpeed's lr_scaling_method, and try it: https://www.deepspeed.ai/tutorials/lrrt."
+    )

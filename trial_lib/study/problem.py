@@ -1,0 +1,107 @@
+"""What a study's search is about: its space, the batch it has to keep, and what is known before it begins."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trial_lib.experiment.batch import resolve_batch
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.result import ModelProfile, TrialResult
+from trial_lib.experiment.search_space import knobs_without_effect, space_for
+from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.search.base import Search, SearchProblem
+from trial_lib.search.create import create_search
+from trial_lib.study.arguments import StudyArguments
+
+
+def open_search(
+    arguments: StudyArguments,
+    experiment: Experiment,
+    base_config: Mapping[str, Any],
+    device: str,
+    concurrency: int,
+    known: Sequence[tuple[Candidate, TrialResult]],
+    log: logging.Logger,
+) -> Search:
+    """Returns the search of a study, which has asked for nothing yet.
+
+    Args:
+        arguments: the study's.
+        experiment: what the user submitted.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        device: `cuda` or `cpu`.
+        concurrency: trials that may run at once.
+        known: the profile trial, which has completed, and the submitted configuration's where it has ended.
+        log: for people: which of their knobs have no effect, and which batch is kept.
+
+    Raises:
+        InputError: no candidate satisfies the batch policy.
+    """
+    _, profile_trial = known[0]
+    assert profile_trial.profile is not None
+    profile = profile_trial.profile
+    slots = experiment.config.resources.slots_per_trial
+    version = profile_trial.versions.get("deepspeed", "")
+    about = (
+        arguments.method,
+        arguments.zero_stages,
+        profile,
+        base_config,
+        slots,
+        device,
+        experiment.config.search_space,
+    )
+    for sentence in knobs_without_effect(*about, deepspeed=version):
+        log.warning("search_space: %s", sentence)
+    problem = SearchProblem(
+        space=space_for(*about, deepspeed=version),
+        profile=profile,
+        base_config=base_config,
+        slots=slots,
+        device=device,
+        train_batch_size=kept_batch(arguments, base_config, profile, log),
+        can_sweep=not profile.pipeline_parallel,
+    )
+    search = create_search(arguments.method, _settings(arguments, concurrency), problem)
+    for candidate, result in known:
+        search.observe(candidate, result)
+    return search
+
+
+def kept_batch(
+    arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile, log: logging.Logger
+) -> int | None:
+    """Returns the samples of an optimizer step that every candidate has to have; None where they are free.
+
+    Args:
+        arguments: the study's.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        profile: what the profile trial found.
+        log: for people: that the batch is free because nothing says how large it is.
+    """
+    if arguments.method != "adaptive" or arguments.free_batch:
+        return None
+    if arguments.train_batch_size is not None:
+        return arguments.train_batch_size
+    try:
+        return resolve_batch(base_config, profile.data_parallel_size).train_batch_size
+    except InputError as error:
+        log.warning(
+            "the global batch is not kept, for nothing says how large it is (--train-batch-size does): %s", error
+        )
+        return None
+
+
+def _settings(arguments: StudyArguments, concurrency: int) -> dict[str, Any]:
+    own = {"divisible_by": arguments.divisible_by, "memory_headroom": arguments.memory_headroom}
+    return {
+        **arguments.settings,
+        "max_trials": arguments.max_trials,
+        "zero_stages": arguments.zero_stages,
+        "metric": arguments.metric,
+        "seed": arguments.random_seed,
+        "concurrency": concurrency,
+        "max_micro_batch": arguments.max_micro_batch,
+        **(own if arguments.method == "adaptive" else {}),
+    }

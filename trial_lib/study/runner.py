@@ -1,0 +1,153 @@
+"""Running what a study has decided on, each in a thread of its own; whatever goes wrong is a result."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trial_lib.experiment.candidate import Sweep, Withdrawal
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.sweep import run_sweep
+from trial_lib.launch.trial import TrialPlan, run_trial, unstarted, write_unstarted
+from trial_lib.study.history import Withdrawn
+
+Ended = TrialResult | Withdrawn
+"""How a trial ended, or that a size of a sweep is not measured after all."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process group does: a trial, or a sweep of several.
+
+    Attributes:
+        plans: of its trials, in their order.
+        sweep: what the search asked for; None for a single trial.
+    """
+
+    plans: tuple[TrialPlan, ...]
+    sweep: Sweep | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of its trials."""
+        return [plan.number for plan in self.plans]
+
+    @property
+    def label(self) -> str:
+        """What people call it, such as `trial-0007-z2-mbs16`, or `sweep-0007-z2-mbs4-to-16`."""
+        first, last = self.plans[0], self.plans[-1]
+        name = first.purpose.label(first.candidate)
+        if self.sweep is None:
+            return f"trial-{first.number:04d}-{name}"
+        return f"sweep-{first.number:04d}-{name}-to-{last.candidate.micro_batch_size}"
+
+
+def seconds_of(results: Iterable[TrialResult]) -> float:
+    """Returns how long trials took from the start of the first to the end of the last."""
+    spans = [(result.started_at, result.started_at + sum(result.phases.values())) for result in results]
+    return max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
+
+
+class Runner:
+    """Runs work, and hands on how it ended.
+
+    Args:
+        launcher: starts the processes.
+        host: where.
+        lock_dir: the locks of slots and ports on this host.
+        log: for people.
+        refusal: returns why a trial need not run; None where it has to.
+        starting: called with each plan whose processes are about to start.
+
+    Attributes:
+        cancelled: set to end everything that runs. From any thread.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        host: Host,
+        lock_dir: Path,
+        log: logging.Logger,
+        refusal: Callable[[TrialPlan], str | None],
+        starting: Callable[[TrialPlan], None],
+    ) -> None:
+        self.cancelled = threading.Event()
+        self._launcher = launcher
+        self._host = host
+        self._lock_dir = lock_dir
+        self._log = log
+        self._refusal = refusal
+        self._starting = starting
+        self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+
+    def run(self, work: Work) -> list[Ended]:
+        """Runs one piece of work; each end also waits for `next_ended`. Called from a thread of the work's own."""
+        ends: list[Ended] = []
+
+        def put(end: Ended) -> None:
+            ends.append(end)
+            self._ended.put(end)
+
+        try:
+            if work.sweep is None:
+                put(self._run_trial(work.plans[0]))
+            else:
+                self._run_sweep(work.plans, work.sweep, put)
+        except Exception as error:  # noqa: BLE001 - logged, and a result
+            # A full disk, say: it costs this work and nothing else.
+            self._log.exception("%s could not be run", work.label)
+            left = work.plans[len(ends) :]
+            reason = f"The trial could not be run: {type(error).__name__}: {error}"
+            put(unstarted(left[0], Outcome.CRASHED, reason))
+            for plan in left[1:]:
+                put(Withdrawn(plan.number, Withdrawal.ENDED))
+        return ends
+
+    def lose(self, plans: Sequence[TrialPlan], reason: str) -> None:
+        """Ends trials of one piece of work that nobody runs any more: the first has crashed, the others never ran."""
+        if not self._ended.empty():
+            return
+        for plan in plans[:1]:
+            self._ended.put(unstarted(plan, Outcome.CRASHED, reason))
+        for plan in plans[1:]:
+            self._ended.put(Withdrawn(plan.number, Withdrawal.ENDED))
+
+    def next_ended(self, timeout_s: float) -> Ended | None:
+        """Waits for something to end; None if nothing has within the time-out: the main thread has to hear signals."""
+        try:
+            return self._ended.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _run_trial(self, plan: TrialPlan) -> TrialResult:
+        refusal = self._refusal(plan)
+        if refusal is not None:
+            result = unstarted(plan, Outcome.INVALID, refusal)
+            write_unstarted(plan, result)
+            return result
+        self._starting(plan)
+        return run_trial(plan, self._launcher, self._host, self._lock_dir, self.cancelled, self._log.info)
+
+    def _run_sweep(self, plans: Sequence[TrialPlan], sweep: Sweep, put: Callable[[Ended], None]) -> None:
+        refusal = self._refusal(plans[0])
+        if refusal is not None:
+            put(self._run_trial(plans[0]))
+            for plan in plans[1:]:
+                put(Withdrawn(plan.number, Withdrawal.ENDED))
+            return
+        self._starting(plans[0])
+
+        def measured(position: int, result: TrialResult) -> None:
+            put(result)
+
+        ends = run_sweep(
+            plans, sweep, self._launcher, self._host, self._lock_dir, self.cancelled, self._log.info, measured
+        )
+        for plan, end in zip(plans, ends, strict=True):
+            if isinstance(end, Withdrawal):
+                put(Withdrawn(plan.number, end))
