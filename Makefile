@@ -12,7 +12,7 @@ EXAMPLE := examples/hello_deepspeed
 demo: $(PREPARED)
 	slots=$$($(BIN)/python -c 'from trial_lib.launch.hardware import this_host; print(min(2, len(this_host().slots)))'); \
 	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/deepspeed.yaml > .venv/demo.yaml
-	$(BIN)/zerotune asha .venv/demo.yaml $(EXAMPLE) --max-trials 10
+	$(BIN)/zerotune adaptive .venv/demo.yaml $(EXAMPLE) --max-trials 10
 
 test: $(PREPARED)
 	$(BIN)/python -m pytest -m "not long"

@@ -69,6 +69,7 @@ PAIRS = (
     Pair(f"{ZERO}.allgather_bucket_size", (2 * NUM_PARAMS, 2000)),
     Pair(f"{ZERO}.overlap_comm", SWITCH),
     Pair(f"{ZERO}.reduce_scatter", SWITCH),
+    Pair(f"{ZERO}.reduce_scatter", SWITCH, {ZERO: {"use_multi_rank_bucket_allreduce": False}}),
     Pair(f"{ZERO}.contiguous_gradients", SWITCH),
     Pair(f"{ZERO}.contiguous_gradients", SWITCH, OFFLOADED),
     Pair(f"{ZERO}.round_robin_gradients", SWITCH),
@@ -76,7 +77,6 @@ PAIRS = (
     Pair(f"{ZERO}.stage3_prefetch_bucket_size", (0, 5000)),
     Pair(f"{ZERO}.stage3_param_persistence_threshold", (0, 100)),
     Pair(f"{ZERO}.stage3_max_live_parameters", (1, NUM_PARAMS)),
-    Pair(f"{ZERO}.stage3_max_reuse_distance", (0, 2 * NUM_PARAMS)),
     Pair(f"{ZERO}.sub_group_size", (10**9, 600)),
     # Above stage 2 a CPU refuses them, see `rules`.
     Pair(f"{ZERO}.zero_quantized_weights", SWITCH, stages=(0, 1, 2)),

@@ -61,12 +61,6 @@ def _live(here: Surroundings, own: Any) -> tuple[int, ...]:
     return _clamped(most if own is None else own, (most, most // 4), here.num_params)
 
 
-def _reused(here: Surroundings, own: Any) -> tuple[int, ...]:
-    # The distance runs over forward and backward: twice the model.
-    most = min(1_000_000_000, 2 * here.num_params)
-    return _clamped(most if own is None else own, (most, most // 4, 0), 2 * here.num_params)
-
-
 def _persistent(here: Surroundings, own: Any) -> tuple[int, ...]:
     return _clamped(100_000 if own is None else own, (100_000, 1_000_000, 10_000), here.num_params)
 
@@ -89,6 +83,10 @@ def _checkpointing(source: str, **takes: Any) -> tuple[Effect, ...]:
 
 def _is_no_pipeline(here: Surroundings) -> bool:
     return not here.pipeline
+
+
+def _sums_rank_by_rank(here: Surroundings) -> bool:
+    return here.own("zero_optimization.use_multi_rank_bucket_allreduce") is False
 
 
 _PIPELINE = "pipeline parallelism does not overlap communication"
@@ -177,12 +175,16 @@ KNOBS: dict[str, KnownKnob] = {
         "switch",
         # Without contiguous_gradients it has none.
         (
+            # Else allreduce_and_scatter sums whole buckets as well: two engines communicate alike.
             Effect(
-                f"{_STAGE_1_2} average_tensor, {_STAGE_3} __reduce_and_partition_ipg_grads",
-                (1, 2, 3),
+                f"{_STAGE_1_2} average_tensor",
+                (1, 2),
                 replicas=2,
+                holds=_sums_rank_by_rank,
+                otherwise="whole buckets are summed either way, while use_multi_rank_bucket_allreduce is on",
                 candidates=_switch(True),
             ),
+            Effect(f"{_STAGE_3} __reduce_and_partition_ipg_grads", (3,), replicas=2, candidates=_switch(True)),
         ),
     ),
     "zero_optimization.contiguous_gradients": KnownKnob(
@@ -218,13 +220,11 @@ KNOBS: dict[str, KnownKnob] = {
     "zero_optimization.stage3_max_live_parameters": _stage_3(
         "zero/partitioned_param_coordinator.py fetch_sub_module", _live
     ),
-    "zero_optimization.stage3_max_reuse_distance": _stage_3(
-        "zero/partitioned_param_coordinator.py __params_to_release", _reused
-    ),
     "zero_optimization.sub_group_size": _stage_3(f"{_STAGE_3} _create_fp16_sub_groups", _sub_groups),
     "zero_optimization.zero_hpz_partition_size": KnownKnob(
         "count",
-        (Effect("zero/partition_parameters.py ds_secondary_tensor", (3,), replicas=2),),
+        # A second partition over all replicas is the first one again.
+        (Effect("zero/partition_parameters.py ds_secondary_tensor", (3,), replicas=4),),
         default=1,
         is_coarse=True,
     ),

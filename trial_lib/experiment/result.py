@@ -61,6 +61,8 @@ class ProgramProfile(_Record):
         shortest_sequence: the fewest.
         is_stretchable: whether the program has trained on a batch that was made as long as the longest, so that trials
             can be measured on such a one.
+        reads_activation_checkpointing: whether the program has DeepSpeed's activation checkpointing configured by the
+            configuration, so that settings of it have an effect.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -69,6 +71,7 @@ class ProgramProfile(_Record):
     longest_sequence: int | None = None
     shortest_sequence: int | None = None
     is_stretchable: bool = False
+    reads_activation_checkpointing: bool = False
 
 
 class Memory(_Record):

@@ -55,9 +55,24 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
         original_destroy(group)
 
     stand_in("destroy_process_group", original_destroy, destroy_process_group)
+    _note_activation_checkpointing(facts)
     for name in _SAVES:
         if hasattr(deepspeed.DeepSpeedEngine, name):
             setattr(deepspeed.DeepSpeedEngine, name, _saves_nothing)
+
+
+def _note_activation_checkpointing(facts: ProgramFacts) -> None:
+    """Notes whether the code has DeepSpeed's activation checkpointing configured by its configuration."""
+    from deepspeed.runtime.activation_checkpointing import checkpointing
+
+    original = checkpointing.configure
+
+    def configure(mpu: Any, deepspeed_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for `deepspeed.checkpointing.configure`."""
+        facts.reads_activation_checkpointing = facts.reads_activation_checkpointing or deepspeed_config is not None
+        return original(mpu, deepspeed_config, *args, **kwargs)
+
+    checkpointing.configure = configure
 
 
 def adopt(ds_config: Mapping[str, Any]) -> None:

@@ -81,6 +81,11 @@ def used_bytes() -> int:
     return _status_bytes("VmRSS")
 
 
+def file_bytes() -> int:
+    """Returns how many of the bytes in use are pages of mapped files, such as libraries; 0 on CUDA."""
+    return 0 if torch.cuda.is_initialized() else _status_bytes("RssFile")
+
+
 def available_bytes() -> int | None:
     """Returns the bytes that this process may still take: of its device on CUDA, of its slot's budget on a CPU.
 

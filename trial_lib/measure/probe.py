@@ -80,6 +80,7 @@ class Probe:
     Attributes:
         facts: what was found out about the program.
         has_finished: whether the measurement has been handed over.
+        first_file_bytes: pages of mapped files that the process had when its first engine was there; None before.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Probe:
     ) -> None:
         self.facts = facts
         self.has_finished = False
+        self.first_file_bytes: int | None = None
         self._settings = settings
         self._phases = phases
         self._tell_engine_built = engine_built
@@ -124,6 +126,12 @@ class Probe:
     def has_engine(self) -> bool:
         """Whether the code has built an engine."""
         return self._watch is not None
+
+    def _file_bytes(self) -> int:
+        """Returns the pages of mapped files that the process has, or had at its first engine."""
+        if self.first_file_bytes is None:
+            self.first_file_bytes = memory.file_bytes()
+        return self.first_file_bytes
 
     @property
     def used_after_initialize(self) -> int:
@@ -202,7 +210,8 @@ class Probe:
         self._initialize_peak = memory.peak_bytes()
         available = memory.available_bytes()
         self._memory_after_initialize = {
-            "after_initialize": memory.used_bytes(),
+            # What the runs before have read of libraries, a fresh rank reads after its initialisation.
+            "after_initialize": memory.used_bytes() - memory.file_bytes() + self._file_bytes(),
             **({} if available is None else {"available": available}),
         }
         self._watch_engine(engine)

@@ -19,6 +19,8 @@ class ProgramFacts:
             show no tokens, or all have as many.
         shortest_sequence: the fewest.
         is_stretchable: whether the program has trained on a batch that was made as long as the longest.
+        reads_activation_checkpointing: whether it has DeepSpeed's activation checkpointing configured by the
+            configuration.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -27,6 +29,7 @@ class ProgramFacts:
     longest_sequence: int | None = None
     shortest_sequence: int | None = None
     is_stretchable: bool = False
+    reads_activation_checkpointing: bool = False
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program handed over."""

@@ -19,8 +19,8 @@ from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.search.arm_limits import ArmLimits, Failures
-from trial_lib.search.base import Search, SearchProblem, SearchSettings, ZeroStages
-from trial_lib.search.batch_freeing import FreeBatchGain, best_free_batch
+from trial_lib.search.base import FreeBatchGain, Search, SearchProblem, SearchSettings, ZeroStages
+from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.fine_knobs import FineTrial, propose

@@ -50,6 +50,19 @@ class SearchSettings(BaseModel):
 
 
 @dataclass(frozen=True)
+class FreeBatchGain:
+    """What is expected of the best candidate that keeps to no batch.
+
+    Attributes:
+        candidate: the best micro-batch size for the winner's knobs.
+        factor: how many times as many samples per second it is expected to take.
+    """
+
+    candidate: Candidate
+    factor: float
+
+
+@dataclass(frozen=True)
 class SearchProblem:
     """What a search is about.
 
@@ -135,6 +148,10 @@ class Search(ABC):
 
         A method that learns nothing from it passes over it.
         """
+
+    def freeing_gain(self) -> FreeBatchGain | None:
+        """Returns what a free batch is expected to bring; None where the batch is free, or the method cannot tell."""
+        return None
 
     @property
     @abstractmethod

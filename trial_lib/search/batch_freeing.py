@@ -1,25 +1,12 @@
 """What a free batch would bring to a search that keeps the global batch: as advice, never measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.result import TrialResult
+from trial_lib.search.base import FreeBatchGain
 from trial_lib.search.cost_model import CostModel, Point
-
-
-@dataclass(frozen=True)
-class FreeBatchGain:
-    """What is expected of the best candidate that keeps to no batch.
-
-    Attributes:
-        candidate: the best micro-batch size for the winner's knobs.
-        factor: how many times as many samples per second it is expected to take.
-    """
-
-    candidate: Candidate
-    factor: float
 
 
 def best_free_batch(

@@ -9,7 +9,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.answer import gain
 from trial_lib.study.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.finding import Estimate, Finding
+from trial_lib.study.finding import Estimate, Finding, freeing_advice
 from trial_lib.study.runner import seconds_of
 
 
@@ -92,7 +92,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     if confirmation is None or confirmation.next is not None:
         best = driver.best
         return None if best is None else Answer(best, None, gain(best, driver.submitted, driver.arguments.metric))
-    finding = confirmation.finding()
+    finding = confirmation.finding().model_copy(update={"freeing": _freeing(driver)})
     winner = finding.winner
     if winner is None or winner.number is None:
         return None
@@ -104,6 +104,11 @@ def no_answer(driver: StudyDriver) -> str:
     """Returns why a study has no answer."""
     confirmation = confirmation_of(driver)
     return "No trial completed." if confirmation is None else confirmation.finding().sentence
+
+
+def _freeing(driver: StudyDriver) -> str:
+    freed = None if driver.search is None else driver.search.freeing_gain()
+    return "" if freed is None else freeing_advice(freed.candidate.micro_batch_size, freed.factor)
 
 
 def _value(estimate: Estimate | None) -> float | None:

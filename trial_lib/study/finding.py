@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.metrics import SEARCH_METRICS
 
+# A free batch changes the training: less than this is not worth the thought.
+_WORTH_SAYING = 1.05
+
 Verdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
 
 
@@ -68,6 +71,7 @@ class Finding(_Record):
         candidates: the others, best first.
         winner: what to train with; None where nothing could be measured again.
         advice: on the learning rate, where the winner has another global batch; empty otherwise.
+        freeing: what a free batch is expected to bring, where the batch was kept and it would be worth it; else empty.
     """
 
     metric: str
@@ -78,6 +82,7 @@ class Finding(_Record):
     candidates: tuple[Confirmed, ...]
     winner: Confirmed | None
     advice: str = ""
+    freeing: str = ""
 
     @property
     def sentence(self) -> str:
@@ -107,7 +112,7 @@ class Finding(_Record):
         said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             said.append(f"{_capital(self.winner.losses)}.")
-        return [*said, self.advice] if self.advice else said
+        return [*said, *filter(None, (self.advice, self.freeing))]
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON, with its sentences."""
@@ -137,6 +142,21 @@ def name_of(candidate: Candidate) -> str:
     if candidate.gradient_accumulation_steps > 1:
         words.append(f"accumulation {candidate.gradient_accumulation_steps}")
     return ", ".join(words)
+
+
+def freeing_advice(micro_batch_size: int, factor: float) -> str:
+    """Returns what a free batch is expected to bring; empty where that is too little to speak of.
+
+    Args:
+        micro_batch_size: the best one with a free batch, as the search's model sees it (samples).
+        factor: how many times as many samples per second it is expected to take.
+    """
+    if factor < _WORTH_SAYING:
+        return ""
+    return (
+        f"With a free batch (--free-batch) about {factor:.2g} times as many samples per second are expected, at "
+        f"micro-batch {micro_batch_size}: predicted, not measured, and the training changes with the batch."
+    )
 
 
 def learning_rate_advice(own_batch: int, batch: int) -> str:

@@ -52,10 +52,11 @@ def open_search(
         device,
         experiment.config.search_space,
     )
-    for sentence in knobs_without_effect(*about, deepspeed=version):
+    reads = profile_trial.program is not None and profile_trial.program.reads_activation_checkpointing
+    for sentence in knobs_without_effect(*about, deepspeed=version, reads_activation_checkpointing=reads):
         log.warning("search_space: %s", sentence)
     problem = SearchProblem(
-        space=space_for(*about, deepspeed=version),
+        space=space_for(*about, deepspeed=version, reads_activation_checkpointing=reads),
         profile=profile,
         base_config=base_config,
         slots=slots,
