@@ -1,25 +1,26 @@
 """One process group measures many micro-batch sizes: with real ranks, scripts and trial classes."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONFIG, PROGRAMS, Trials
+from conftest import PROGRAMS, Trials
 from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.result import TrialResult
-from trial_lib.experiment.training_spec import TrainingSpec
+from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.hardware import this_host
 from trial_lib.launch.sweep import run_sweep
@@ -29,6 +30,7 @@ from trial_lib.launch.warm import WarmLauncher
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 GIB = 2**30
 ANY = PROGRAMS / "any"
+BASES = {"accelerate": "accelerate_ds.json", "trainer": "ds_auto.json", "core_api": "ds_config.json"}
 
 
 class Sweeps:
@@ -232,9 +234,14 @@ def test_a_sweep_that_ends_in_the_middle_leaves_nothing_alive(sweeps: Sweeps, tr
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["accelerate", "trainer", "core_api"])
 def test_programs_of_the_frameworks_are_swept(sweeps: Sweeps, kind: str) -> None:
+    base = json.loads((ANY / BASES[kind]).read_text())
+
     def own(plan: TrialPlan) -> TrialPlan:
         size = str(plan.candidate.micro_batch_size)
         program = plan.program
+        if kind == "core_api":
+            variables = {SPEC_VARIABLE: str(plan.paths.training_spec)}
+            program = dataclasses.replace(program, environment=program.environment | variables)
         if kind == "accelerate":
             variables = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "no"}
             variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(plan.paths.ds_config)
@@ -243,8 +250,11 @@ def test_programs_of_the_frameworks_are_swept(sweeps: Sweeps, kind: str) -> None
         if kind == "trainer":
             arguments = ["--deepspeed", str(plan.paths.ds_config), "--use_cpu", "--hidden_size", "64"]
             program = dataclasses.replace(program, arguments=[*arguments, "--output_dir", "output"])
-        config = plan.candidate.complete(CONFIG)
-        return dataclasses.replace(plan, program=program, ds_config=config, config_hash=config_hash(config))
+        config = plan.candidate.complete(base)
+        spec = TrainingSpec(trial=None, hparams={}, scratch=str(plan.paths.scratch))
+        return dataclasses.replace(
+            plan, program=program, ds_config=config, config_hash=config_hash(config), training_spec=spec
+        )
 
     script = {"accelerate": "accelerated.py", "trainer": "trainer.py", "core_api": "core_api.py"}[kind]
     plans = [own(plan) for plan in sweeps.plans(script, sizes=(2, 4, 8), slots=2, model_dir=ANY)]
@@ -253,14 +263,13 @@ def test_programs_of_the_frameworks_are_swept(sweeps: Sweeps, kind: str) -> None
     assert [end.micro_batch_arrived for end in ends] == [2, 4, 8]
 
 
-def within(readings: Callable[[], tuple[float, float]], share: float) -> bool:
-    """Returns whether two figures agree; where they do not at first, by the medians of three readings."""
-    found = [readings()]
-    if found[0][0] != pytest.approx(found[0][1], rel=share):
-        found += [readings() for _ in range(2)]
-    swept, fresh = (statistics.median(values) for values in zip(*found, strict=True))
-    print(found)
-    return bool(swept == pytest.approx(fresh, rel=share))
+def agree(readings: list[list[float]], shares: list[float]) -> bool:
+    """Returns whether what was swept and what was fresh (first and second half of a reading) agree, by the medians."""
+    medians = [statistics.median(values) for values in zip(*readings, strict=True)]
+    swept, fresh = medians[: len(shares)], medians[len(shares) :]
+    return all(
+        ours == pytest.approx(theirs, rel=share) for ours, theirs, share in zip(swept, fresh, shares, strict=True)
+    )
 
 
 LARGER = ("--hidden", "256", "--layers", "4", "--length", "128")
@@ -272,7 +281,7 @@ WINDOW = StepWindow(start_step=3, end_step=10, max_steps=12, max_seconds=30)
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize("kind", ["script", "class"])
 def test_swept_and_fresh_measurements_agree(sweeps: Sweeps, trials: Trials, kind: str, stage: int) -> None:
-    options = {"sizes": (4, 8, 16), "slots": 2, "zero": {"stage": stage}}
+    options = {"sizes": (8, 16, 32), "slots": 2, "zero": {"stage": stage}}
 
     def plans() -> list[TrialPlan]:
         if kind == "script":
@@ -281,18 +290,22 @@ def test_swept_and_fresh_measurements_agree(sweeps: Sweeps, trials: Trials, kind
             found = sweeps.of_a_class("Encoder", PROGRAMS / "swept_class", **options)
         return [dataclasses.replace(plan, window=WINDOW) for plan in found]
 
-    memory: list[tuple[float, float]] = []
+    def figures(result: Any) -> list[float]:
+        assert isinstance(result, TrialResult), (result, sweeps.notes)
+        assert result.outcome == "completed", result.reason
+        return [result.metrics["cpu_time_per_sample"], float(above_initialize(result))]
 
-    def cpu_time() -> tuple[float, float]:
+    def reading() -> list[float]:
         swept: Any = sweeps.start(plans()).result()[-1]
         fresh = trials.start(plans()[-1]).result()
-        assert (swept.outcome, fresh.outcome) == ("completed", "completed"), (swept, fresh.reason)
-        assert swept.swept
-        assert not fresh.swept
-        memory.append((above_initialize(swept), above_initialize(fresh)))
-        return swept.metrics["cpu_time_per_sample"], fresh.metrics["cpu_time_per_sample"]
+        found = [*figures(swept), *figures(fresh)]
+        assert (swept.swept, fresh.swept) == (True, False)
+        return found
 
-    assert within(cpu_time, 0.05)
-    print(memory)
-    for swept, fresh in memory:
-        assert swept == pytest.approx(fresh, rel=0.1)
+    # A reading can be disturbed by whatever else the machine does: a first one that is off is followed by two more.
+    shares = [0.05, 0.1]
+    readings = [reading()]
+    if not agree(readings, shares):
+        readings += [reading() for _ in range(2)]
+    print(readings)
+    assert agree(readings, shares), readings

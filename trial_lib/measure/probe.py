@@ -18,6 +18,7 @@ from trial_lib.experiment.window import StepWindow
 from trial_lib.measure import memory
 from trial_lib.measure.batch_source import BatchSource
 from trial_lib.measure.counted_steps import CountedSteps, model_profile
+from trial_lib.measure.current_probe import CurrentProbe
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.interception import intercept
 from trial_lib.measure.loader_batches import loader_batches
@@ -142,7 +143,7 @@ class Probe:
         """Puts the probe in the place of DeepSpeed's functions; to be called before the user's code runs."""
         global current
         if current is None:
-            intercept(self._settings.overrides, self.facts, _Current())
+            intercept(self._settings.overrides, self.facts, CurrentProbe(lambda: current))
             loader_batches.install()
         current = self
         self._plain_hook = register_optimizer_step_post_hook(self._plain_step)
@@ -389,22 +390,3 @@ class Probe:
             },
             "phases": self._phases,
         }
-
-
-class _Current:
-    """Hands what the stand-ins notice to the probe of the moment: they are put in place once."""
-
-    def initialize_called(self) -> None:
-        """See `Probe.initialize_called`."""
-        assert current is not None
-        current.initialize_called()
-
-    def engine_built(self, engine: Any) -> None:
-        """See `Probe.engine_built`."""
-        assert current is not None
-        current.engine_built(engine)
-
-    def group_destroyed(self) -> None:
-        """See `Probe.group_destroyed`."""
-        assert current is not None
-        current.group_destroyed()

@@ -5,8 +5,6 @@ beginning: its engine is gone, the modules that it has imported stay. What stand
 place once, before the first.
 """
 
-import functools
-import gc
 import json
 import os
 import shutil
@@ -201,6 +199,7 @@ class Sizes:
         _meet()
         self.phases = {"start": time.time() - self._measured_at}
         self._probe = self._new_probe(before.facts)
+        self._probe.first_file_bytes = before.first_file_bytes
         self._probe.install()
 
     def _most_kept(self) -> float:
@@ -226,13 +225,14 @@ def let_nothing_interrupt() -> set[int]:
 
 
 def _forget_models() -> None:
-    """Empties what DeepSpeed's ZeRO 3 keeps each engine's model in, and so the engine: a list, and methods' caches."""
+    """Empties what DeepSpeed's ZeRO 3 keeps each engine's model in, and so the engine: a list, and a method's cache."""
     offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
     getattr(offload, "FWD_MODULE_STACK", []).clear()
-    for found in gc.get_objects():
-        # Not by `isinstance`, which asks proxies for their class.
-        if type(found) is functools._lru_cache_wrapper and found.__module__.startswith("deepspeed.runtime."):
-            found.cache_clear()
+    coordinator = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
+    for method in vars(getattr(coordinator, "PartitionedParameterCoordinator", object)).values():
+        # The cache is below another decorator, which leaves no trace of it but its closure.
+        for cell in getattr(method, "__closure__", None) or ():
+            getattr(cell.cell_contents, "cache_clear", lambda: None)()
 
 
 def _meet() -> None:
