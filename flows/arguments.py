@@ -78,13 +78,18 @@ _INCLUDE: _Decorator = click.option(
     type=click.Path(path_type=Path),
     help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
 )
-_ZERO_STAGES: _Decorator = click.option(
-    "-z",
-    "--zero-stages",
-    multiple=True,
-    type=click.IntRange(0, 3),
-    help="ZeRO stages to search: -z 1 2 3  [default: 0 1 2 3; asha, binary and random: 1 2 3]",
-)
+
+
+def _zero_stages(default: str) -> _Decorator:
+    return click.option(
+        "-z",
+        "--zero-stages",
+        multiple=True,
+        type=click.IntRange(0, 3),
+        help=f"ZeRO stages to search: -z 1 2 3  [default: {default}]",
+    )
+
+
 _OPTIONS: list[_Decorator] = [
     _INCLUDE,
     _MAX_TRIALS,
@@ -114,7 +119,6 @@ _OPTIONS: list[_Decorator] = [
         is_flag=True,
         help="Afterwards, train at full length with the winning configuration.",
     ),
-    _ZERO_STAGES,
     _START,
     _END,
     click.option("-r", "--random-seed", type=int, default=42, show_default=True, help="Of the search."),
@@ -155,7 +159,13 @@ _BATCH_POLICY: list[_Decorator] = [
         help="Share of a slot's memory to leave free.",
     ),
 ]
-TUNE_OPTIONS: list[_Decorator] = [_METHOD, _MAP, *_OPTIONS, *_BATCH_POLICY]
+TUNE_OPTIONS: list[_Decorator] = [
+    _METHOD,
+    _MAP,
+    _zero_stages("0 1 2 3; asha, binary and random: 1 2 3"),
+    *_OPTIONS,
+    *_BATCH_POLICY,
+]
 MICRO_BATCH_OPTIONS: list[_Decorator] = [
     _MAP,
     _MAX_TRIALS,
@@ -222,7 +232,8 @@ METHOD_OPTIONS: dict[str, list[_Decorator]] = {
 
 def method_options(method: str) -> list[_Decorator]:
     """Returns the arguments and flags of the command of one method."""
-    return [*_EXPERIMENT, *_OPTIONS, *METHOD_OPTIONS[method]]
+    stages = _zero_stages("0 1 2 3" if method == "adaptive" else "1 2 3")
+    return [*_EXPERIMENT, stages, *_OPTIONS, *METHOD_OPTIONS[method]]
 
 
 def with_options(command: Callable[..., None], options: list[_Decorator]) -> Callable[..., None]:
@@ -248,7 +259,7 @@ RECORD_OPTIONS: list[_Decorator] = [
     click.option(
         "--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="Measurements of each candidate."
     ),
-    _ZERO_STAGES,
+    _zero_stages("0 1 2 3"),
     _INCLUDE,
     _START,
     _END,

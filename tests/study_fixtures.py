@@ -59,7 +59,7 @@ class Zerotune:
     def start(self, *arguments: str | Path, **environment: str) -> "Running":
         """Starts the command; `METHOD` is given its experiment, `resume` is not."""
         words = [str(argument) for argument in arguments]
-        if words[0] in ("asha", "binary", "random"):
+        if words[0] in ("adaptive", "asha", "binary", "random"):
             words[1:1] = [str(self.config), str(self.model)]
         return Running([str(BIN / "zerotune"), *words], self.folder, {**self.environment, **environment})
 

@@ -5,7 +5,8 @@ from typing import Any
 from benchmarks.replay.deepspeed_rule import DeepSpeedRule
 from benchmarks.replay.tpe import TpeSearch
 from benchmarks.replay.world import World
-from trial_lib.search.adaptive import AdaptiveSearch, AdaptiveSettings
+from trial_lib.search.adaptive import AdaptiveSearch
+from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.asha import AshaSearch, AshaSettings
 from trial_lib.search.base import Search, SearchSettings
 from trial_lib.search.binary import BinarySearch, BinarySettings

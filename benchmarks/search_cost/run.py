@@ -16,7 +16,8 @@ from typing import Any
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.knobs import Arm, Knob, SearchSpace
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.adaptive import AdaptiveSearch, AdaptiveSettings
+from trial_lib.search.adaptive import AdaptiveSearch
+from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.asha import AshaSearch, AshaSettings
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.binary import BinarySearch, BinarySettings

@@ -126,7 +126,7 @@ def test_a_mistake_in_a_command_is_told_with_its_place_and_its_remedy(
 
 def test_a_method_that_there_is_not_is_told(zerotune: Zerotune) -> None:
     message = refusal(zerotune, "tune", "--method", "magic", "--", "python", "train.py")
-    assert "'magic' is not one of 'asha', 'binary', 'random'" in message
+    assert "'magic' is not one of 'adaptive', 'asha', 'binary', 'random'" in message
 
 
 def test_a_yaml_or_a_model_directory_that_does_not_exist_is_told(zerotune: Zerotune) -> None:
@@ -184,7 +184,7 @@ def test_help_says_the_predecessor_s_flags_their_defaults_and_units(method: str,
         "-mct, --max-concurrent-trials": "16",
         "-m, --metric": "FLOPS_per_gpu",
         "--run-full-experiment": "",
-        "-z, --zero-stages": "(1 2 3)",
+        "-z, --zero-stages": "1 2 3",
         "--start-profile-step": "3",
         "--end-profile-step": "5",
         "-r, --random-seed": "42",

@@ -1,7 +1,8 @@
 """Bayesian linear regression of measured peaks, with a prior, groups that depart from it, and censored observations.
 
 The noise of a measurement is not known: a CPU's resident memory scatters by several percent, an allocator's count by
-none. So one regression runs for each of several noise levels, and each counts by how well it foresaw what came.
+none. Nor is what kind of a model it is: most are as one prior says, some far off. So one regression runs for each prior
+and noise level, and each counts by how well it foresaw what came.
 """
 
 import math
@@ -61,25 +62,41 @@ def normal_below(z: float) -> float:
     return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
+@dataclass(frozen=True)
+class Prior:
+    """What the weights may be before anything was measured.
+
+    Attributes:
+        weight: how likely it is that this one is right.
+        means: of the shared weights.
+        deviations: their standard deviations.
+    """
+
+    weight: float
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+
 class PeakRegression:
     """Sums features times weights; each group of observations adds weights of its own to those that all share.
 
     An observation costs the square of the number of weights, however many came before it.
 
     Args:
-        means: prior means of the shared weights.
-        deviations: their prior standard deviations.
+        priors: of the weights that all groups share.
         group_deviations: prior standard deviations of what a group's weights add to the first of them.
     """
 
-    def __init__(self, means: Sequence[float], deviations: Sequence[float], group_deviations: Sequence[float]) -> None:
-        self._shared = len(means)
+    def __init__(self, priors: Sequence[Prior], group_deviations: Sequence[float]) -> None:
+        self._shared = len(priors[0].means)
         self._group_variances = np.square(group_deviations)
         self._groups: dict[Hashable, int] = {}
         levels = len(_NOISE_LEVELS)
-        self._mean = np.tile(np.array(means, dtype=float), (levels, 1))
-        self._covariance = np.tile(np.diag(np.square(np.array(deviations, dtype=float))), (levels, 1, 1))
-        self._log_weights = np.zeros(levels)
+        self._noise = np.tile(_NOISE_LEVELS, len(priors))
+        self._mean = np.repeat(np.array([prior.means for prior in priors], dtype=float), levels, axis=0)
+        covariances = [np.diag(np.square(np.array(prior.deviations, dtype=float))) for prior in priors]
+        self._covariance = np.repeat(np.array(covariances), levels, axis=0)
+        self._log_weights = np.repeat(np.log([prior.weight for prior in priors]), levels)
 
     def predict(self, features: Sequence[float], group: Hashable, scale: float) -> Mixture:
         """Returns what an observation would be.
@@ -90,7 +107,7 @@ class PeakRegression:
             scale: what the noise is a share of.
         """
         x = self._row(features, group)
-        variances = np.einsum("i,gij,j->g", x, self._covariance, x) + np.square(_NOISE_LEVELS * scale)
+        variances = np.einsum("i,gij,j->g", x, self._covariance, x) + np.square(self._noise * scale)
         if group not in self._groups:
             variances = variances + self._new_group_variance(features)
         weights = self._weights()
@@ -133,7 +150,7 @@ class PeakRegression:
     def _gain(self, x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns how far each weight moves for each unit of surprise, and mean and variance of the observation."""
         along = self._covariance @ x
-        variance = along @ x + np.square(_NOISE_LEVELS * scale)
+        variance = along @ x + np.square(self._noise * scale)
         return along / variance[:, None], self._mean @ x, variance
 
     def _joined(self, features: Sequence[float], group: Hashable) -> np.ndarray:

@@ -8,18 +8,18 @@ fine knobs for the leading arms. The search ends when no trial is expected to br
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.search.adaptive_records import InFlight, Measured
+from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.arm_limits import ArmLimits, Failures
-from trial_lib.search.base import FreeBatchGain, Search, SearchProblem, SearchSettings, ZeroStages
+from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
@@ -38,46 +38,16 @@ _FINALISTS, _PROPOSALS, _FINE_SIZES = 2, 12, 4
 _BEST_KEPT, _LATEST_KEPT = 120, 80
 # Sizes (samples) that may be tried before any has run, and how much larger than what has run a size may be.
 _LARGEST_FIRST, _GROWTH = 64, 8
+# How many times what has run is far, and how surely a size has to fit to be tried at once all the same.
+_FAR, _SURE = 4, 0.99
+# The risk of running out of memory that is taken where nothing less risky is left.
+_EVEN_ODDS = 0.5
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
 # Share of the trials that may run out of memory, and what a single one may risk at the least and at the most.
 _RISK, _LEAST_RISK, _MOST_RISK = 0.04, 0.1, 0.25
 # What a trial that was stopped because it could not win is taken to cost more than the best one then.
 _TOO_SLOW = log(1.1)
-
-
-class AdaptiveSettings(SearchSettings):
-    """What `adaptive` can be told.
-
-    Attributes:
-        zero_stages: ZeRO stages that may be used.
-        divisible_by: every micro-batch size (samples) is a multiple of it.
-        memory_headroom: share of a device's memory that is to stay free.
-        min_gain: the search ends when no trial is expected to bring more than this share.
-    """
-
-    zero_stages: ZeroStages = (0, 1, 2, 3)
-    divisible_by: PositiveInt = 1
-    memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    min_gain: NonNegativeFloat = 0.0005
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A trial that tells what a point costs; `result` is None where it was stopped before its metric was known."""
-
-    point: Point
-    cost: float
-    candidate: Candidate
-    result: TrialResult | None
-
-
-@dataclass(frozen=True)
-class _InFlight:
-    """A candidate that runs: where it stands in the space, and the number of the ask that it came with."""
-
-    point: Point | None
-    ask: int
 
 
 class AdaptiveSearch(Search):
@@ -105,9 +75,9 @@ class AdaptiveSearch(Search):
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
         self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)
-        self._measured: list[_Measured] = []
+        self._measured: list[Measured] = []
         self._did_not_fit: list[Point] = []
-        self._in_flight: dict[tuple[str, int], _InFlight] = {}
+        self._in_flight: dict[tuple[str, int], InFlight] = {}
         self._asks = 0
         self._may_sweep = problem.can_sweep
         self._changes = 0
@@ -128,7 +98,7 @@ class AdaptiveSearch(Search):
         self._asks += 1
         for candidate in asked.candidates if isinstance(asked, Sweep) else (asked,):
             self._asked += 1
-            self._in_flight[_key(candidate)] = _InFlight(self._point(candidate), self._asks)
+            self._in_flight[_key(candidate)] = InFlight(self._point(candidate), self._asks)
         self._changes += 1
 
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
@@ -211,12 +181,12 @@ class AdaptiveSearch(Search):
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
             cost = log(value) if self.metric.smaller_is_better else -log(value)
-            self._measured.append(_Measured(point, cost, candidate, result if asked else None))
+            self._measured.append(Measured(point, cost, candidate, result if asked else None))
         elif result.outcome is Outcome.TOO_SLOW:
             limits.ran(point.index, point.size)
             best = min((measured.cost for measured in self._measured), default=None)
             if best is not None:
-                self._measured.append(_Measured(point, best + _TOO_SLOW, candidate, None))
+                self._measured.append(Measured(point, best + _TOO_SLOW, candidate, None))
         elif result.outcome is Outcome.OUT_OF_MEMORY:
             limits.ran_out_of_memory(point.size)
             self._did_not_fit.append(point)
@@ -229,7 +199,7 @@ class AdaptiveSearch(Search):
         lineage = self._coordinates.locate(candidate.knobs)
         return None if lineage is None else Point(*lineage, candidate.micro_batch_size)
 
-    def _kept(self) -> list[_Measured]:
+    def _kept(self) -> list[Measured]:
         """Returns what of the history the models are given, in its order."""
         if len(self._measured) <= _BEST_KEPT + _LATEST_KEPT:
             return self._measured
@@ -264,15 +234,13 @@ class AdaptiveSearch(Search):
         return self._proposed[1]
 
     def _weigh(self) -> Candidate | Sweep | None:
-        racing = self._untried(
-            Point(arm, index, size)
-            for arm in range(len(self._arms))
-            for index in self._leading(arm)
-            for size in self._sizes(arm, index)
-        )
+        racing = self._racing(risk=None)
         if not self._measured:
             return self._first(racing)
         options = [*racing, *self._untried(self._fine_options())]
+        if not options and not self._in_flight:
+            # What ran out of memory has shaken the trust in all there is: the likelier half is still worth a trial.
+            options = self._racing(risk=_EVEN_ODDS)
         if not options:
             return None
         gains = self._model().predict(options).gain
@@ -281,6 +249,14 @@ class AdaptiveSearch(Search):
             return None
         near = [place for place, gain in enumerate(gains) if gain >= most * (1 - _NEARLY_EQUAL)]
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
+
+    def _racing(self, risk: float | None) -> list[Point]:
+        return self._untried(
+            Point(arm, index, size)
+            for arm in range(len(self._arms))
+            for index in self._leading(arm)
+            for size in self._sizes(arm, index, risk)
+        )
 
     def _first(self, racing: list[Point]) -> Candidate | Sweep | None:
         """Returns the cheapest by what is expected; where nothing is trusted to fit, what is likeliest to."""
@@ -297,10 +273,19 @@ class AdaptiveSearch(Search):
         return self._candidate(max(allowed, key=lambda point: self._fitting.probability(self._candidate(point))))
 
     def _asked_for(self, point: Point) -> Candidate | Sweep:
-        """Returns a candidate; where it is the largest that surely fits, a sweep that may come to larger ones."""
+        """Returns a candidate; where it is the largest that surely fits, a sweep that may come to larger ones.
+
+        One that is far beyond what has run is approached by a sweep as well: its group sees whether it fits.
+        """
         candidate = self._candidate(point)
         room = min(_SWEPT_SIZES, self._budget - self._asked - 1)
-        if not self._may_sweep or room < 1 or point.size != self._sizes(point.arm, point.index)[0]:
+        if not self._may_sweep or room < 1:
+            return candidate
+        nearer = self._on_the_way_to(point)
+        if nearer is not None:
+            first = self._candidate(nearer)
+            return Sweep((first, candidate), self._fitting.memory.bytes_per_sample(first), self._headroom)
+        if [point.size] != self._sizes(point.arm, point.index)[:1]:
             return candidate
         withdrawn = self._limits[point.arm].withdrawn
         bound = self._bound(point.arm) if withdrawn is None else min(self._bound(point.arm), withdrawn - 1)
@@ -314,6 +299,15 @@ class AdaptiveSearch(Search):
         if len(swept) == 1:
             return candidate
         return Sweep(tuple(swept), self._fitting.memory.bytes_per_sample(candidate), self._headroom)
+
+    def _on_the_way_to(self, point: Point) -> Point | None:
+        """Returns a smaller size to measure first, where a size is far beyond what has run and may not fit."""
+        ran = max(1, self._failures.largest_run)
+        if point.size <= _FAR * ran or self._fitting.probability(self._candidate(point)) >= _SURE:
+            return None
+        middle = (ran * point.size) ** 0.5
+        smaller = self._untried(replace(point, size=size) for size in self._policy.sizes(point.size - 1) if size > ran)
+        return min(smaller, key=lambda each: abs(log(each.size / middle)), default=None)
 
     def _leading(self, arm: int) -> list[int]:
         """Returns the lineages that an arm races with: its best guess that does not fail, and the best so far."""
@@ -335,7 +329,7 @@ class AdaptiveSearch(Search):
                 for size in self._sizes(arm, index)[:_FINE_SIZES]:
                     yield Point(arm, index, size)
 
-    def _proposals(self, arm: int, kept: list[_Measured]) -> Iterable[int]:
+    def _proposals(self, arm: int, kept: list[Measured]) -> Iterable[int]:
         """Returns lineages worth weighing: all, where they are few; else what the estimator proposes."""
         if self._arms[arm].size <= _PROPOSALS:
             return range(self._arms[arm].size)
@@ -354,11 +348,12 @@ class AdaptiveSearch(Search):
         seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
         return propose(self._arms[arm], tried, seed, _PROPOSALS)
 
-    def _sizes(self, arm: int, index: int) -> list[int]:
+    def _sizes(self, arm: int, index: int, risk: float | None = None) -> list[int]:
         """Returns the sizes of a lineage that are trusted to fit, descending."""
         if self._failures.is_out(arm, index):
             return []
-        return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), self._risk(arm))
+        risk = self._risk(arm) if risk is None else risk
+        return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), risk)
 
     def _risk(self, arm: int) -> float:
         """Returns how likely the next trial of an arm may be to run out of memory.

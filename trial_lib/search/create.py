@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trial_lib.search.adaptive import AdaptiveSearch, AdaptiveSettings
+from trial_lib.search.adaptive import AdaptiveSearch
+from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.asha import AshaSearch, AshaSettings
 from trial_lib.search.base import Search, SearchProblem, SearchSettings
 from trial_lib.search.binary import BinarySearch, BinarySettings

@@ -2,11 +2,11 @@ import random
 
 import pytest
 
-from trial_lib.estimate.peak_regression import Mixture, PeakRegression
+from trial_lib.estimate.peak_regression import Mixture, PeakRegression, Prior
 
 
 def regression():
-    return PeakRegression([1.0, 1.0], [0.5, 0.5], [0.1, 0.1])
+    return PeakRegression([Prior(1.0, (1.0, 1.0), (0.5, 0.5))], [0.1, 0.1])
 
 
 def test_without_an_observation_the_prior_speaks():

@@ -18,7 +18,7 @@ from adaptive_world import (
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome
-from trial_lib.search.adaptive import AdaptiveSettings
+from trial_lib.search.adaptive_settings import AdaptiveSettings
 
 FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGED]
 

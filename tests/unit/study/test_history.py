@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.study.history import Asked, Event, History, Stopped, Told, read_history
+from trial_lib.study.history import Asked, AskedSweep, Event, History, Stopped, Told, Withdrawn, read_history
 
 CANDIDATE = Candidate(knobs={"zero_optimization": {"stage": 2}}, micro_batch_size=4, slots=2, data_parallel_size=2)
 RESULT = TrialResult(
@@ -33,10 +33,13 @@ RESULT = TrialResult(
     ),
     started_at=12.5,
 )
+LARGER = CANDIDATE.model_copy(update={"micro_batch_size": 8})
 EVENTS: list[Event] = [
     Asked(0, Purpose.PROFILE, CANDIDATE),
     Asked(2, Purpose.SEARCH, CANDIDATE),
     Told(2, RESULT),
+    AskedSweep(3, Sweep((CANDIDATE, LARGER), bytes_per_sample=1e6, headroom=0.05)),
+    Withdrawn(4, Withdrawal.MEMORY),
     Stopped("the search has ended — über"),
 ]
 
@@ -56,7 +59,12 @@ def test_events_are_read_as_they_were_written_in_order(path: Path) -> None:
 
 def test_each_event_is_one_line_of_json(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert [next(iter(json.loads(line))) for line in lines] == ["ask", "ask", "tell", "stop"]
+    assert [next(iter(json.loads(line))) for line in lines] == ["ask", "ask", "tell", "sweep", "withdraw", "stop"]
+
+
+def test_the_trials_of_a_sweep_have_numbers_in_a_row() -> None:
+    sweep = AskedSweep(7, Sweep((CANDIDATE, LARGER), bytes_per_sample=1e6, headroom=0.05))
+    assert sweep.numbered == [(7, CANDIDATE), (8, LARGER)]
 
 
 def test_a_history_that_does_not_exist_is_empty(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""A study by the default method, on two ranks: sweeps, memory, a confirmed winner, and what Prefect and MLflow show."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+from study_fixtures import Study, Zerotune, query
+
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.result import Outcome
+from trial_lib.study.history import AskedSweep, Withdrawn
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, home: Path) -> tuple[Zerotune, dict[str, Any]]:
+    zerotune = Zerotune(tmp_path_factory.mktemp("adaptive"), home, slots=2, memory="440 MiB")
+    ended = zerotune.run("adaptive", "--free-batch", "-mt", "12", "-m", "throughput", "--json", timeout=350)
+    assert ended.returncode == 0, ended.stderr
+    return zerotune, json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def study(tuned: tuple[Zerotune, dict[str, Any]]) -> Study:
+    return tuned[0].study
+
+
+def test_one_process_group_measures_several_sizes_each_a_trial_of_its_own(study: Study) -> None:
+    sweeps = [event for event in study.history if isinstance(event, AskedSweep)]
+    assert sweeps, "nothing was swept"
+    withdrawn = {event.number for event in study.history if isinstance(event, Withdrawn)}
+    swept = [number for sweep in sweeps for number, _ in sweep.numbered if number not in withdrawn]
+    assert swept
+    assert all(study.paths.trial(number).result.exists() for number in swept)
+    later = [number for sweep in sweeps for number, _ in sweep.numbered[1:] if number not in withdrawn]
+    assert all(study.results[number].swept for number in later)
+
+
+def test_no_more_than_one_trial_runs_out_of_memory(study: Study) -> None:
+    outcomes = [result.outcome for result in study.results.values()]
+    assert outcomes.count(Outcome.OUT_OF_MEMORY) <= 1
+    assert outcomes.count(Outcome.COMPLETED) >= 5
+
+
+def test_the_winner_is_confirmed_in_fresh_processes(study: Study, tuned: tuple[Zerotune, dict[str, Any]]) -> None:
+    _, document = tuned
+    assert document["confirmation"]["sentence"]
+    best = study.results[document["best"]["trial"]]
+    assert (best.purpose, best.swept) == (Purpose.CONFIRM, False)
+    assert document["best"]["value"] > 0
+
+
+def test_the_table_says_which_numbers_are_swept(tuned: tuple[Zerotune, dict[str, Any]]) -> None:
+    _, document = tuned
+    assert {row["measured"] for row in document["trials"] if row["outcome"] == "completed"} == {"fresh", "swept"}
+
+
+def test_prefect_shows_a_sweep_as_one_task_run_with_its_sizes(tuned: tuple[Zerotune, dict[str, Any]]) -> None:
+    zerotune, _ = tuned
+    names = [name for (name,) in query(zerotune.prefect_database, "select name from task_run")]
+    sweeps = [event for event in zerotune.study.history if isinstance(event, AskedSweep)]
+    for sweep in sweeps:
+        assert sum(name.startswith(f"sweep-{sweep.first:04d}-") for name in names) == 1
+    keys = {key for (key,) in query(zerotune.prefect_database, "select key from artifact")}
+    assert {f"sweep-{sweep.first:04d}" for sweep in sweeps} <= keys
+
+
+def test_each_size_is_a_run_of_mlflow(tuned: tuple[Zerotune, dict[str, Any]]) -> None:
+    zerotune, _ = tuned
+    client = MlflowClient(tracking_uri=f"sqlite:///{zerotune.folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    trials = {run.data.tags.get("trial") for run in client.search_runs([experiment.experiment_id])}
+    assert {f"{number:04d}" for number in zerotune.study.results} <= trials
