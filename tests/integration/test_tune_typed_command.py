@@ -27,7 +27,7 @@ def test_a_command_is_tuned_as_it_is_typed(tmp_path: Path, home: Path) -> None:
 
     study = zerotune.study
     results = list(study.results.values())
-    assert {result.outcome for result in results} <= {Outcome.COMPLETED, Outcome.OUT_OF_MEMORY}
+    assert {result.outcome for result in results} <= {Outcome.COMPLETED, Outcome.OUT_OF_MEMORY, Outcome.TOO_SLOW}
     for result in results:
         line = next(line for line in Path(result.logs[0]).read_text().splitlines() if line.startswith("arguments "))
         config = str(study.paths.trial(result.number).ds_config)

@@ -305,7 +305,7 @@ def test_when_the_batch_is_kept_the_gain_of_freeing_it_is_known():
     truth = model.throughput(gain.candidate) / model.throughput(search.best[0])
     assert gain.candidate.micro_batch_size > 4
     assert gain.factor > 1.3
-    assert 0.6 * truth < gain.factor < 1.4 * truth
+    assert 0.5 * truth < gain.factor < 1.5 * truth  # from sizes up to 4 alone
 
 
 def test_a_free_batch_has_nothing_to_gain_from_freeing():
