@@ -59,18 +59,14 @@ def main() -> None:
         shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__"))
         document = tune(folder)
         study = Path(document["folder"])
-        confirmed = [
-            result["metrics"]["cpu_time_per_sample"]
-            for result in map(json.loads, (path.read_text() for path in study.glob("trials/*/result.json")))
-            if result["purpose"] == "confirm" and result["config_hash"] == document["best"]["config_hash"]
-        ]
-        promised = statistics.median(confirmed)
+        winner = document["confirmation"]["winner"]
+        promised = winner["metrics"]["cpu_time_per_sample"]
         measured = [trained(folder, study / "best_command.txt") for _ in range(arguments.repeats)]
     report = {
         "steps": STEPS,
-        "winner": document["best"]["label"],
+        "winner": winner["name"],
+        "gain": winner["gain"],
         "promised_cpu_s_per_sample": promised,
-        "confirmations": confirmed,
         "trained_cpu_s_per_sample": statistics.median(measured),
         "trainings": measured,
         "trained_over_promised": statistics.median(measured) / promised,
