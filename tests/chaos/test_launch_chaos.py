@@ -118,6 +118,7 @@ def own_launcher(trials, tmp_path):
     launcher.close()
 
 
+@pytest.mark.long
 def test_a_killed_fork_server_costs_the_running_trial_nothing_and_is_started_anew(trials, own_launcher):
     running = trials.start(trials.plan("slow_data.py", window=StepWindow(2, 150, max_steps=149)))
     trials.wait_until(lambda: running.plan.paths.log(0).exists(), 60, "the rank")

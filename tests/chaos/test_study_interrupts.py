@@ -104,6 +104,7 @@ def test_sigterm_during_a_trial_ends_it_in_good_order(zerotune: Zerotune) -> Non
     assert [event.number for event in study.told] == [0, 1]
 
 
+@pytest.mark.long
 def test_sigkill_leaves_no_process_and_only_one_command_at_a_time_goes_on_with_the_study(zerotune: Zerotune) -> None:
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: studies_exist(zerotune) and trial_is_training(zerotune, 2), "trial 2")

@@ -148,6 +148,7 @@ def wait_for(running: FullExperiment, text: str) -> None:
         assert running.wait(0.05) is None, running.paths.log.read_text()
 
 
+@pytest.mark.long
 def test_a_full_experiment_survives_a_kill_and_a_stop_and_comes_to_its_end(
     folder: Folder, arguments: TrainingArguments
 ) -> None:

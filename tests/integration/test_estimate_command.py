@@ -29,6 +29,7 @@ def test_a_profile_trial_is_enough_and_leaves_nothing_behind(zerotune):
     assert not (zerotune.folder / "mlflow.db").exists()
 
 
+@pytest.mark.long
 def test_a_person_reads_a_table_and_how_sure_it_is(zerotune):
     ended = estimate(zerotune)
     assert ended.returncode == 0, ended.stderr
@@ -36,6 +37,7 @@ def test_a_person_reads_a_table_and_how_sure_it_is(zerotune):
         assert words in ended.stdout
 
 
+@pytest.mark.long
 def test_a_profile_trial_that_fails_is_said_in_a_sentence(zerotune):
     zerotune.write_config(program="--fail_above 0")
     ended = estimate(zerotune)

@@ -21,6 +21,8 @@ from trial_lib.experiment.effects import Surroundings
 from trial_lib.experiment.knobs import STAGE, ZERO_STAGES, set_knob
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 
+pytestmark = pytest.mark.long
+
 RANKS = 2
 LAYERS, WIDTH = 6, 32
 NUM_PARAMS = LAYERS * (WIDTH * WIDTH + WIDTH)

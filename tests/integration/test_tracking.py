@@ -251,6 +251,7 @@ def test_killed_again_and_again_it_is_there_once(server: str, tmp_path: Path) ->
     assert_there_once(server, trials, "killed")
 
 
+@pytest.mark.long
 def test_several_processes_may_create_the_store(tmp_path: Path) -> None:
     studies = [new_study(tmp_path, 1, study_id=f"hello-{number}") for number in range(3)]
     uri = f"sqlite:///{tmp_path}/mlflow.db"

@@ -26,6 +26,9 @@ EXPERIMENT = {
 }
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Zerotune:
     zerotune = Zerotune(tmp_path_factory.mktemp("trial-class"), home)
@@ -81,7 +84,6 @@ def test_the_full_experiment_is_within_the_study_in_mlflow(
     assert {"training.loss", "validation.validation_loss"} <= set(trained.data.metrics)
 
 
-@pytest.mark.long
 def test_the_command_that_the_study_names_trains_as_well(
     command: Zerotune, ended: subprocess.CompletedProcess[str], server: PrefectServer
 ) -> None:

@@ -150,6 +150,7 @@ def test_the_profile_says_what_the_model_needs_in_the_log_and_in_a_file(ran: Ran
         assert re.search(rf"ZeRO {stage['stage']}: states \S+ MiB, largest micro-batch about \d+", log)
 
 
+@pytest.mark.long
 def test_the_command_of_the_answer_trains_without_zerotune(ran: Ran) -> None:
     command = ran.study.paths.best_command
     trained = subprocess.run(["sh", command], text=True, capture_output=True, env=ran.zerotune.environment, timeout=120)
