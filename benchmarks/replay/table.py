@@ -1,8 +1,10 @@
 """A recorded table as a world.
 
-A trial of a recorded candidate is one of its repeats, drawn at random; the truth is their median. Throughput is taken
-from CPU time (samples per CPU second times ranks), which a busy machine does not disturb. Between recorded sizes of a
-lineage, step time and memory are linear; what lies beyond the recorded sizes does not fit.
+A trial of a recorded candidate is one of its repeats, drawn at random, but for its throughput: the truth is what all
+repeats of the table let expect of it (`denoise.py`), and a trial reads that with a disturbance drawn from those of all
+repeats. Its own few would be off the truth in every trial alike. Throughput is taken from CPU time (samples per CPU
+second times ranks), which a busy machine disturbs less. Between recorded sizes of a lineage, step time and memory are
+linear; what lies beyond the recorded sizes does not fit.
 """
 
 import json
@@ -12,12 +14,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, median, variance
+from statistics import fmean, median
 from typing import Any
 
+from benchmarks.replay.denoise import Cell, expected_logs
 from benchmarks.replay.space_of_table import nearest, space_of
 from benchmarks.replay.world import START_UP, World
 from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.knobs import SearchSpace
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.experiment.result import Memory, Outcome, TrialResult
 from trial_lib.experiment.table import RecordedTable, TableRow, read_table
@@ -47,6 +51,7 @@ class TableWorld(World):
         base[ACCUMULATION] = accumulations.pop()
         self.problem = SearchProblem(space, head.profile, base, head.slots, head.device, can_sweep=True)
         self._lineages = {name: _RecordedLineage(rows, head.slots) for name, rows in by_lineage.items()}
+        self._find_truths(space)
         self.largest_size = max(size for rows in by_lineage.values() for size in rows)
         self.submitted = self.candidate(nearest(space, base), base[MICRO_BATCH])
 
@@ -68,33 +73,47 @@ class TableWorld(World):
     @cached_property
     def noise(self) -> float:  # type: ignore[override]
         """Pooled over the candidates that were repeated: of the logarithm, so relative."""
-        logs = [
-            [math.log(lineage.throughput(row)) for row in rows]
-            for lineage in self._lineages.values()
-            for rows in lineage.completed.values()
-            if len(rows) > 1
+        return math.sqrt(fmean(each * each for each in self._disturbances)) if self._disturbances else 0.0
+
+    @cached_property
+    def _disturbances(self) -> list[float]:
+        """What each repeat's logarithm was off its candidate's mean, widened by what the mean has taken of it."""
+        disturbances: list[float] = []
+        for lineage in self._lineages.values():
+            for rows in lineage.completed.values():
+                logs = [math.log(lineage.throughput(row)) for row in rows]
+                if (number := len(logs)) > 1:
+                    widened = math.sqrt(number / (number - 1))
+                    disturbances += [widened * (each - fmean(logs)) for each in logs]
+        return disturbances
+
+    def _find_truths(self, space: SearchSpace) -> None:
+        arms = {_name(arm.lineage(index)): place for place, arm in enumerate(space.arms) for index in range(arm.size)}
+        cells = [
+            Cell(arms[name], name, size, tuple(math.log(lineage.throughput(row)) for row in rows))
+            for name, lineage in self._lineages.items()
+            for size, rows in lineage.completed.items()
         ]
-        return math.sqrt(fmean(variance(values) for values in logs)) if logs else 0.0
+        for cell, expected in zip(cells, expected_logs(cells, self.noise), strict=True):
+            self._lineages[cell.lineage].truths[cell.size] = math.exp(expected)
 
     def run(self, candidate: Candidate, draws: random.Random) -> TrialResult:
-        """Returns one of the candidate's repeats, or what lies between those of its neighbours."""
+        """Returns how one of the candidate's repeats ended, or what lies between those of its neighbours."""
         lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
         rows = lineage.rows.get(size)
-        if rows is not None:
-            row = draws.choice(rows)
-            if row.outcome is Outcome.COMPLETED:
-                return self.completed(candidate, lineage.throughput(row), row.step_times, row.memory, row.phases)
+        row = None if rows is None else draws.choice(rows)
+        if row is not None and row.outcome is not Outcome.COMPLETED:
             return self.out_of_memory(candidate, row.phases)
-        if not lineage.fits(size):
+        if row is None and not lineage.fits(size):
             return self.out_of_memory(candidate, lineage.failed_phases(size))
-        near = min(lineage.sizes, key=lambda other: abs(other - size))
-        row = draws.choice(lineage.completed[near])
-        disturbance = lineage.throughput(row) / lineage.true_throughput(near)
-        throughput = disturbance * lineage.true_throughput(size)
-        return self.completed(candidate, throughput, row.step_times, lineage.memory(size), lineage.phases(size))
+        throughput = lineage.true_throughput(size) * math.exp(draws.choice(self._disturbances or [0.0]))
+        if row is not None:
+            return self.completed(candidate, throughput, row.step_times, row.memory, row.phases)
+        near = draws.choice(lineage.completed[min(lineage.sizes, key=lambda other: abs(other - size))])
+        return self.completed(candidate, throughput, near.step_times, lineage.memory(size), lineage.phases(size))
 
     def truth(self, candidate: Candidate) -> float | None:
-        """Returns the median over the repeats; None where one of them did not fit: training would end so some day."""
+        """Returns what is expected of a training; None where a repeat did not fit: it would end so some day."""
         lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
         return lineage.true_throughput(size) if lineage.fits(size) else None
 
@@ -106,6 +125,7 @@ class _RecordedLineage:
         rows: by micro-batch size.
         completed: those of the sizes of which every repeat completed, by size.
         sizes: ascending, those of `completed`.
+        truths: throughput without noise (samples/s over all ranks), by size of `completed`.
     """
 
     def __init__(self, rows: dict[int, list[TableRow]], slots: int) -> None:
@@ -115,6 +135,7 @@ class _RecordedLineage:
             size: repeats for size, repeats in rows.items() if all(row.outcome is Outcome.COMPLETED for row in repeats)
         }
         self.sizes = sorted(self.completed)
+        self.truths: dict[int, float] = {}
 
     def throughput(self, row: TableRow) -> float:
         """Returns samples per CPU second times ranks."""
@@ -122,7 +143,7 @@ class _RecordedLineage:
 
     def true_throughput(self, size: int) -> float:
         """Returns the throughput without noise of a size that fits."""
-        return size / self._line(size, lambda other: other / median(map(self.throughput, self.completed[other])))
+        return size / self._line(size, lambda other: other / self.truths[other])
 
     def fits(self, size: int) -> bool:
         """Returns whether a size does.

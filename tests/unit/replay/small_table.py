@@ -72,8 +72,8 @@ def table(*rows):
 
 def small_table():
     return table(
-        ran(PLAIN, 4, 90.0, 100),
-        ran(PLAIN, 4, 110.0, 100, repeat=1),
+        ran(PLAIN, 4, 100.0, 100),
+        ran(PLAIN, 4, 100.0, 100, repeat=1),
         ran(PLAIN, 8, 200.0, 200),
         failed(PLAIN, 16),
         ran(SMALL_BUCKET, 4, 80.0, 80),

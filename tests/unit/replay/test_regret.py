@@ -2,6 +2,7 @@
 
 from math import inf
 
+import pytest
 from small_table import LARGE_BUCKET, PLAIN, SMALL_BUCKET, candidate, small_table
 
 from benchmarks.replay.driver import Replay, ReplayedTrial
@@ -23,7 +24,7 @@ def course(*reported):
 
 def test_regret_is_the_share_below_the_best_of_the_true_value_of_the_answer():
     regrets = course(candidate(PLAIN, 4), BEST).regrets
-    assert regrets == (1 - 100 / WORLD.best, 0.0)
+    assert regrets == pytest.approx((1 - 100 / WORLD.best, 0.0))
 
 
 def test_an_answer_that_does_not_fit_is_worth_nothing():
@@ -32,7 +33,7 @@ def test_an_answer_that_does_not_fit_is_worth_nothing():
 
 def test_the_profile_trial_is_the_first_and_the_answer_then_is_the_submitted_configuration():
     searched = course(candidate(PLAIN, 4), BEST)
-    assert searched.after_trials(1) == searched.start == 1 - 80 / WORLD.best
+    assert searched.after_trials(1) == searched.start == pytest.approx(1 - 80 / WORLD.best)
     assert searched.after_trials(2) == searched.regrets[0]
     assert searched.after_trials(40) == 0.0
 
