@@ -9,7 +9,7 @@ import pytest
 from study_fixtures import Study, Zerotune
 
 from trial_lib.experiment.candidate import Purpose
-from trial_lib.study.history import Asked
+from trial_lib.study.history import Asked, AskedSweep, Told, Withdrawn
 
 SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
 # Long enough to be caught in the middle of it.
@@ -25,6 +25,19 @@ def trial_is_training(zerotune: Zerotune, number: int) -> bool:
     """Whether the trial's rank has entered the user's program."""
     log = zerotune.study.paths.trial(number).log(0)
     return log.exists() and "pid " in log.read_text()
+
+
+def is_between_the_sizes_of_a_sweep(zerotune: Zerotune) -> bool:
+    """Whether a sweep has measured a size, and its rank runs a later one."""
+    if not studies_exist(zerotune):
+        return False
+    study = zerotune.study
+    for sweep in (event for event in study.history if isinstance(event, AskedSweep)):
+        ended = set(study.results)
+        later = [number for number, _ in sweep.numbered[1:] if number not in ended]
+        if sweep.first in ended and any(trial_is_training(zerotune, number) for number in later):
+            return True
+    return False
 
 
 def studies_exist(zerotune: Zerotune) -> bool:
@@ -157,3 +170,31 @@ def test_a_resumed_search_asks_what_the_uninterrupted_one_asked(tmp_path: Path, 
     assert [told.number for told in cut.told][:7] == cut.searched == before.searched == list(range(7))
     assert [asked.candidate for asked in cut.asked[:7]] == [asked.candidate for asked in before.asked[:7]]
     assert sum(asked.purpose is Purpose.SEARCH for asked in cut.asked) == 5
+
+
+@pytest.mark.parametrize("interrupt", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_a_sweep_that_is_interrupted_keeps_what_it_measured_and_the_study_goes_on(
+    zerotune: Zerotune, interrupt: signal.Signals
+) -> None:
+    command = zerotune.start("adaptive", "--free-batch", "-mt", "5")
+    command.wait_until(lambda: is_between_the_sizes_of_a_sweep(zerotune), "the second size of a sweep", timeout_s=120)
+    finished = zerotune.study.result_times()
+    command.process.send_signal(interrupt)
+    ended = command.end(timeout=20)
+    assert command.left_over(2) == []
+    if interrupt is signal.SIGINT:
+        assert ended.returncode == 130, ended.stderr
+        assert f"zerotune resume {zerotune.study.paths.root}" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+    finish_fast(zerotune)
+    study = zerotune.study
+    resumed = zerotune.run("resume", study.paths.root)
+    assert resumed.returncode == 0, resumed.stderr
+    times = study.result_times()
+    assert {number: times[number] for number in finished} == finished
+    swept = [number for event in study.history if isinstance(event, AskedSweep) for number, _ in event.numbered]
+    decided = sorted([*swept, *(asked.number for asked in study.asked)])
+    ended_or_not = sorted(event.number for event in study.history if isinstance(event, Told | Withdrawn))
+    assert ended_or_not == decided
+    assert study.record["status"] == "completed"

@@ -1,9 +1,9 @@
 """`adaptive`: what fits and may win, by two models that learn from every trial.
 
-Each ask weighs every candidate that the memory model trusts to fit by how much it is expected to better the best one
-(expected improvement under the cost model). First arms race, each at its best guess of the fine knobs and at sizes near
-the largest that surely fits; an arm that cannot win is simply never worth a trial. Then Optuna's estimator proposes
-fine knobs for the leading arms. The search ends when no trial is expected to bring enough.
+Each ask weighs every candidate that the memory model trusts to fit by how much measuring it is expected to better the
+answer (the cost model's knowledge gradient). First arms race, each at its best guess of the fine knobs and at sizes
+near the largest that surely fits; an arm that cannot win is simply never worth a trial. Then Optuna's estimator
+proposes fine knobs for the leading arms. The search ends when no trial is expected to bring enough.
 """
 
 import random
@@ -44,8 +44,8 @@ _FAR, _SURE = 4, 0.99
 _EVEN_ODDS = 0.5
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
-# Share of the trials that may run out of memory, and what a single one may risk at the least and at the most.
-_RISK, _LEAST_RISK, _MOST_RISK = 0.04, 0.1, 0.25
+# Share of the trials that may run out of memory; what a single one may risk once more have, usually, and at the most.
+_SHARE, _LEAST_RISK, _USUAL_RISK, _MOST_RISK = 0.04, 0.02, 0.05, 0.1
 # What a trial that was stopped because it could not win is taken to cost more than the best one then.
 _TOO_SLOW = log(1.1)
 
@@ -165,7 +165,7 @@ class AdaptiveSearch(Search):
             return None
         free = replace(self._policy, train_batch_size=None)
         fitting = FittingSizes(free, self._problem, self._headroom, self._fitting.memory)
-        sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), _LEAST_RISK)
+        sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), _USUAL_RISK)
         return best_free_batch(best, [fitting.candidate(best[0].knobs, size) for size in sizes], point, self._model())
 
     # -- what is known -------------------------------------------------------------------------------------------
@@ -360,11 +360,14 @@ class AdaptiveSearch(Search):
 
         In the arm that leads, where a larger size is worth most, what the trials so far have left of their share.
         """
+        spent = len(self._did_not_fit) + _USUAL_RISK * len(self._in_flight)
+        left = _SHARE * (self._asked + 1) - spent
+        if self._did_not_fit and left <= 0:
+            return _LEAST_RISK
         leading = min(self._measured, key=lambda measured: measured.cost, default=None)
         if leading is None or leading.point.arm != arm:
-            return _LEAST_RISK
-        spent = len(self._did_not_fit) + _LEAST_RISK * len(self._in_flight)
-        return min(_MOST_RISK, max(_LEAST_RISK, _RISK * (self._asked + 1) - spent))
+            return _USUAL_RISK
+        return min(_MOST_RISK, max(_USUAL_RISK, left))
 
     def _bound(self, arm: int) -> int:
         """Returns the largest size (samples) of an arm that nothing rules out.

@@ -13,7 +13,7 @@ See Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
-from math import erfc, log, pi, sqrt
+from math import log
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,11 @@ _FINE = (0.02, 0.05, 0.12)
 _FINE_PRIOR = (log(0.06), 0.7)
 _NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)
 _NOISE_PRIOR = (log(0.04), 0.7)
+# Measured points that a new one may displace as the answer, or bring to the top; and how a measurement may surprise, in
+# standard deviations, with the weight of each (Gauss-Hermite quadrature).
+_RIVALS = 10
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(12)
+_SURPRISES = (_NODES, _WEIGHTS / _WEIGHTS.sum())
 # Few measurements leave these open: predictions are averaged over the most probable of their settings.
 _FITTED_ON, _AVERAGED = 48, 6
 
@@ -53,8 +58,9 @@ class Prediction:
 
     Attributes:
         mean: the expected cost, without noise.
-        gain: how much below the best known point the cost is expected to come (expected improvement, Jones et al. 1998:
-            what is above counts as 0).
+        gain: how much less the answer is expected to cost once the point is measured (knowledge gradient for correlated
+            beliefs, Frazier et al., INFORMS Journal on Computing 21 (2009) 599; the answer is a measured point). Where
+            measurements are noisy one of them brings less than the point may be worth.
     """
 
     mean: Array
@@ -126,26 +132,25 @@ class CostModel:
             known = np.concatenate([known, self._expected(pending)])
             self._points += pending
             self._processes = self._condition(settings, known)
-        self._incumbent = int(np.argmin(self._expected(self._points))) if self._points else None
+        ranked = np.argsort(self._expected(self._points), kind="stable")[:_RIVALS] if self._points else ()
+        self._rivals = [self._points[place] for place in ranked]
 
     def predict(self, points: Sequence[Point]) -> Prediction:
         """Returns what is expected of some points; without any known, the gain is below the dearest of them."""
-        if self._incumbent is None:
+        if not self._rivals:
             mean = self._expected(points)
             return Prediction(mean, mean.max() - mean)
-        both = [*points, self._points[self._incumbent]]
-        to_known, to_incumbent = self._relations(self._points, both), self._relations(both, both[-1:])
+        both = [*points, *self._rivals]
+        to_known, among = self._relations(self._points, both), self._relations(both, both)
         mean, gain = np.zeros(len(points)), np.zeros(len(points))
         for process in self._processes:
             scales = process.scales
             across = to_known.covariance(scales)
             means = self._prior_mean(both, scales.half_size) + across.T @ process.weights
             solved = np.linalg.solve(process.factor, across)
-            against = to_incumbent.covariance(scales)[:, 0] - solved.T @ solved[:, -1]
-            variance = self._variance(both, scales) - np.einsum("ij,ij->j", solved, solved)
-            spread = np.sqrt(np.maximum(variance[:-1] + variance[-1] - 2 * against[:-1], 1e-12))
-            mean += process.weight * means[:-1]
-            gain += process.weight * _expected_improvement(means[-1] - means[:-1], spread)
+            covariance = among.covariance(scales) - solved.T @ solved
+            mean += process.weight * means[: len(points)]
+            gain += process.weight * _knowledge_gradient(means, covariance, len(points), scales.noise)
         return Prediction(mean, gain)
 
     def size_effect(self, arm: int, sizes: Sequence[int]) -> Array:
@@ -180,17 +185,6 @@ class CostModel:
     def _prior_mean(self, points: Sequence[Point], half_size: float) -> Array:
         arms, sizes = _columns(points)
         return self._handicaps[arms] + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
-
-    def _variance(self, points: Sequence[Point], scales: _Scales) -> Array:
-        _, sizes = _columns(points)
-        lineages = [(point.arm, point.index) for point in points]
-        knobs = (~np.isnan(self._coordinates.fine(lineages))).sum(axis=1)
-        coarse = self._coordinates.coarse([0]).shape[1]
-        level = _LEVEL**2 + coarse * _COARSE**2 + _ARM**2 + _CURVE**2 + _ARM_CURVE**2
-        fine = (1 + _ARM_SHARE) * knobs + _LINEAGE_SHARE
-        overheads = _overhead(sizes, scales.half_size) ** 2
-        variance: Array = level + scales.fine**2 * fine + _OVERHEAD**2 * overheads
-        return variance
 
     def _relations(self, left: Sequence[Point], right: Sequence[Point]) -> _Relations:
         (arms, sizes), (other_arms, other_sizes) = _columns(left), _columns(right)
@@ -268,12 +262,21 @@ def _alike(left: Array, right: Array) -> Array:
     return alike
 
 
-def _expected_improvement(margin: Array, spread: Array) -> Array:
-    standard = margin / spread
-    density = np.exp(-0.5 * standard**2) / sqrt(2 * pi)
-    gain: Array = np.maximum(margin * _normal(standard) + spread * density, 0.0)
+def _knowledge_gradient(means: Array, covariance: Array, points: int, noise: float) -> Array:
+    """Returns by how much the lowest expected cost is expected to fall when one of some points is measured, for each.
+
+    Args:
+        means: expected costs, of the points and then of the rivals, which are measured already.
+        covariance: of all of them.
+        points: how many of the points there are.
+        noise: standard deviation of a measurement.
+    """
+    own = np.maximum(np.diagonal(covariance)[:points], 1e-12)
+    readings = np.sqrt(own + noise**2)
+    of_rivals = covariance[:points, points:] / readings[:, None]
+    expected = np.zeros(points)
+    for surprise, weight in zip(*_SURPRISES, strict=True):
+        lowest = (means[points:] + surprise * of_rivals).min(axis=1)
+        expected += weight * np.minimum(lowest, means[:points] + surprise * own / readings)
+    gain: Array = np.maximum(means[points:].min() - expected, 0.0)
     return gain
-
-
-def _normal(standard: Array) -> Array:
-    return np.array([0.5 * erfc(-value / sqrt(2)) for value in standard])
