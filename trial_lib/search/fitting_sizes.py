@@ -12,7 +12,7 @@ from trial_lib.search.batch_policy import BatchPolicy
 
 # How likely a size has to keep the headroom, by itself and as what a sweep may come to: the group stops where it sees
 # that a size will not.
-_LIKELY, _FORESEEABLE = 0.4, 0.3
+_LIKELY, _FORESEEABLE = 0.4, 0.1
 # Of many sizes, so many of the largest are of interest, and from there on every so manieth.
 _LARGEST, _EVERY = 10, 6
 
