@@ -42,7 +42,7 @@ def test_one_process_group_measures_several_sizes_each_a_trial_of_its_own(study:
 def test_few_trials_run_out_of_memory(tuned: tuple[Zerotune, dict[str, Any]]) -> None:
     # This program takes eight times what it saves for its backward pass, which only measuring shows.
     zerotune, document = tuned
-    # Of the search's: a size that fitted narrowly once may not in the fresh processes of its confirmation, which is for that.
+    # Of the search's: a size that fitted narrowly once may not in its confirmation's fresh processes.
     outcomes = [result.outcome for result in zerotune.study.results.values() if result.purpose is not Purpose.CONFIRM]
     assert outcomes.count(Outcome.OUT_OF_MEMORY) <= 2, document["trials"]
     assert outcomes.count(Outcome.COMPLETED) >= 5, document["trials"]
@@ -66,7 +66,7 @@ def test_prefect_shows_a_sweep_as_one_task_run_with_its_sizes(tuned: tuple[Zerot
     study = zerotune.study.paths.root.name
     tasks = query(
         zerotune.prefect_database,
-        "select task_run.name from task_run join flow_run on flow_run.id = task_run.flow_run_id where flow_run.name = ?",
+        "select task_run.name from task_run join flow_run on flow_run.id = flow_run_id where flow_run.name = ?",
         study,
     )
     names = [name for (name,) in tasks]
@@ -75,7 +75,7 @@ def test_prefect_shows_a_sweep_as_one_task_run_with_its_sizes(tuned: tuple[Zerot
         assert sum(name.startswith(f"sweep-{sweep.first:04d}-") for name in names) == 1
     artifacts = query(
         zerotune.prefect_database,
-        "select key from artifact join flow_run on flow_run.id = artifact.flow_run_id where flow_run.name = ?",
+        "select key from artifact join flow_run on flow_run.id = flow_run_id where flow_run.name = ?",
         study,
     )
     keys = {key for (key,) in artifacts}
