@@ -180,6 +180,7 @@ def test_a_module_that_starts_a_thread_is_left_to_the_trials_with_what_imports_i
     assert own_launcher.notes == [note]
 
 
+@pytest.mark.long
 def test_where_too_many_modules_start_a_thread_none_is_primed(trials, own_launcher, tmp_path):
     names = [f"threaded_{number}" for number in range(7)]
     for name in names:

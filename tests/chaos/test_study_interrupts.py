@@ -168,7 +168,8 @@ def test_a_resumed_search_asks_what_the_uninterrupted_one_asked(tmp_path: Path, 
     assert sum(asked.purpose is Purpose.SEARCH for asked in cut.asked) == 5
 
 
-@pytest.mark.parametrize("interrupt", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGKILL])
 def test_a_study_that_is_interrupted_during_a_sweep_keeps_what_it_measured_and_goes_on(
     zerotune: Zerotune, interrupt: signal.Signals
 ) -> None:

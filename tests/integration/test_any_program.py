@@ -299,6 +299,7 @@ def test_a_wrong_flag_is_named_by_the_programs_own_words(run):
     assert "unrecognized arguments: --bach-size 3" in result.reason
 
 
+@pytest.mark.long
 def test_a_program_without_a_deepspeed_call_is_told_so_when_its_time_is_over(run):
     result = run(build="print('waiting for the licence', flush=True)\n__import__('time').sleep(600)", deadline_s=8)
     assert result.outcome == "timed_out"

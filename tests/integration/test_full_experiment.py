@@ -316,6 +316,7 @@ print(engine.train_micro_batch_size_per_gpu(), engine.zero_optimization_stage(),
 """
 
 
+@pytest.mark.long
 def test_a_configuration_that_stands_in_the_code_gives_way_to_the_winner(folder: Folder) -> None:
     (folder.model / "in_code.py").write_text(IN_CODE)
     winner = folder.root / "winner.json"

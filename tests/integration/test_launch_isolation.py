@@ -97,7 +97,7 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize("launcher", ["warm", "cold"])
+@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_model_directory_with_our_names_imports_its_own(trials, tmp_path, launcher):
     model_dir = tmp_path / "model"
     imports = "import guard, tasks, channel, flows.tune as t; print('own', guard.OWN, tasks.OWN, channel.OWN, t.OWN)"

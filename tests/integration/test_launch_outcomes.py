@@ -12,7 +12,8 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("launcher", "stage"), [("warm", 1), ("warm", 3), ("cold", 1), pytest.param("cold", 3, marks=pytest.mark.long)]
+    ("launcher", "stage"),
+    [("warm", 1), ("warm", 3), *(pytest.param("cold", stage, marks=pytest.mark.long) for stage in (1, 3))],
 )
 def test_a_trial_that_needs_more_than_its_slot_has_is_out_of_memory(trials, launcher, stage):
     # Only rank 1 needs so much; rank 0 loses its connection to it.
@@ -47,7 +48,7 @@ def test_memory_that_ran_out_while_deepspeed_initialised_is_out_of_memory(trials
     assert result.outcome == "out_of_memory", result.reason
 
 
-@pytest.mark.parametrize("launcher", ["warm", "cold"])
+@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_trial_beyond_its_deadline_is_ended_with_all_that_it_started(trials, launcher):
     slots, deadline = (2, 4.0) if launcher == "warm" else (1, 12.0)
     running = trials.start(trials.plan("children.py", "--hang", "spin", slots=slots, deadline_s=deadline), launcher)

@@ -238,6 +238,7 @@ def test_the_best_trial_is_found_by_its_parent(store: str, tmp_path: Path) -> No
     assert best.data.tags["trial"] == "0003"
 
 
+@pytest.mark.long
 def test_killed_again_and_again_it_is_there_once(server: str, tmp_path: Path) -> None:
     trials, draw = 12, random.Random(0)
     paths = new_study(tmp_path, trials, study_id="killed")

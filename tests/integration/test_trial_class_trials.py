@@ -34,7 +34,7 @@ def run(
     return trials.start(dataclasses.replace(plan, program=program, training_spec=spec), launcher).result()
 
 
-@pytest.mark.parametrize("launcher", ["warm", "cold"])
+@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_trial_class_is_measured(trials: Any, launcher: str) -> None:
     result = run(trials, "Tiny", launcher, micro_batch=4, accumulation=2, slots=2)
     assert result.outcome is Outcome.COMPLETED, result.reason
