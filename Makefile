@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 PREPARED := .venv/.prepared
 EXAMPLE := examples/hello_deepspeed
 
-.PHONY: demo test test-all lint setup schema clean
+.PHONY: demo test test-all lint docs setup schema clean
 
 # On a host with a single slot the example takes that one.
 demo: $(PREPARED)
@@ -25,6 +25,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict --quiet
+
+# docs/ as a site, in build/site.
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
 
 setup: $(PREPARED)
 

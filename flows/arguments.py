@@ -68,6 +68,12 @@ _LAUNCHER: _Decorator = click.option(
     show_default=True,
     help="warm forks the ranks from a primed interpreter, cold starts fresh ones.",
 )
+_RAY: _Decorator = click.option(
+    "--ray",
+    "ray_address",
+    metavar="ADDRESS",
+    help="Spread the trials over the hosts of this Ray cluster: HOST:PORT, or auto.  [default: this host alone]",
+)
 _JSON: _Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."
 )
@@ -115,10 +121,17 @@ _OPTIONS: list[_Decorator] = [
         + ". Times are of one optimizer step.",
     ),
     click.option(
+        "--from-earlier",
+        is_flag=True,
+        help="Start from what earlier studies of the experiment in this folder found: confirm the known winner, and "
+        "search again only if the code, the versions, the hardware or its throughput have changed.",
+    ),
+    click.option(
         "--run-full-experiment",
         is_flag=True,
         help="Afterwards, train at full length with the winning configuration.",
     ),
+    _RAY,
     _START,
     _END,
     click.option("-r", "--random-seed", type=int, default=42, show_default=True, help="Of the search."),

@@ -24,13 +24,15 @@ from flows.interrupts import EXIT_CODE, interrupts
 from flows.prefect_server import ServerError
 from trial_lib.experiment.errors import InputError
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.disk_room import DiskFullError
 
 FOUND, NONE_COMPLETED, BAD_INPUT, INTERRUPTED = 0, 1, 2, EXIT_CODE
 
 
 @click.group(
     epilog="Exit codes: 0 a configuration was found (train: it has trained to its end), 1 no trial completed, 2 the "
-    "input is wrong, 3 the full experiment failed, 130 interrupted."
+    "input is wrong, 3 the full experiment failed, 4 the winner is slower than the last known one (--from-earlier), "
+    "130 interrupted."
 )
 @click.version_option(package_name="zerotune")
 def cli() -> None:
@@ -97,6 +99,38 @@ def resume(study: Path, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def sync(folder: Path) -> None:
+    """Sends to MLflow what it has not of FOLDER: a study, or a full experiment, that ran while MLflow was away."""
+    from flows.sync_command import sync_command
+
+    _run(lambda: sync_command(folder))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output.")
+def doctor(as_json: bool) -> None:
+    """Looks at what usually goes wrong on a machine, and says how to mend each; exit code 1 where something fails."""
+    from flows.doctor_command import doctor_command
+
+    _run(lambda: doctor_command(as_json))
+
+
+@cli.command()
+@click.argument("study", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as one JSON document on standard output.")
+def show(study: str | None, as_json: bool) -> None:
+    """Shows a STUDY: one that runs, has ended, or was cut short.
+
+    STUDY is a folder, a study's id, or an experiment's name, whose newest study is shown; without it the newest study
+    in zerotune-studies is.
+    """
+    from flows.show_command import show_command
+
+    _run(lambda: show_command(study, as_json))
+
+
+@cli.command()
 @click.argument("config_path", type=click.Path(path_type=Path))
 @click.argument("model_dir", type=click.Path(path_type=Path))
 @click.option(
@@ -154,6 +188,35 @@ def estimate(**options: Any) -> None:
         from flows.estimate_command import estimate_command
 
         return estimate_command(**options)
+
+    _run(command)
+
+
+@cli.command()
+@click.option("--prefect-port", type=click.IntRange(1, 65535), default=4200, show_default=True, help="Of Prefect's UI.")
+@click.option("--mlflow-port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Of MLflow's UI.")
+def up(prefect_port: int, mlflow_port: int) -> None:
+    """Starts a Prefect server, a worker and the MLflow UI on loopback, until Ctrl-C or `zerotune down`.
+
+    Deployed runs write their studies in this folder.
+    """
+
+    def command() -> int:
+        from flows.up import up_command
+
+        return up_command(prefect_port, mlflow_port)
+
+    _run(command)
+
+
+@cli.command()
+def down() -> None:
+    """Stops the `zerotune up` of another terminal, and all that it has started."""
+
+    def command() -> int:
+        from flows.up import down_command
+
+        return down_command()
 
     _run(command)
 
@@ -236,7 +299,7 @@ def _run(command: Callable[[], int]) -> NoReturn:
     except InputError as error:
         click.echo(f"zerotune: {error}", err=True)
         sys.exit(BAD_INPUT)
-    except ServerError as error:
+    except (ServerError, DiskFullError) as error:
         click.echo(f"zerotune: {error}", err=True)
         sys.exit(NONE_COMPLETED)
     except KeyboardInterrupt:

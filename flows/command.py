@@ -12,7 +12,13 @@ import click
 
 from flows.interrupts import interrupts
 from flows.live import LiveView
-from flows.prefect_server import PrefectServer, ServerError, prefect_server, require_configured_server
+from flows.prefect_server import (
+    PrefectServer,
+    ServerError,
+    prefect_server,
+    require_configured_server,
+    require_server_for_all,
+)
 from flows.result_text import result_document, tell_failed_training, tell_result
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.arguments import StudyArguments
@@ -22,7 +28,9 @@ from trial_lib.study.open_study import OpenStudy, last_opened, new_study, resume
 if TYPE_CHECKING:
     from prefect import Flow
 
-FULL_EXPERIMENT_FAILED = 3
+FULL_EXPERIMENT_FAILED, REGRESSED = 3, 4
+# Some fifteen seconds of patience with a Prefect server that has gone away: one of the command's own is back by then.
+_RETRIES = 3
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
 
@@ -35,6 +43,7 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
     Raises:
         InputError: nothing was started.
     """
+    require_server_for_all(arguments.ray_address)
     return _run(new_study(arguments, Path.cwd()), as_json)
 
 
@@ -61,9 +70,13 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     try:
         with LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(NoteHandler(view.note))
-            run_flow(server, _tune_flow, _flow_runs(study), study.driver.log, study_dir=study.paths.root)
+            # The words of a command may be secrets: they stay in the study's folder.
+            shown = {**dict(arguments), "command": ()}
+            run_flow(server, _tune_flow, _flow_runs(study), study.driver.log, study_dir=study.paths.root, **shown)
         # The flow opens the study anew where it starts it again.
         study = last_opened(study)
+        if study.record.status is StudyStatus.RUNNING:
+            raise ServerError("The Prefect server went away before the study had begun.")
     except ServerError as error:
         study.finish(StudyStatus.FAILED, str(error))
         raise
@@ -83,6 +96,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     if study.driver.full_experiment_failure is not None:
         tell_failed_training(study)
         return FULL_EXPERIMENT_FAILED
+    if study.record.regression:
+        return REGRESSED
     return _STATUS_EXIT[study.record.status]
 
 
@@ -105,7 +120,7 @@ def run_flow(
     log: logging.Logger,
     **parameters: Any,
 ) -> None:
-    """Runs a flow against a server, and returns when that has its whole history.
+    """Runs a flow against a server, and returns when that has its whole history, or has gone away.
 
     Args:
         server: one that is coming up; None for the user's own.
@@ -127,8 +142,15 @@ def run_flow(
     else:
         server.wait_until_ready()
         log.debug("the Prefect server is ready")
+    import httpx
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
     try:
-        flow.with_options(flow_run_name=names[0])(**parameters, return_state=True)
+        with temporary_settings(set_defaults={PREFECT_CLIENT_MAX_RETRIES: _RETRIES}):
+            flow.with_options(flow_run_name=names[0])(**parameters, return_state=True)
+    except httpx.TransportError as error:
+        # Of the flow's own state: whatever else Prefect is told, it does without.
+        log.warning("Prefect was not told how it ended: %s: %s", type(error).__name__, error)
     finally:
         from tasks.run_history import wait_for_history
 

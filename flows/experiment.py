@@ -4,23 +4,34 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 
+from flows.parameters import checked, shows, work_folder
 from tasks.experiment import report_training, train
 from trial_lib.experiment.study import StudyStatus
+from trial_lib.study.folder import FinishedError, begun_by
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
-from trial_lib.study.open_full_experiment import new_full_experiment, resume_full_experiment
+from trial_lib.study.open_full_experiment import FULL_EXPERIMENTS, new_full_experiment, resume_full_experiment
 
 
 @flow(name="experiment", persist_result=False, validate_parameters=True)
-def experiment(arguments: TrainingArguments | None = None, experiment_dir: Path | None = None) -> State[Any]:
+@shows(TrainingArguments)
+def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None, **arguments: Any) -> State[Any]:
     """Trains at full length.
 
     Args:
-        arguments: of a new full experiment.
-        experiment_dir: the folder of one to go on with, in the place of arguments.
+        work_dir: the folder that a new full experiment is written in, and its MLflow store where no other is named.
+        experiment_dir: the folder of one to go on with, in the place of all other parameters.
+        **arguments: of a new full experiment: the fields of `TrainingArguments`.
     """
-    full_experiment = open_experiment(arguments, experiment_dir)
+    try:
+        full_experiment = open_experiment(arguments, experiment_dir, work_dir)
+    except FinishedError as finished:
+        if experiment_dir is not None:
+            raise
+        # This run was retried although nothing is left to do: Prefect had not heard of its end.
+        return Completed(message=finished.where)
     try:
         full_experiment.begin()
         end = train(full_experiment)
@@ -40,10 +51,17 @@ def experiment(arguments: TrainingArguments | None = None, experiment_dir: Path 
         full_experiment.close()
 
 
-def open_experiment(arguments: TrainingArguments | None, experiment_dir: Path | None) -> FullExperiment:
-    """Returns the full experiment that the command or a study has opened already, an interrupted one, or a new one."""
+def open_experiment(
+    arguments: dict[str, Any], experiment_dir: Path | None, work_dir: Path | None = None
+) -> FullExperiment:
+    """Returns the full experiment that the command or a study has opened already, an interrupted one, or a new one.
+
+    A flow run that is retried goes on with the full experiment that it has begun.
+    """
     if experiment_dir is not None:
         return resume_full_experiment(experiment_dir)
-    if arguments is None:
-        raise ValueError("give either the arguments of a new full experiment or the folder of one to go on with")
-    return new_full_experiment(arguments, Path.cwd())
+    folder = work_folder(work_dir)
+    begun = begun_by(flow_run.id, folder.glob(f"{FULL_EXPERIMENTS}/*/record.json"))
+    if begun is not None:
+        return resume_full_experiment(begun)
+    return new_full_experiment(checked(TrainingArguments, arguments), folder, flow_run.id)

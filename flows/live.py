@@ -16,7 +16,7 @@ from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.report.leaderboard import Row, leaderboard
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.history import Asked, AskedSweep, Told, Withdrawn, read_history
+from trial_lib.study.history import Asked, AskedSweep, HistoryReader, Told, Withdrawn
 
 _REFRESH_S = 0.5
 _ROWS = 8
@@ -31,7 +31,7 @@ class LiveView:
     """
 
     def __init__(self, paths: StudyPaths, arguments: StudyArguments) -> None:
-        self._paths = paths
+        self._history = HistoryReader(paths.history)
         self._arguments = arguments
         self._console = Console(stderr=True)
         self._started = time.monotonic()
@@ -39,9 +39,10 @@ class LiveView:
         self._candidates: dict[int, Candidate] = {}
         self._purposes: dict[int, Purpose] = {}
         self._results: dict[int, TrialResult] = {}
+        self._ended = 0  # trials of the budget
         self._ended_before = 0
-        self._history_size = -1
-        self._printed: set[int] = set()
+        self._rows: list[Row] = []  # of the trials that have ended, best first
+        self._to_print: list[int] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
 
@@ -54,7 +55,7 @@ class LiveView:
     def __enter__(self) -> "LiveView":
         """Starts following."""
         self._read()
-        self._ended_before = self._ended()
+        self._ended_before = self._ended
         self._thread.start()
         return self
 
@@ -79,11 +80,8 @@ class LiveView:
             live.update(self._picture())
 
     def _read(self) -> None:
-        size = self._paths.history.stat().st_size if self._paths.history.exists() else 0
-        if size == self._history_size:
-            return
-        self._history_size = size
-        for event in read_history(self._paths.history):
+        events = self._history.read()
+        for event in events:
             if isinstance(event, Asked):
                 self._candidates[event.number] = event.candidate
                 self._purposes[event.number] = event.purpose
@@ -95,30 +93,29 @@ class LiveView:
                 self._candidates.pop(event.number, None)
             elif isinstance(event, Told):
                 self._results[event.number] = event.result
-
-    def _ended(self) -> int:
-        """Returns the trials of the budget that have ended."""
-        return sum(self._purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in self._results)
+                self._to_print.append(event.number)
+                self._ended += self._purposes[event.number] in (Purpose.PROFILE, Purpose.SEARCH)
+        if events:
+            self._rows = leaderboard(self._results, self._candidates, self._arguments.metric)
 
     def _print_new(self) -> None:
         metric = self._arguments.metric
-        for number, result in self._results.items():
-            if number in self._printed:
-                continue
-            self._printed.add(number)
+        for number in self._to_print:
+            result = self._results[number]
             value = result.metrics.get(metric)
             said = f"{metric} {value:.4g}" if value is not None else result.reason
             print(
                 f"trial {number:04d} {self._name(number)}: {result.outcome.value} {said}", file=sys.stderr, flush=True
             )
+        self._to_print.clear()
 
     def _name(self, number: int) -> str:
         return self._purposes[number].label(self._candidates[number])
 
     def _picture(self) -> Group:
-        rows = leaderboard(self._results, self._candidates, self._arguments.metric)
+        rows = self._rows
         running = [number for number in self._candidates if number not in self._results]
-        parts: list[Text | Table] = [Text(self._headline(rows), style="bold")]
+        parts: list[Text | Table] = [Text(self._headline(), style="bold")]
         if rows:
             parts.append(self._table(rows))
         if running:
@@ -126,9 +123,9 @@ class LiveView:
         parts.append(Text(self._message, style="dim"))
         return Group(*parts)
 
-    def _headline(self, rows: list[Row]) -> str:
+    def _headline(self) -> str:
         elapsed = time.monotonic() - self._started
-        ended = self._ended()
+        ended = self._ended
         words = [f"{self._arguments.method}: {ended} of at most {self._arguments.max_trials} trials"]
         failed = sum(result.outcome is not Outcome.COMPLETED for result in self._results.values())
         if failed:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock
 
+from trial_lib.experiment.errors import InputError
 from trial_lib.launch.leash import Leashed
 
 _READY_S = 120.0
 _POLL_S = 0.05
+_KEEP_S = 1.0
 
 # What a server for one command has no use for.
 _IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "TRIGGERS")
@@ -30,23 +33,31 @@ class ServerError(RuntimeError):
 class PrefectServer:
     """A server of the command's own, with its database in ZeroTune's folder; it comes up in the background.
 
+    One that is killed is started again: the work goes on without it, but its record would end there.
+
     Attributes:
         api_url: where it answers, once it is ready.
     """
 
     def __init__(self) -> None:
         migrate_own_database()
-        self._home = _own_home()
+        self._home = own_home()
         self._log = self._home / "server.log"
-        port = _free_port()
-        self.api_url = f"http://127.0.0.1:{port}/api"
-        self._server = Leashed(
+        self._port = _free_port()
+        self.api_url = f"http://127.0.0.1:{self._port}/api"
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._server = self._start()
+
+    def _start(self) -> Leashed:
+        return Leashed(
             [
                 *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
-                *("--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive", "5", "--log-level", "warning"),
+                *("--host", "127.0.0.1", "--port", str(self._port)),
+                *("--timeout-keep-alive", "5", "--log-level", "warning"),
             ],
             {
-                **_own_environment(self._home),
+                **own_environment(self._home),
                 "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
                 **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES},
             },
@@ -63,6 +74,7 @@ class PrefectServer:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline and self._server.is_running:
             with contextlib.suppress(OSError), direct.open(f"{self.api_url}/health", timeout=2):
+                threading.Thread(target=self._keep, daemon=True, name="keep-server").start()
                 return
             time.sleep(_POLL_S)
         self.close()
@@ -74,18 +86,28 @@ class PrefectServer:
         os.environ["PREFECT_HOME"] = str(self._home)
         os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
 
+    def _keep(self) -> None:
+        while not self._closing.wait(_KEEP_S):
+            with self._lock:
+                if not self._server.is_running and not self._closing.is_set():
+                    self._server = self._start()
+
     def close(self) -> None:
         """Stops the server."""
-        self._server.close()
+        self._closing.set()
+        with self._lock:
+            self._server.close()
 
 
-def _own_home() -> Path:
+def own_home() -> Path:
+    """Returns the Prefect home of ZeroTune's own servers, made where it is not there yet."""
     home = platformdirs.user_data_path("zerotune") / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     return home
 
 
-def _own_environment(home: Path) -> dict[str, str]:
+def own_environment(home: Path) -> dict[str, str]:
+    """Returns the environment of a server of ZeroTune's own."""
     return {
         **os.environ,
         "PREFECT_HOME": str(home),
@@ -104,14 +126,14 @@ def migrate_own_database() -> None:
     Raises:
         ServerError: it could not.
     """
-    home = _own_home()
+    home = own_home()
     done = home / f"migrated-{version('prefect')}"
     with FileLock(home / "migration.lock"):
         if done.exists() and (home / "prefect.db").exists():
             return
         migration = subprocess.run(
             [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
-            env=_own_environment(home),
+            env=own_environment(home),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -153,6 +175,28 @@ def require_configured_server() -> None:
                 f"PREFECT_API_URL: the Prefect server {client.api_url} does not answer ({error}). "
                 "Start it, or unset the variable (and your profile's) to have ZeroTune start one."
             )
+
+
+def require_server_for_all(ray_address: str | None) -> None:
+    """Makes sure that all hosts of a Ray cluster can reach the Prefect server: the command's own is on loopback.
+
+    Raises:
+        InputError: some cannot.
+    """
+    if ray_address is None or is_configured():
+        return
+    # Only such a study needs it.
+    from trial_lib.study.places import connect_to_ray
+
+    connect_to_ray(ray_address)
+    from trial_lib.launch.ray_cluster import has_other_machines
+
+    if has_other_machines():
+        raise InputError(
+            "the other machines of the cluster cannot reach the Prefect server that zerotune starts for itself.",
+            where=f"--ray {ray_address}",
+            remedy="Start one for all, `prefect server start --host 0.0.0.0`, and set PREFECT_API_URL to its address.",
+        )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The result of a study as a person reads it, on standard error, and as a program does."""
 
 import json
+import shlex
 from typing import Any
 
 import click
@@ -8,10 +9,11 @@ import click
 from flows.interrupts import interrupts
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.environment import redact
+from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.report.leaderboard import Row, leaderboard
-from trial_lib.study.confirming import Answer, answer_of
+from trial_lib.study.confirming import Answer, answer_of, since_last_study
 from trial_lib.study.open_full_experiment import read_full_experiment
 from trial_lib.study.open_study import OpenStudy
 
@@ -26,6 +28,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
     answer = answer_of(driver) if found else None
     best = next((row for row in rows if answer is not None and row.trial == answer.best.number), None)
     largest = _largest(rows) if found and record.method == "micro_batch" else None
+    compared = since_last_study(driver) if found else None
     full_experiment = read_full_experiment(study)
     return {
         "study": record.study_id,
@@ -36,12 +39,14 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "gain": record.gain,
         "gain_interval": record.gain_interval,
         "confirmation": answer.finding.document() if answer is not None and answer.finding is not None else None,
+        "since_last": None if compared is None else compared.document(),
         "best": None if answer is None or best is None else {**best.model_dump(mode="json"), **_promise(answer, best)},
         "largest": largest.model_dump(mode="json") if largest else None,
         "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
         "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
         "command": study.paths.best_command.read_text() if found else None,
         "full_experiment": None if full_experiment is None else redact(full_experiment.model_dump(mode="json")),
+        "report": str(study.paths.report) if study.paths.report.exists() else None,
         "tracking_uri": study.tracker.tracking_uri,
         "trials": [row.model_dump(mode="json") for row in rows],
     }
@@ -82,11 +87,17 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say("Your own configuration did not complete, so there is no gain to state.")
     else:
         say(f"That is {record.gain:.2f} times your own configuration.")
+    if document["since_last"] is not None:
+        kind = "REGRESSION" if document["since_last"]["is_regression"] else "The winner"
+        say(f"{kind}: {document['since_last']['sentence']}")
     say(f"Configuration: {study.paths.best_ds_config}")
     say(f"Train with it: sh {study.paths.best_command}")
+    if study.paths.report.exists():
+        say(f"Report:        {study.paths.report}")
     say(f"All trials:    {study.tracker.ui_command}")
     if study.tracker.last_error:
         say(f"Not everything has reached MLflow ({study.tracker.last_error}); the study's folder has it all.")
+        say(f"Send it later: {shlex.join(['zerotune', 'sync', str(study.paths.root)])}")
 
 
 def tell_failed_training(study: OpenStudy) -> None:
@@ -123,7 +134,7 @@ def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> st
 def _tell_last_words(study: OpenStudy) -> None:
     """Prints what the trial that decided the failure has left: its program's traceback, or the end of its log."""
     failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
-    if failed is None or not failed.logs:
+    if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
         return
     paths = study.paths.trial(failed.number)
     # A reason names the log of the rank that failed first.

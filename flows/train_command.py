@@ -49,7 +49,7 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
     try:
         with prefect_server() as server:
             name, root = full_experiment.record.experiment_id, full_experiment.paths.root
-            run_flow(server, _experiment_flow, [name], log, experiment_dir=root)
+            run_flow(server, _experiment_flow, [name], log, experiment_dir=root, **dict(arguments))
     except ServerError as error:
         full_experiment.finish(StudyStatus.FAILED, str(error))
     except KeyboardInterrupt:

@@ -1,14 +1,19 @@
-"""The tuning flow: profile, the submitted configuration, search, confirm, report."""
+"""The tuning flow: profile, the known winner, the submitted configuration, search, confirm, report."""
 
 from pathlib import Path
 from typing import Any
 
+import httpx
 from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.experiment import experiment
+from flows.parameters import checked, shows, work_folder
+from tasks.cancellation import hear_cancellation
 from tasks.confirm import tell_finding
+from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
@@ -18,9 +23,12 @@ from trial_lib.experiment.study import StudyStatus
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirming import answer_of, next_confirming_plan, no_answer
+from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.folder import FinishedError, begun_by
+from trial_lib.study.known_winner import holds, next_known_plan
 from trial_lib.study.open_full_experiment import full_experiment_of
-from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+from trial_lib.study.open_study import STUDIES, OpenStudy, new_study, resume_study
 from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Ended, Work
 
@@ -29,14 +37,22 @@ Running = list[tuple[Work, TrialFuture]]
 
 
 @flow(name="tune", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
-def tune(arguments: StudyArguments | None = None, study_dir: Path | None = None) -> State[Any]:
+@shows(StudyArguments, derived=("zero_stages",))
+def tune(work_dir: Path | None = None, study_dir: Path | None = None, **arguments: Any) -> State[Any]:
     """Finds the DeepSpeed configuration that trains fastest.
 
     Args:
-        arguments: of a new study.
-        study_dir: the folder of a study to go on with, in the place of arguments.
+        work_dir: the folder that a new study is written in, and its MLflow store where no other is named.
+        study_dir: the folder of a study to go on with, in the place of all other parameters.
+        **arguments: of a new study: the fields of `StudyArguments`.
     """
-    study = open_study(arguments, study_dir)
+    try:
+        study = open_study(arguments, study_dir, work_dir)
+    except FinishedError as finished:
+        if study_dir is not None:
+            raise
+        # This run was retried although nothing of its study is left to do: Prefect had not heard of its end.
+        return Completed(message=finished.where)
     restarts = study.driver.arguments.max_search_runner_restarts
     while True:
         try:
@@ -53,10 +69,10 @@ def tune(arguments: StudyArguments | None = None, study_dir: Path | None = None)
 def run_to_its_end(study: OpenStudy) -> State[Any]:
     """Runs an open study and closes it, however it ends; returns the flow's state."""
     try:
-        study.begin()
-        failure = run_study(study)
+        failure = run_while_there_is_room(study)
         study.finish(StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
-        return Failed(message=failure) if failure else Completed(message=str(study.paths.root))
+        name = "Regressed" if study.record.regression else "Completed"
+        return Failed(message=failure) if failure else Completed(name=name, message=str(study.paths.root))
     except BaseException as error:
         # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends its trials' processes.
         study.driver.cancel()
@@ -69,13 +85,29 @@ def run_to_its_end(study: OpenStudy) -> State[Any]:
         study.close()
 
 
-def open_study(arguments: StudyArguments | None, study_dir: Path | None) -> OpenStudy:
-    """Returns the study that the command has opened already, an interrupted one, or a new one."""
+def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path | None = None) -> OpenStudy:
+    """Returns the study that the command has opened already, an interrupted one, or a new one.
+
+    A flow run that is retried goes on with the study that it has begun.
+    """
     if study_dir is not None:
         return resume_study(study_dir)
-    if arguments is None:
-        raise ValueError("give either the arguments of a new study or the folder of one to go on with")
-    return new_study(arguments, Path.cwd())
+    folder = work_folder(work_dir)
+    begun = begun_by(flow_run.id, folder.glob(f"{STUDIES}/*/study.json"))
+    if begun is not None:
+        return resume_study(begun)
+    return new_study(checked(StudyArguments, arguments), folder, flow_run.id)
+
+
+def run_while_there_is_room(study: OpenStudy) -> str | None:
+    """Begins a study, or goes on with it, to its end; returns why it failed, a full disk included, or None."""
+    try:
+        with disk_full_told(study.paths.root):
+            study.begin()
+            return run_study(study)
+    except DiskFullError as full:
+        study.driver.cancel()
+        return str(full)
 
 
 def run_study(study: OpenStudy) -> str | None:
@@ -87,6 +119,8 @@ def run_study(study: OpenStudy) -> str | None:
     tell_profile(driver)
     if driver.contradiction is not None:
         return driver.contradiction
+    if driver.arguments.from_earlier and not driver.has_searched:
+        confirm_known_winner(study)
     if not driver.has_searched:
         submitted = None if driver.submitted else driver.submitted_plan()
         if submitted is not None:
@@ -98,6 +132,7 @@ def run_study(study: OpenStudy) -> str | None:
     answer = answer_of(driver)
     if answer is None:
         return no_answer(driver)
+    tell_since_last(driver)
     report(driver, answer, study.tracker.run_url)
     if driver.arguments.run_full_experiment:
         train_with_winner(study)
@@ -110,8 +145,16 @@ def train_with_winner(study: OpenStudy) -> None:
     if full_experiment is None:
         return
     named = experiment.with_options(flow_run_name=full_experiment.record.experiment_id)
+    root = full_experiment.paths.root
     try:
-        state = named(experiment_dir=full_experiment.paths.root, return_state=True)
+        state = named(experiment_dir=root, return_state=True)
+    except httpx.TransportError as error:
+        study.driver.log.warning("Prefect has no run of the full experiment, or not its end: %s", error)
+        record = full_experiment.record
+        if record.status is StudyStatus.RUNNING:
+            state = experiment.fn(experiment_dir=root)
+        else:
+            state = Completed() if record.status is StudyStatus.COMPLETED else Failed(message=record.reason)
     finally:
         full_experiment.close()
     if state.is_cancelled():
@@ -131,6 +174,16 @@ def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
     return result
 
 
+def confirm_known_winner(study: OpenStudy) -> None:
+    """Where nothing has changed, measures the last study's winner again; one that holds is the answer: no search."""
+    driver = study.driver
+    tell_start(driver)
+    while (plan := next_known_plan(driver)) is not None:
+        run_alone(study, plan)
+    if holds(driver):
+        driver.stop("nothing has changed, and the known winner holds")
+
+
 def search(study: OpenStudy) -> None:
     """Runs the search to its end, up to `concurrency` process groups at once."""
     driver = study.driver
@@ -143,6 +196,7 @@ def search(study: OpenStudy) -> None:
         if not running:
             break
         take_in(study, next_ended(driver, running))
+    progress.finish()
     driver.stop("its minutes are over" if driver.minutes_are_over else "the search has ended")
 
 
@@ -161,6 +215,7 @@ def next_ended(driver: StudyDriver, running: Running) -> Ended:
         if end is not None:
             leave(running, end.number)
             return end
+        hear_cancellation()
         for work, future in running:
             # Prefect's own failure costs that work, and nothing else.
             if future.wrapped_future.done():

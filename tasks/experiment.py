@@ -12,6 +12,7 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
+from tasks.cancellation import hear_cancellation
 from tasks.telling import told_if_possible
 from trial_lib.launch.training import TrainingEnd
 from trial_lib.study.full_experiment import FullExperiment
@@ -27,6 +28,7 @@ def train(full_experiment: FullExperiment) -> TrainingEnd:
     progress = TrainingProgress(full_experiment)
     while (end := full_experiment.wait(_POLL_S)) is None:
         progress.update()
+        hear_cancellation()
     if end.completed:
         progress.finish()
     else:

@@ -1,5 +1,6 @@
 """What Prefect shows while a study runs: a progress bar and a growing leaderboard."""
 
+import time
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
@@ -8,13 +9,17 @@ from tasks.telling import told_if_possible
 from trial_lib.report.leaderboard import leaderboard
 from trial_lib.study.driver import StudyDriver
 
+_ROWS = 100
+_SHARE = 0.05  # of the search's time, at most, goes into telling
+
 
 class Progress:
-    """The two artifacts of a running study."""
+    """The two artifacts of a running study. They follow it as closely as a twentieth of its time allows."""
 
     def __init__(self, driver: StudyDriver) -> None:
         self._driver = driver
         self._bar: UUID | None = None
+        self._next = 0.0
         with told_if_possible(driver.log):
             self._bar = create_progress_artifact(
                 self._percent, key="progress", description=f"{driver.arguments.max_trials} trials at most"
@@ -25,14 +30,25 @@ class Progress:
         return 100.0 * self._driver.searched / self._driver.arguments.max_trials
 
     def update(self) -> None:
-        """Brings both to what the study knows."""
-        driver = self._driver
+        """Brings both to what the study knows, unless that has just been done."""
+        if time.monotonic() >= self._next:
+            self._tell()
+
+    def finish(self) -> None:
+        """Shows a search that has come to its end."""
+        self._tell()
+
+    def _tell(self) -> None:
+        driver, began = self._driver, time.monotonic()
         rows = leaderboard(driver.results, driver.candidates, driver.arguments.metric)
+        more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
         with told_if_possible(driver.log):
             if self._bar is not None:
                 update_progress_artifact(self._bar, self._percent)
             create_table_artifact(
-                [row.for_people() for row in rows],
+                [row.for_people() for row in rows[:_ROWS]],
                 key="leaderboard",
-                description=f"Best first, by {driver.arguments.metric}",
+                description=f"Best first, by {driver.arguments.metric}{more}",
             )
+        ended = time.monotonic()
+        self._next = ended + (ended - began) / _SHARE

@@ -36,7 +36,8 @@ def report(driver: StudyDriver, answer: Answer, tracking_url: str) -> None:
                     "```sh",
                     driver.paths.best_command.read_text().rstrip(),
                     "```",
-                    f"In MLflow: {tracking_url}",
+                    f"- report, once the study has ended: `{driver.paths.report}`",
+                    f"- in MLflow: {tracking_url}",
                 ]
             ),
             key="best-configuration",

@@ -1,7 +1,9 @@
 """Prefect's own record of a flow run: complete before its server may go."""
 
+import contextlib
 import time
 
+import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
 from prefect.client.schemas.sorting import FlowRunSort
@@ -17,8 +19,14 @@ def wait_for_history(flow_run_name: str) -> bool:
     Those of an earlier run of the same name, which was killed, never end.
 
     Returns:
-        Whether it has; False if it did not within ten seconds.
+        Whether it has; False if it did not within ten seconds, or is away.
     """
+    with contextlib.suppress(httpx.TransportError):
+        return _wait_for_history(flow_run_name)
+    return False
+
+
+def _wait_for_history(flow_run_name: str) -> bool:
     # What is logged after this would find the server gone.
     APILogHandler().flush()
     deadline = time.monotonic() + _PATIENCE_S

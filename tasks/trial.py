@@ -1,11 +1,11 @@
 """What one process group does as one Prefect task run: a trial, or a sweep of several."""
 
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Completed, State
 
 from tasks.telling import told_if_possible
@@ -57,12 +57,28 @@ def said(result: TrialResult, metric: str) -> State:
     return Completed(name=result.outcome.value.replace("_", " ").capitalize(), message=result.reason)
 
 
-TrialFuture = PrefectConcurrentFuture[Any]
-"""The task run of a trial or of a sweep."""
+class TrialFuture(Protocol):
+    """The task run of a trial or of a sweep.
+
+    Attributes:
+        wrapped_future: done when it has ended.
+        state: what is known of its end.
+    """
+
+    wrapped_future: "Future[Any]"
+    state: Any
+
+    def wait(self) -> None:
+        """Waits for its end."""
 
 
 def submit(driver: StudyDriver, work: Work) -> TrialFuture:
     """Starts work beside the flow; how it ended arrives at `driver.next_ended`."""
+    if driver.arguments.ray_address is not None:
+        # Only such a study needs Ray.
+        from tasks.ray_trial import submit_to_ray
+
+        return submit_to_ray(driver, work)
     kind = trial if work.sweep is None else sweep
     # The work travels as a function: Prefect would take it apart in search of futures.
     return kind.with_options(task_run_name=work.label).submit(driver, work.label, lambda: work)

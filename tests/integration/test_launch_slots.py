@@ -10,11 +10,13 @@ import time
 import pytest
 
 from trial_lib.launch import ports
+from trial_lib.launch.hardware import Host
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.slots import held_slots
 
 SPAWN = multiprocessing.get_context("spawn")
 SLOTS = ["0", "1", "2"]
+HOST = Host("cpu", SLOTS, 2**30)
 
 
 def never():
@@ -24,12 +26,12 @@ def never():
 def hold_often(lock_dir, claims, count, rounds):
     """Takes slots again and again; a claim is a file that must not exist yet."""
     for _ in range(rounds):
-        with held_slots(lock_dir, SLOTS, count, never) as held:
-            assert len(set(held)) == count
-            for slot in held:
+        with held_slots(lock_dir, HOST, count, never) as held:
+            assert len(set(held.names)) == count
+            for slot in held.names:
                 (claims / slot).touch(exist_ok=False)
             time.sleep(0.002)
-            for slot in held:
+            for slot in held.names:
                 (claims / slot).unlink()
     (claims / f"done-{os.getpid()}-{threading.get_ident()}").touch()
 
@@ -48,7 +50,7 @@ def test_no_slot_is_ever_held_twice(tmp_path, kind):
 
 
 def hold(lock_dir, ready):
-    with held_slots(lock_dir, SLOTS, 3, never):
+    with held_slots(lock_dir, HOST, 3, never):
         ready.send("held")
         time.sleep(600)
 
@@ -58,31 +60,31 @@ def test_a_killed_holders_slots_are_free_at_once(tmp_path):
     holder = SPAWN.Process(target=hold, args=(tmp_path, theirs))
     holder.start()
     ours.recv()
-    with held_slots(tmp_path, SLOTS, 1, lambda: True) as held:
+    with held_slots(tmp_path, HOST, 1, lambda: True) as held:
         assert held is None
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
     started = time.monotonic()
-    with held_slots(tmp_path, SLOTS, 3, never) as held:
-        assert held == SLOTS
+    with held_slots(tmp_path, HOST, 3, never) as held:
+        assert held.names == SLOTS
     assert time.monotonic() - started < 0.5
 
 
 def test_slots_are_given_back_after_an_error(tmp_path):
-    with pytest.raises(ZeroDivisionError), held_slots(tmp_path, SLOTS, 3, never):
+    with pytest.raises(ZeroDivisionError), held_slots(tmp_path, HOST, 3, never):
         1 / 0  # noqa: B018
-    with held_slots(tmp_path, SLOTS, 3, never) as held:
-        assert held == SLOTS
+    with held_slots(tmp_path, HOST, 3, never) as held:
+        assert held.names == SLOTS
 
 
 def test_who_cannot_have_all_its_slots_holds_none_while_it_waits(tmp_path):
-    with held_slots(tmp_path, SLOTS, 2, never):
+    with held_slots(tmp_path, HOST, 2, never):
         gave_up = threading.Event()
-        waiting = threading.Thread(target=lambda: held_slots(tmp_path, SLOTS, 2, gave_up.is_set).__enter__())
+        waiting = threading.Thread(target=lambda: held_slots(tmp_path, HOST, 2, gave_up.is_set).__enter__())
         waiting.start()
         time.sleep(0.2)
-        with held_slots(tmp_path, SLOTS, 1, never) as held:
-            assert held == ["2"]
+        with held_slots(tmp_path, HOST, 1, never) as held:
+            assert held.names == ["2"]
         gave_up.set()
         waiting.join()
 

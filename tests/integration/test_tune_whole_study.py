@@ -214,6 +214,8 @@ def test_mlflow_holds_one_parent_and_one_child_for_each_trial(ran: Ran, runs: li
         "best_ds_config.json",
         "best_ds_metrics.json",
         "best_command.txt",
+        "report.html",
+        *(figure.name for figure in ran.study.paths.figures.iterdir()),
     }
     for number, result in ran.study.results.items():
         child = children[f"{number:04d}"]

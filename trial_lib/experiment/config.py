@@ -1,8 +1,8 @@
 """The experiment's YAML as typed data: every field that a user may write, with its meaning.
 
-The fields are the predecessor's, so that a file written for it works as it is, and four additions: `arg_mappings`,
-`follow_launcher`, `search_space` and `resources.memory_per_slot`. The descriptions here become the JSON Schema that
-editors show (see `schema`).
+The fields are the predecessor's, so that a file written for it works as it is, and five additions: `arg_mappings`,
+`follow_launcher`, `search_space`, `resources.memory_per_slot` and `resources.hosts`. The descriptions here become the
+JSON Schema that editors show (see `schema`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -200,12 +200,26 @@ class Resources(Section):
         description="Memory that a slot may use, such as 2 GiB, 500 MB or a number of bytes. Left out, a slot has the "
         "accelerator's whole memory, or its share of the machine's. An addition of ZeroTune.",
     )
+    hosts: dict[str, PositiveInt] = Field(
+        default_factory=dict,
+        description="The hosts that one trial spans, by name or address, each with its slots, such as {node-1: 8, "
+        "node-2: 8}; the first is this one. All have the same files, and the others are reached by ssh. Left out, a "
+        "trial runs on one host. An addition of ZeroTune.",
+    )
     max_slots: NotUsed = Field(default=None, description="Not used: see --max-slots.")
     resource_pool: NotUsed = Field(default=None, description="Not used: a trial runs where ZeroTune runs.")
     priority: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
     weight: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
     shm_size: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
     devices: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
+
+    @model_validator(mode="after")
+    def _slots_are_those_of_the_hosts(self) -> "Resources":
+        if self.hosts and self.slots_per_trial != sum(self.hosts.values()):
+            raise ValueError(
+                f"slots_per_trial is {self.slots_per_trial}, and the hosts have {sum(self.hosts.values())} together"
+            )
+        return self
 
 
 class Searcher(Section):

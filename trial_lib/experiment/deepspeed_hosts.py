@@ -1,4 +1,7 @@
-"""Which of this host's devices the `deepspeed` launcher is told to use: hostfile, `--include`, `--exclude`, a count."""
+"""Which devices the `deepspeed` launcher is told to use: hostfile, `--include`, `--exclude`, a count.
+
+Those of this host, or all of several hosts.
+"""
 
 import re
 import socket
@@ -20,12 +23,22 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
         options: of the launcher, by name.
 
     Raises:
-        InputError: they name another host or several, contradict each other or are misspelt.
+        InputError: they name another host alone or a part of several, contradict each other or are misspelt.
     """
     chosen = [flag for flag in ("--include", "--exclude", "--num_gpus") if flag in options]
     if len(chosen) > 1:
         raise words.error(f"{chosen[0]} and {chosen[1]} exclude each other.", f"Leave {chosen[1]} out.")
-    host = _host_in_file(words, options.get("--hostfile"))
+    hosts = _first_hosts(words, _hosts_in_file(words, options.get("--hostfile")), options.get("--num_nodes"))
+    if len(hosts) > 1:
+        if chosen:
+            raise words.error(
+                f"{chosen[0]} chooses among the slots of {len(hosts)} hosts ({', '.join(hosts)}).",
+                f"Leave {chosen[0]} out, and name in the hostfile what a trial is to have.",
+            )
+        return {"slots": sum(hosts.values()), "hosts": hosts}
+    host = next(iter(hosts.items()), None)
+    if host is not None:
+        _refuse_foreign(words, "the hostfile", host[0])
     slots = None if host is None else host[1]
     count = _count(words, options.get("--num_gpus", "-1"))
     if count is not None:
@@ -54,14 +67,26 @@ def _count(words: Words, text: str) -> int | None:
     return count if count > 0 else None
 
 
-def _host_in_file(words: Words, named: str | None) -> tuple[str, int] | None:
-    """Returns the name and the slots of the one host in the hostfile; None where there is no such file."""
+def _first_hosts(words: Words, hosts: dict[str, int], asked: str | None) -> dict[str, int]:
+    """Returns as many of the hosts as `--num_nodes` asks for."""
+    if asked is None or (asked == "-1" and hosts):
+        return hosts
+    if len(hosts) < 2 and asked in ("1", "-1"):
+        words.notes.append(f"--num_nodes {asked} is left out: a trial runs on one node.")
+        return hosts
+    if not hosts:
+        raise words.error(f"--num_nodes {asked} asks for several nodes.", "Name them in a file, by --hostfile.")
+    if not asked.isdecimal() or not 0 < int(asked) <= len(hosts):
+        raise words.error(f"--num_nodes {asked} is not between 1 and the {len(hosts)} host(s) of the hostfile.")
+    return dict(list(hosts.items())[: int(asked)])
+
+
+def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
+    """Returns the slots of each host in the hostfile, by name; nothing where there is no such file."""
     path = DEFAULT_HOSTFILE if named is None else words.folder / named
     if named is None and not path.is_file():
-        return None
-    leave_out = (
-        f"Name a file with one line, `localhost slots=N`, or {'leave --hostfile out' if named else 'remove it'}."
-    )
+        return {}
+    leave_out = f"Write one line for each host, `NAME slots=N`, or {'leave --hostfile out' if named else 'remove it'}."
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, ValueError) as error:
@@ -71,19 +96,17 @@ def _host_in_file(words: Words, named: str | None) -> tuple[str, int] | None:
     for line in lines:
         match = _LINE.match(line)
         if match:
+            if match[1] in hosts:
+                raise words.error(f"the hostfile {path} names {match[1]} twice.", leave_out)
             hosts[match[1]] = int(match[2])
         elif line and not line.startswith("#"):
             raise words.error(f"the hostfile {path} has the line {line!r}.", leave_out)
-    if len(hosts) != 1:
-        raise words.error(
-            f"the hostfile {path} names {len(hosts)} hosts ({', '.join(hosts) or 'none'}): a search runs on one.",
-            leave_out,
-        )
-    ((host, slots),) = hosts.items()
-    _refuse_foreign(words, f"the hostfile {path}", host)
-    if slots < 1:
-        raise words.error(f"the hostfile {path} gives {host} no slots.", leave_out)
-    return host, slots
+    if not hosts:
+        raise words.error(f"the hostfile {path} names no host.", leave_out)
+    for host, slots in hosts.items():
+        if slots < 1:
+            raise words.error(f"the hostfile {path} gives {host} no slots.", leave_out)
+    return hosts
 
 
 def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ class Entrypoint(BaseModel):
         slots: how many ranks the command starts; None where it does not say.
         devices: the devices that the launcher is told to use, by their numbers on this host; None for any.
         excluded_devices: those that it is told not to use.
+        hosts: the hosts that the launcher's hostfile names, each with its slots, where they are several.
         passes_local_rank: whether the script expects `--local_rank=N` as its first argument, as the `deepspeed`
             launcher gives it.
         notes: one sentence for each part of the command that was left out.
@@ -62,6 +63,7 @@ class Entrypoint(BaseModel):
     slots: Slots | None = None
     devices: tuple[int, ...] | None = None
     excluded_devices: tuple[int, ...] = ()
+    hosts: dict[str, int] = Field(default_factory=dict)
     passes_local_rank: bool = False
     notes: tuple[str, ...] = ()
 

@@ -117,6 +117,8 @@ class FullExperimentRecord(BaseModel):
         batches: optimizer steps done, as far as the training tells.
         best_checkpoint: the name of the best checkpoint so far.
         best_metric: the validation metric of that checkpoint.
+        flow_run_id: the Prefect flow run that began it, and goes on with it when it is retried; None for a command's,
+            and for a study's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -136,3 +138,4 @@ class FullExperimentRecord(BaseModel):
     batches: int | None = None
     best_checkpoint: str | None = None
     best_metric: float | None = None
+    flow_run_id: str | None = None

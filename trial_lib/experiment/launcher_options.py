@@ -67,7 +67,7 @@ DEEPSPEED: dict[str, Option] = {
     "--num_accelerators": _followed("--num_gpus"),
     "--module": _followed(has_value=False),
     "--no_local_rank": _followed(has_value=False),
-    "--num_nodes": Option(_Does.ONE_NODE),
+    "--num_nodes": _followed(),
     "--node_rank": Option(_Does.ONE_NODE),
     "--master_port": _left_out(_PORT),
     "--master_addr": _left_out(_PORT),
@@ -95,6 +95,7 @@ DEEPSPEED_IN_YAML: dict[str, Option] = {
     **{flag: option for flag, option in DEEPSPEED.items() if option.does is not _Does.FOLLOWED},
     "--num_gpus": _left_out(SLOTS),
     "--num_accelerators": _left_out(SLOTS),
+    "--num_nodes": Option(_Does.ONE_NODE),
     "--module": DEEPSPEED["--module"],
     "--no_local_rank": DEEPSPEED["--no_local_rank"],
 }

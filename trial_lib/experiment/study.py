@@ -56,6 +56,16 @@ class TrialPaths:
         return self.root / f"rank{rank}.engine"
 
     @property
+    def hostfile(self) -> Path:
+        """The hosts of a trial that spans several, as DeepSpeed's launcher reads them."""
+        return self.root / "hostfile"
+
+    @property
+    def launch(self) -> Path:
+        """What the ranks of such a trial are told, by rank (JSON)."""
+        return self.root / "launch.json"
+
+    @property
     def withdrawal(self) -> Path:
         """Why the ranks that began with this trial measured no further micro-batch size, where they decided it."""
         return self.root / "withdrawal.json"
@@ -108,6 +118,16 @@ class StudyPaths:
         return self.root / "profile.json"
 
     @property
+    def fingerprint(self) -> Path:
+        """What the experiment was when the study opened (`Fingerprint` as JSON), for later studies to compare with."""
+        return self.root / "fingerprint.json"
+
+    @property
+    def earlier_studies(self) -> Path:
+        """What a study that learns found of earlier ones when it opened (a list of `EarlierStudy`, as JSON)."""
+        return self.root / "earlier_studies.json"
+
+    @property
     def lock(self) -> Path:
         """Held by the one process that drives the study."""
         return self.root / "driver.lock"
@@ -131,6 +151,16 @@ class StudyPaths:
     def best_command(self) -> Path:
         """What to type to train with the winner."""
         return self.root / "best_command.txt"
+
+    @property
+    def report(self) -> Path:
+        """The study as a page for people: one file that needs nothing else."""
+        return self.root / "report.html"
+
+    @property
+    def figures(self) -> Path:
+        """The report's figures, a page each."""
+        return self.root / "figures"
 
     @property
     def full_experiment(self) -> TrialPaths:
@@ -174,8 +204,11 @@ class StudyRecord(BaseModel):
             None where that did not complete.
         gain_interval: the ends of the gain's confidence interval; None where it was not confirmed.
         finding: the answer in one sentence; empty where nothing was confirmed.
+        regression: by how much the winner's throughput is below the last known one, and what has changed since, in a
+            sentence; empty where it is not, beyond the noise.
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
+        flow_run_id: the Prefect flow run that began it, and goes on with it when it is retried; None for a command's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -193,5 +226,7 @@ class StudyRecord(BaseModel):
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
     finding: str = ""
+    regression: str = ""
     started_at: float = 0.0
     ended_at: float | None = None
+    flow_run_id: str | None = None

@@ -10,6 +10,7 @@ import struct
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
+_MOST_DESCRIPTORS = 253  # that the kernel lets travel at once
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
@@ -29,7 +30,7 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Returns the next message and its file descriptors; None when the other end has closed."""
-    header, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, 1)
+    header, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _MOST_DESCRIPTORS)
     try:
         while 0 < len(header) < _LENGTH.size:
             header = header + _some(channel, _LENGTH.size - len(header))

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.jit_builds import clear_stale_locks
@@ -35,24 +36,32 @@ class ColdLauncher:
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Starts a guard, which starts the ranks."""
+        self._prepare(request)
+        guard = self._start_guard("trial_lib.launch.guard", request.to_json(), request)
+        return Launched(guard, len(request.ranks))
+
+    def _prepare(self, request: LaunchRequest) -> None:
         with self._lock:
             if not self._built:
                 self._build()
                 self._built = True
         # Fresh ranks load the ops anew, and would wait for a lock that a killed one left.
         clear_stale_locks(request.ranks[0].environment)
+
+    def _start_guard(self, module: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
+        """Starts a guard's module, sends it what it is to do, and returns the socket to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             guard = subprocess.Popen(
-                bootstrap.command(sys.executable, "trial_lib.launch.guard", str(theirs.fileno())),
+                bootstrap.command(sys.executable, module, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
         threading.Thread(target=guard.wait, daemon=True, name="reap-guard").start()
-        channel.send(ours, request.to_json())
-        return Launched(ours, len(request.ranks))
+        channel.send(ours, message, request.descriptors)
+        return ours
 
     def _build(self) -> None:
         building = subprocess.Popen(

@@ -46,7 +46,7 @@ class ForkServer:
             if "prime" in message:
                 self._prime(message["prime"])
             else:
-                self._launch(message["launch"], descriptors[0])
+                self._launch(message["launch"], descriptors)
 
     def _prime(self, modules: list[str]) -> None:
         """Imports `modules`, while a fork stands by: one of them may spoil this process, and the fork then takes over.
@@ -97,15 +97,16 @@ class ForkServer:
     def _note(self, text: str) -> None:
         channel.send(self._driver, {"note": text})
 
-    def _launch(self, request: dict[str, Any], descriptor: int) -> None:
+    def _launch(self, request: dict[str, Any], descriptors: list[int]) -> None:
         reason = doubt()
         if reason is None:
             pid = os.fork()
             if pid == 0:
                 self._driver.close()
-                _become_guard(request, socket.socket(fileno=descriptor))
+                _become_guard(request, socket.socket(fileno=descriptors[0]), descriptors[1:])
             self._guards.add(pid)
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
         channel.send(self._driver, {"doubt": reason})
 
     def _reap(self) -> None:
@@ -122,7 +123,7 @@ class ForkServer:
                     child.kill()
 
 
-def _become_guard(request: dict[str, Any], driver: socket.socket) -> None:
+def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     guard = os.getpid()
 
@@ -130,6 +131,8 @@ def _become_guard(request: dict[str, Any], driver: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             driver.close()
+            for descriptor in held:
+                os.close(descriptor)
             try:
                 rank_process.become(request, rank, guard)
             finally:

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import socket
 import subprocess
 import time
@@ -84,6 +85,7 @@ class Guard:
         kill_descendants()
         environment = self._request["ranks"][0]["environment"]
         remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"])
+        shutil.rmtree(rank_process.workers_folder(environment, os.getpid()), ignore_errors=True)
         # A driver that has died cannot be told.
         with contextlib.suppress(OSError):
             channel.send(
@@ -125,6 +127,16 @@ class Guard:
 
 def main(arguments: list[str]) -> None:
     """Entry of a cold trial's guard: reads the launch from the driver's socket."""
+    serve(arguments, _start_interpreter)
+
+
+def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]], "subprocess.Popen[bytes]"]) -> None:
+    """Guards one trial that the driver sends over a socket.
+
+    Args:
+        arguments: the socket's descriptor.
+        start: starts one of the launch's processes, given that one's part of the launch and the whole.
+    """
     driver = socket.socket(fileno=int(arguments[0]))
     # The terminal's Ctrl-C is the driver's to hear.
     os.setsid()
@@ -143,25 +155,30 @@ def main(arguments: list[str]) -> None:
     request = received[0]
 
     def start_rank(rank: int) -> int:
-        own = request["ranks"][rank]
-        # An interpreter that does not come up says why in the rank's log.
-        with Path(own["log"]).open("ab") as log:
-            process = subprocess.Popen(
-                bootstrap.command(request["interpreter"], "trial_lib.launch.rank_process", str(rank)),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=own["environment"],
-            )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(request).encode())
-            process.stdin.close()
+        process = start(request["ranks"][rank], {**request, "rank": rank})
         _unwaited.append(process)
         return process.pid
 
     Guard(driver, request, start_rank).supervise()
 
 
-# The guard reaps by itself; a Popen object that is collected would warn about its child.
+def _start_interpreter(own: dict[str, Any], request: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    """Starts a rank as a fresh interpreter."""
+    # An interpreter that does not come up says why in the rank's log.
+    with Path(own["log"]).open("ab") as log:
+        process = subprocess.Popen(
+            bootstrap.command(request["interpreter"], "trial_lib.launch.rank_process", str(request["rank"])),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=own["environment"],
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+    return process
+
+
+# The guard reaps by itself; a Popen object that is collected would warn about its child, and close its pipe.
 _unwaited: list[subprocess.Popen[bytes]] = []

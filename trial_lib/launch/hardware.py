@@ -1,9 +1,9 @@
 """What this host has: its accelerators or cores, and their memory. Asked without importing torch."""
 
 import contextlib
-import itertools
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -22,19 +22,24 @@ class Host:
         slots: what a trial is given to address each: the index or UUID of a GPU as CUDA_VISIBLE_DEVICES spells it, the
             number of a core.
         memory_per_slot: bytes of one device; on a CPU the host's memory over the slots, less a reserve of a tenth.
+        devices: the UUID of each slot's GPU: CUDA_VISIBLE_DEVICES may spell one GPU in many ways.
     """
 
     device: str
     slots: list[str]
     memory_per_slot: int
+    devices: Mapping[str, str] = field(default_factory=dict)
+
+    def device_of(self, slot: str) -> str:
+        """Returns the name of a slot's device, which is the same for everybody on this host."""
+        return self.devices.get(slot, slot)
 
 
 def this_host() -> Host:
     """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured."""
     gpus = _gpus()
     if gpus is not None:
-        names, memory = gpus
-        return Host("cuda", names, memory)
+        return gpus
     cores = sorted(os.sched_getaffinity(0))
     memory = int(_host_memory() * (1 - _HOST_RESERVE)) // len(cores)
     return Host("cpu", [str(core) for core in cores], memory)
@@ -48,27 +53,44 @@ def _host_memory() -> int:
     return total
 
 
-def _visible(variable: str) -> list[str]:
-    """Returns the devices that CUDA_VISIBLE_DEVICES names: as CUDA reads it, up to the first that there is none of."""
-    names = [name.strip() for name in variable.split(",")]
-    return list(itertools.takewhile(lambda name: name not in ("", "-1", "none", "void", "NoDevFiles"), names))
-
-
-def _gpus() -> tuple[list[str], int] | None:
+def _gpus() -> Host | None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = [str(index) for index in range(count)] if visible is None else _visible(visible)
-        if not names:
-            return None
-        memory = min(
-            int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total)
-            for index in range(count)
-        )
-        return names, memory
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        gpus = {
+            pynvml.nvmlDeviceGetUUID(handle): int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles
+        }
     finally:
         pynvml.nvmlShutdown()
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible_devices(",".join(map(str, range(len(gpus)))) if variable is None else variable, list(gpus))
+    if not devices:
+        return None
+    memory = min(gpus.get(device, min(gpus.values())) for device in devices.values())
+    return Host("cuda", list(devices), memory, devices)
+
+
+def visible_devices(variable: str, uuids: Sequence[str]) -> dict[str, str]:
+    """Returns the devices that CUDA_VISIBLE_DEVICES names: the UUID of each by the name that it has there.
+
+    As CUDA reads it: up to the first name of no device.
+
+    Args:
+        variable: its value: indices, UUIDs, beginnings of UUIDs, or UUIDs of parts of a GPU (MIG).
+        uuids: of this host's GPUs, by their index.
+    """
+    devices: dict[str, str] = {}
+    for name in map(str.strip, variable.split(",")):
+        if name.isdecimal():
+            found = list(uuids[int(name) : int(name) + 1])
+        elif name.startswith("MIG-"):
+            found = [name]
+        else:
+            found = [uuid for uuid in uuids if name.startswith("GPU-") and uuid.startswith(name)]
+        if len(found) != 1 or found[0] in devices.values():
+            break
+        devices[name] = found[0]
+    return devices

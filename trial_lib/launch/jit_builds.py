@@ -27,32 +27,43 @@ def holds_open(path: Path) -> bool:
     return False
 
 
-def clear_stale_lock(build_dir: Path) -> bool:
-    """Removes the lock of a build that was killed; every later build would wait for it for ever.
+def is_stale(lock: Path) -> bool:
+    """Returns whether a build's lock is there, and its build was killed; every later build would wait for it for ever.
 
-    Returns:
-        Whether there was one.
+    One whose holder cannot be seen, for it is another user's, is not taken for stale.
     """
-    lock = build_dir / "lock"
     try:
-        # Whose descriptors cannot be seen may hold it open.
-        if lock.stat().st_uid != os.getuid() or holds_open(lock):
-            return False
+        return lock.stat().st_uid == os.getuid() and not holds_open(lock)
     except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def clear_stale_lock(build_dir: Path) -> bool:
+    """Removes the lock of a build that was killed; returns whether there was one."""
+    lock = build_dir / "lock"
+    if not is_stale(lock):
         return False
     lock.unlink(missing_ok=True)
     return True
+
+
+def build_folders(environment: Mapping[str, str]) -> list[Path]:
+    """Returns the folders that torch builds extensions in, one each.
+
+    Args:
+        environment: of the ranks, which says where that is.
+    """
+    root = environment.get("TORCH_EXTENSIONS_DIR")
+    return list(Path(root).glob("*") if root else (Path.home() / ".cache" / "torch_extensions").glob("*/*"))
 
 
 def clear_stale_locks(environment: Mapping[str, str]) -> None:
     """Removes every lock that a killed process left; a rank that is killed while it loads an op leaves one too.
 
     Args:
-        environment: of the ranks, which says where their builds are.
+        environment: of the ranks.
     """
-    root = environment.get("TORCH_EXTENSIONS_DIR")
-    folders = Path(root).glob("*") if root else (Path.home() / ".cache" / "torch_extensions").glob("*/*")
-    for folder in folders:
+    for folder in build_folders(environment):
         clear_stale_lock(folder)
 
 

@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 from trial_lib.launch import channel
 
+HOST = "host"
+"""What ended a trial's processes: the death of a host."""
+
 _POLL_S = 0.1
 
 
@@ -37,6 +40,9 @@ class LaunchRequest:
         ranks: one for each process.
         deadline_s: seconds after which all are killed.
         grace_s: seconds that the other ranks have to end once one has failed.
+        first_rank: the rank of the first of them, where others run on other hosts.
+        descriptors: that the guard holds as long as it lives: of the trial's slots, which are then not given away
+            before the last rank is gone, however the driver ends.
     """
 
     interpreter: str
@@ -46,10 +52,14 @@ class LaunchRequest:
     ranks: list[RankRequest]
     deadline_s: float
     grace_s: float = 5.0
+    first_rank: int = 0
+    descriptors: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the request as it travels to a guard."""
-        return asdict(self)
+        """Returns the request as it travels to a guard; its descriptors travel beside it."""
+        plain = asdict(self)
+        del plain["descriptors"]
+        return plain
 
 
 @dataclass(frozen=True)
@@ -57,12 +67,15 @@ class Ending:
     """How a trial's processes ended.
 
     Attributes:
-        ended_by: `ranks` (by themselves), `deadline`, `cancel`, or `guard` (the guard itself was killed).
+        ended_by: `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard itself was killed), or
+            `host` (a host has died).
         statuses: exit status by rank; negative for a signal, None for a rank that was killed here.
+        host: the host that has died.
     """
 
     ended_by: str
     statuses: list[int | None]
+    host: str = ""
 
 
 class Launched:

@@ -52,14 +52,27 @@ def main(arguments: list[str]) -> None:
     # The terminal's Ctrl-C is the driver's to hear.
     os.setsid()
     become_subreaper()
-    command = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL)
+    holder = os.fork()
+    if holder:
+        # Stays behind as the holder's parent: when that is killed, all that it has started comes here.
+        driver.close()
+        os.waitpid(holder, 0)
+        kill_descendants()
+        return
+    become_subreaper()
+    _hold(driver, arguments[1:], os.getppid())
+    kill_descendants()
+
+
+def _hold(driver: socket.socket, words: Sequence[str], parent: int) -> None:
+    """Runs a command to its end, or to that of the driver or of the parent."""
+    command = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     poll = select.poll()
     poll.register(driver, 0)
     while command.poll() is None:
-        if poll.poll(_POLL_MS):
+        if poll.poll(_POLL_MS) or os.getppid() != parent:
             command.terminate()
             try:
                 command.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 break
-    kill_descendants()

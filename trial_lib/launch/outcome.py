@@ -8,7 +8,7 @@ from typing import Any
 
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.guard import CANCEL, DEADLINE
-from trial_lib.launch.launcher import Ending
+from trial_lib.launch.launcher import HOST, Ending
 
 # Each was seen, or stands in the source of torch, NCCL or the C library.
 _OUT_OF_MEMORY = re.compile(
@@ -93,6 +93,8 @@ def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_
 
 
 def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple[Outcome, str]:
+    if ending.ended_by == HOST:
+        return Outcome.CRASHED, f"The host {ending.host} died while the trial ran. Log: {ranks[0].log}"
     roots = [rank for rank in ranks if rank.failure and not _PEER_DIED.search(rank.failure["message"])]
     if roots:
         root = min(roots, key=lambda rank: rank.failure["time"] if rank.failure else 0.0)

@@ -28,14 +28,44 @@ class Program:
     environment: dict[str, str]
 
 
-def rank_requests(program: Program, host: Host, slots: list[str], port: int, logs: list[Path]) -> list[RankRequest]:
-    """Returns one rank for each slot, in the environment that torch's and DeepSpeed's launchers give it."""
-    world_size = len(slots)
+@dataclass(frozen=True)
+class Part:
+    """The ranks on one host, of a trial that spans several.
+
+    Attributes:
+        first_rank: of the host.
+        slots: of the host.
+        world_size: ranks on all hosts.
+        address: of the rendezvous.
+        port: of the rendezvous.
+    """
+
+    first_rank: int
+    slots: int
+    world_size: int
+    address: str
+    port: int
+
+
+def rank_requests(
+    program: Program, host: Host, slots: list[str], port: int, logs: list[Path], part: Part | None = None
+) -> list[RankRequest]:
+    """Returns one rank for each slot, in the environment that torch's and DeepSpeed's launchers give it.
+
+    Args:
+        program: what the ranks run.
+        host: where.
+        slots: one for each rank.
+        port: of their rendezvous.
+        logs: of each rank here.
+        part: which ranks these are; None for all that there are.
+    """
+    part = part or Part(0, len(slots), len(slots), "127.0.0.1", port)
     shared = {
         **program.environment,
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": str(part.world_size),
+        "LOCAL_WORLD_SIZE": str(len(slots)),
+        "MASTER_ADDR": part.address,
         "MASTER_PORT": str(port),
     }
     if host.device == "cuda":
@@ -44,9 +74,9 @@ def rank_requests(program: Program, host: Host, slots: list[str], port: int, log
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(slots)
     return [
         RankRequest(
-            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            environment={**shared, "RANK": str(part.first_rank + rank), "LOCAL_RANK": str(rank)},
             log=str(logs[rank]),
-            cores=[int(slots[rank])] if host.device == "cpu" else [],
+            cores=[int(slots[rank])] if host.device == "cpu" and slots[rank].isdecimal() else [],
         )
-        for rank in range(world_size)
+        for rank in range(len(slots))
     ]

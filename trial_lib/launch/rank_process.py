@@ -3,13 +3,17 @@
 Runs in the user's environment.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
+import multiprocessing
 import os
 import random
 import signal
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -22,12 +26,25 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
+    """Returns where the workers that a trial's program starts keep their sockets; its guard removes it.
+
+    They would make folders of their own in the temporary one, and leave them when they are killed.
+
+    Args:
+        environment: of the trial's ranks.
+        guard: the process id of its guard.
+    """
+    # Short: a socket's path may have a hundred characters.
+    return Path(environment.get("TMPDIR") or "/tmp") / f"zerotune-workers-{guard}"
+
+
 def become(request: dict[str, Any], rank: int, guard: int) -> None:
     """Turns this process into a rank and runs the entry in it.
 
     Args:
         request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
-        rank: this rank.
+        rank: this rank, among those that are started here.
         guard: the process id of its guard.
     """
     die_with_parent(guard)
@@ -36,6 +53,13 @@ def become(request: dict[str, Any], rank: int, guard: int) -> None:
     os.environ.clear()
     os.environ.update(own["environment"])
     os.chdir(request["cwd"])
+    folder = workers_folder(os.environ, guard)
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Somebody else may have made it first.
+        if folder.stat().st_uid == os.getuid():
+            # Every worker inherits it.
+            multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
     if own["cores"]:
         os.sched_setaffinity(0, own["cores"])
     # A fork inherits Python's and numpy's global generators; cold ranks each seed their own.
@@ -43,7 +67,7 @@ def become(request: dict[str, Any], rank: int, guard: int) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
     module, function = request["entry"].split(":")
-    getattr(importlib.import_module(module), function)(request["payload"], rank)
+    getattr(importlib.import_module(module), function)(request["payload"], request["first_rank"] + rank)
 
 
 def _redirect(log: str) -> None:

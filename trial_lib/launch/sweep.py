@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def run_sweep(
     kills_before = kernel_kills()
     started_at = time.time()
     with (
-        held_slots(lock_dir, host.slots, plans[0].candidate.slots, cancelled.is_set, note) as slots,
+        held_slots(lock_dir, host, plans[0].candidate.slots, cancelled.is_set, note) as slots,
         reserved_port(lock_dir) as port,
     ):
         collector = _Collector(plans, started_at, measured)
@@ -78,7 +79,8 @@ def run_sweep(
                 plan.paths.scratch.mkdir()
             payload = _payload(plans, sweep, collector.launched_at)
             deadline_s = sum(plan.deadline_s for plan in plans)
-            request = request_of(plans[0], _ENTRY, payload, host, slots, port, deadline_s)
+            request = request_of(plans[0], _ENTRY, payload, host, slots.names, port, deadline_s)
+            request = replace(request, descriptors=slots.descriptors)
             with ThreadPoolExecutor(1) as thread:
                 running = thread.submit(run_to_end, request, launcher, cancelled)
                 while wait([running], timeout=_POLL_S).not_done:

@@ -18,7 +18,7 @@ from trial_lib.launch.outcome import RankRecord, classify, kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
-from trial_lib.launch.slots import held_slots
+from trial_lib.launch.slots import HeldSlots, held_slots
 
 _ENTRY = "trial_lib.measure.rank:train"
 
@@ -90,14 +90,14 @@ def run_training(
         note: told of each crash, and of what holds the training up.
         starting: told the slots before each attempt, when no rank runs.
     """
-    with held_slots(lock_dir, host.slots, plan.slots, cancelled.is_set, note) as slots:
+    with held_slots(lock_dir, host, plan.slots, cancelled.is_set, note) as slots:
         if slots is None:
             return TrainingEnd(False, "Cancelled before it started.")
         attempts = plan.max_restarts + 1
         pause_s = _FIRST_PAUSE_S
         before: tuple[str, tuple[int, str]] | None = None
         for attempt in range(1, attempts + 1):
-            starting(slots)
+            starting(slots.names)
             end = _attempt(plan, launcher, host, slots, lock_dir, cancelled)
             if end.outcome is Outcome.COMPLETED:
                 return TrainingEnd(True)
@@ -150,7 +150,7 @@ def _attempt(
     plan: TrainingPlan,
     launcher: Launcher,
     host: Host,
-    slots: list[str],
+    slots: HeldSlots,
     lock_dir: Path,
     cancelled: threading.Event,
 ) -> _AttemptEnd:
@@ -181,7 +181,7 @@ def _attempt(
 
 
 def _run(
-    plan: TrainingPlan, launcher: Launcher, host: Host, slots: list[str], port: int, cancelled: threading.Event
+    plan: TrainingPlan, launcher: Launcher, host: Host, slots: HeldSlots, port: int, cancelled: threading.Event
 ) -> Ending:
     program, ranks = plan.program, range(plan.slots)
     payload = {
@@ -193,8 +193,16 @@ def _run(
         "finished": [str(plan.paths.rank_finished(rank)) for rank in ranks],
         "failures": [str(plan.paths.rank_failure(rank)) for rank in ranks],
     }
-    requests = rank_requests(program, host, slots, port, [plan.paths.rank_log(rank) for rank in ranks])
-    request = LaunchRequest(program.interpreter, _ENTRY, payload, str(program.model_dir), requests, math.inf)
+    requests = rank_requests(program, host, slots.names, port, [plan.paths.rank_log(rank) for rank in ranks])
+    request = LaunchRequest(
+        program.interpreter,
+        _ENTRY,
+        payload,
+        str(program.model_dir),
+        requests,
+        math.inf,
+        descriptors=slots.descriptors,
+    )
     try:
         return launcher.launch(request).wait_or_cancel(cancelled)
     except LauncherClosedError:

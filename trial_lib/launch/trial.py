@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.slots import held_slots
 
-_ENTRY = "trial_lib.measure.rank:run"
+ENTRY = "trial_lib.measure.rank:run"
+"""What each rank of a trial calls."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def run_trial(
     started_at = time.time()
     kills_before = kernel_kills()
     with (
-        held_slots(lock_dir, host.slots, plan.candidate.slots, cancelled.is_set, note) as slots,
+        held_slots(lock_dir, host, plan.candidate.slots, cancelled.is_set, note) as slots,
         reserved_port(lock_dir) as port,
     ):
         launched_at = time.time()
@@ -100,8 +101,8 @@ def run_trial(
             ending = Ending("cancel", [])
         else:
             plan.paths.scratch.mkdir()
-            request = request_of(plan, _ENTRY, payload_of(plan, launched_at), host, slots, port, plan.deadline_s)
-            ending = run_to_end(request, launcher, cancelled)
+            request = request_of(plan, ENTRY, payload_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
+            ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
             shutil.rmtree(plan.paths.scratch, ignore_errors=True)
     return take_result(plan, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
 

@@ -94,7 +94,7 @@ class WarmLauncher:
             assert self._channel is not None
             ours, theirs = socket.socketpair()
             with theirs:
-                channel.send(self._channel, {"launch": request.to_json()}, (theirs.fileno(),))
+                channel.send(self._channel, {"launch": request.to_json()}, (theirs.fileno(), *request.descriptors))
                 self._doubt = self._answer("doubt")
             if self._doubt:
                 ours.close()

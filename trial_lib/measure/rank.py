@@ -13,12 +13,15 @@ import sysconfig
 import threading
 import time
 import traceback
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trial_lib.experiment.files import write_whole
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 
+# Libraries of the user's that a training may spend its time in.
+_ALSO_DECIDE_SPEED = ("accelerate", "bitsandbytes", "flash-attn", "peft", "transformers", "triton", "xformers")
 _INITIALIZE_FRAME = ("trial_lib/measure/interception.py", "initialize")
 
 
@@ -203,6 +206,9 @@ def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "deepspeed": deepspeed.__version__}
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
+    for package in _ALSO_DECIDE_SPEED:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return versions
 
 

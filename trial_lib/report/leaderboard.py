@@ -68,7 +68,7 @@ def flat_knobs(knobs: Mapping[str, Any]) -> str:
 
 def leaderboard(results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str) -> list[Row]:
     """Returns the trials that have ended but for the profile: completed ones best first, then the others in order."""
-    rows = [_row(result, candidates[number], metric) for number, result in results.items()]
+    rows = [row_of(result, candidates[number], metric) for number, result in results.items()]
     sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
     return sorted(
         (row for row in rows if row.purpose is not Purpose.PROFILE),
@@ -76,7 +76,8 @@ def leaderboard(results: Mapping[int, TrialResult], candidates: Mapping[int, Can
     )
 
 
-def _row(result: TrialResult, candidate: Candidate, metric: str) -> Row:
+def row_of(result: TrialResult, candidate: Candidate, metric: str) -> Row:
+    """Returns the row of a trial that has ended."""
     return Row(
         trial=result.number,
         purpose=result.purpose,

@@ -128,9 +128,9 @@ class AdaptiveSearch(Search):
             self._limits[point.arm].withdraw(point.size, reason)
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in a trial that the search has not asked for: of the profile, or of the submitted configuration.
+        """Takes in a trial that the search has not asked for: the profile, the submitted configuration, older ones.
 
-        It is no candidate of the search, and never its best.
+        It is no candidate of the search, and never its best. One without the metric tells of its memory alone.
         """
         if result.purpose is Purpose.PROFILE:
             self._fitting.memory.observe_profile(candidate, result)
@@ -182,6 +182,9 @@ class AdaptiveSearch(Search):
             self._failures.ran(point.size)
             cost = log(value) if self.metric.smaller_is_better else -log(value)
             self._measured.append(Measured(point, cost, candidate, result if asked else None))
+        elif value is None and not asked and result.outcome is Outcome.COMPLETED:  # how fast is not known any more
+            limits.ran(point.index, point.size)
+            self._failures.ran(point.size)
         elif result.outcome is Outcome.TOO_SLOW:
             limits.ran(point.index, point.size)
             best = min((measured.cost for measured in self._measured), default=None)

@@ -144,7 +144,7 @@ class Search(ABC):
         raise NotImplementedError("this method asks for no sweeps")
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:  # noqa: B027
-        """Takes in a trial that the search has not asked for: of the profile, or of the submitted configuration.
+        """Takes in a trial that the search has not asked for: the profile, the submitted configuration, older ones.
 
         A method that learns nothing from it passes over it.
         """

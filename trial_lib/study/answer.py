@@ -99,7 +99,9 @@ def training_command(
     mapped, _ = variables_for(entrypoint, paths.best_ds_config, mappings, config, environment)
     # Its launcher sets these, as it is told.
     variables |= {name: value for name, value in mapped.items() if name not in entrypoint.config_variables}
-    words = _typed_launcher(experiment, config, paths) if entrypoint.launcher else _own_launcher(experiment, device)
+    words = (
+        _typed_launcher(experiment, config, paths) if entrypoint.launcher else _own_launcher(experiment, device, paths)
+    )
     typed = _assignments(variables) + shlex.join([*words, *arguments])
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
     to_write = _what_to_write(config, paths, entrypoint, is_batch_in_code)
@@ -146,14 +148,17 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
     )
 
 
-def _own_launcher(experiment: Experiment, device: str) -> list[str]:
+def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> list[str]:
     """Returns the words that start an entrypoint's script on as many ranks as its YAML says."""
     entrypoint = experiment.entrypoint
     ranks = "--num_gpus" if device == "cuda" else "--num_accelerators"
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
-    slots = str(experiment.config.resources.slots_per_trial)
+    resources = experiment.config.resources
+    started = [ranks, str(resources.slots_per_trial)]
+    if resources.hosts:
+        started = ["--hostfile", str(paths.trial(0).hostfile)]
     local_rank = [] if entrypoint.passes_local_rank else ["--no_local_rank"]
-    return [_beside(interpreter_of(experiment), "deepspeed"), ranks, slots, *local_rank, *target]
+    return [_beside(interpreter_of(experiment), "deepspeed"), *started, *local_rank, *target]
 
 
 def _assignments(variables: Mapping[str, str]) -> str:

@@ -6,23 +6,25 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 Method = Literal["adaptive", "asha", "binary", "random", "micro_batch"]
+Metric = Literal["FLOPS_per_gpu", "throughput", "forward", "backward", "latency"]
 ADAPTIVE_ONLY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
 """What the other methods do not know: the predecessor's have their own way with the batch and with memory."""
 
-ADAPTIVE_STAGES: tuple[int, ...] = (0, 1, 2, 3)
-PREDECESSORS_STAGES: tuple[int, ...] = (1, 2, 3)
+Stage = Literal[0, 1, 2, 3]
+ADAPTIVE_STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
+PREDECESSORS_STAGES: tuple[Stage, ...] = (1, 2, 3)
 
 
 class StudyArguments(BaseModel):
     """The arguments of a study, as the command line, a deployment or a resumed study's record gives them.
 
     Attributes:
-        config_path: the experiment's YAML; None where a command was typed in its place.
-        command: the words of that command.
+        config_path: the experiment's YAML; None where a command stands in its place.
+        command: the words of a command to tune, in the place of config_path.
         arg_mappings: the flag or the environment variable by which the command's program takes each DeepSpeed key.
         model_dir: the model directory; a command's working directory.
-        method: the search.
-        settings: of the search, by name; the rest has its default.
+        method: the search: adaptive races what fits, and stops when little is to gain; the others are dsat's.
+        settings: of the search method, by name; the rest has its default.
         max_trials: trials in all, the profile trial among them; the submitted configuration is measured besides.
         max_slots: slots that all trials together may use; None for all of this host.
         max_micro_batch: the largest micro-batch size (samples) that the search may try; None for what fits.
@@ -32,14 +34,18 @@ class StudyArguments(BaseModel):
         divisible_by: micro-batch sizes that the search tries are multiples of it.
         memory_headroom: share of a slot's memory that the search leaves free.
         max_concurrent_trials: trials that may run at once.
-        metric: what is optimised.
-        zero_stages: ZeRO stages that the search may use.
+        metric: what is optimised: FLOP/s of a device, samples/s, or seconds of an optimizer step or a part of it.
+        zero_stages: ZeRO stages that the search may use; by default all for adaptive, 1 to 3 for the other methods.
         start_profile_step: the first optimizer step that is measured, from 1.
         end_profile_step: the last that is measured at least.
         random_seed: of the search.
         max_search_runner_restarts: how often a flow that failed is started again, where it was.
         include: files and folders that the code imports from outside the model directory.
+        from_earlier: whether to start from what earlier studies of the experiment in the same folder found: the known
+            winner is confirmed first, and where nothing has changed there is no search.
         run_full_experiment: whether to train at full length with the winner afterwards.
+        ray_address: of a Ray cluster, whose hosts the trials are spread over; `auto` for the one that this machine is a
+            node of. None for this host alone.
         launcher: `warm` forks ranks from a primed interpreter, `cold` starts fresh ones.
     """
 
@@ -60,14 +66,16 @@ class StudyArguments(BaseModel):
     divisible_by: PositiveInt = 1
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.05
     max_concurrent_trials: PositiveInt = 16
-    metric: str = "FLOPS_per_gpu"
-    zero_stages: tuple[int, ...] = ADAPTIVE_STAGES
+    metric: Metric = "FLOPS_per_gpu"
+    zero_stages: tuple[Stage, ...] = ADAPTIVE_STAGES
     start_profile_step: PositiveInt = 3
     end_profile_step: PositiveInt = 5
     random_seed: int = 42
     max_search_runner_restarts: NonNegativeInt = 5
     include: tuple[Path, ...] = ()
+    from_earlier: bool = False
     run_full_experiment: bool = False
+    ray_address: str | None = None
     launcher: Literal["warm", "cold"] = "warm"
 
     @model_validator(mode="before")
@@ -87,6 +95,12 @@ class StudyArguments(BaseModel):
             raise ValueError(f"--{given[0].replace('_', '-')} is for the method adaptive, not for {self.method}")
         if self.free_batch and self.train_batch_size is not None:
             raise ValueError("--train-batch-size and --free-batch exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_are_no_answer_to_learn_from(self) -> "StudyArguments":
+        if self.from_earlier and self.method == "micro_batch":
+            raise ValueError("--from-earlier is for methods that confirm a winner, not for micro-batch")
         return self
 
     @model_validator(mode="after")

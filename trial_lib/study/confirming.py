@@ -10,7 +10,14 @@ from trial_lib.study.answer import gain
 from trial_lib.study.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.finding import Estimate, Finding, freeing_advice
+from trial_lib.study.known_winner import (
+    confirmed_after_search,
+    ended_on_known_winner,
+    fingerprint_now,
+    known_confirmation,
+)
 from trial_lib.study.runner import seconds_of
+from trial_lib.study.since_last import SinceLast, since_last
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,8 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     """
     if driver.arguments.method == "micro_batch" or not driver.has_searched or driver.profile is None:
         return None
+    if ended_on_known_winner(driver):
+        return known_confirmation(driver)
     metric, submitted = driver.arguments.metric, driver.submitted
     searched = [result for result in driver.results.values() if result.purpose is Purpose.SEARCH]
     own = None
@@ -68,9 +77,8 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
         return None
     before = [driver.profile, *([submitted] if submitted is not None else []), *searched]
     confirmation = Confirmation(own, ranked, metric, driver.host.device, seconds_of(before))
-    for result in driver.results.values():
-        if result.purpose is Purpose.CONFIRM:
-            confirmation.tell(result)
+    for result in confirmed_after_search(driver):
+        confirmation.tell(result)
     return confirmation
 
 
@@ -98,6 +106,15 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         return None
     best = driver.results[winner.number].model_copy(update={"metrics": winner.metrics})
     return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain))
+
+
+def since_last_study(driver: StudyDriver) -> SinceLast | None:
+    """Returns the confirmed winner beside that of the last study; None where the study does not learn from any."""
+    answer = answer_of(driver)
+    winner = None if answer is None or answer.finding is None else answer.finding.winner
+    if winner is None:
+        return None
+    return since_last(driver.earlier, fingerprint_now(driver), driver.results, winner, driver.host.device)
 
 
 def no_answer(driver: StudyDriver) -> str:

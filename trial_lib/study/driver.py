@@ -4,25 +4,26 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.batch import resolve_batch
-from trial_lib.experiment.candidate import Candidate, Purpose, Sweep
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
-from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.search.base import Search
 from trial_lib.study.answer import best_result, ignored_batch_reason, without_tuning_keys, write_answer
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.completed_config import completed_config, contradiction
+from trial_lib.study.earlier_studies import earlier_studies_of
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
-from trial_lib.study.plans import TrialPlans, refusal, throughput_to_beat
+from trial_lib.study.interrupted import left_of, unheard
+from trial_lib.study.known_winner import first_candidate, told_before
+from trial_lib.study.plans import TrialPlans, profile_candidate, refusal, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import open_search
 from trial_lib.study.program import CommandChanges, batch_in_command, environment_of
 from trial_lib.study.runner import Ended, Runner, Work, seconds_of
@@ -42,8 +43,7 @@ class StudyDriver:
         arguments: the study's.
         paths: its files.
         host: the devices.
-        launcher: starts the trials.
-        lock_dir: the locks of slots and ports on this host.
+        place: where the trials run.
         log: for people; goes to the study's log file.
 
     Attributes:
@@ -53,6 +53,8 @@ class StudyDriver:
         arg_mappings: by which flag or variable the program takes its batch, the experiment's and what was found.
         environment: what the ranks start from.
         full_experiment_failure: why the full experiment failed, if it has.
+        purposes: why each trial runs that was decided on.
+        earlier: what the studies before it found, as far as this one is to learn from them.
     """
 
     def __init__(
@@ -63,8 +65,7 @@ class StudyDriver:
         arguments: StudyArguments,
         paths: StudyPaths,
         host: Host,
-        launcher: Launcher,
-        lock_dir: Path,
+        place: Place,
         log: logging.Logger,
     ) -> None:
         self.study_id = study_id
@@ -80,15 +81,16 @@ class StudyDriver:
         self.candidates: dict[int, Candidate] = {}
         self.search: Search | None = None
         self.full_experiment_failure: str | None = None
-        self._launcher = launcher
+        self.earlier = earlier_studies_of(paths)
+        self.place = place
         self._opened = time.monotonic()
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
         self.environment = environment_of(experiment, arguments.include)
         self._changes = CommandChanges(experiment, self.environment, log)
         self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
-        self._runner = Runner(launcher, host, lock_dir, log, self._refusal, self._starting)
+        self._runner = Runner(place, log, self._refusal, self._starting)
         self._history = History(paths.history)
-        self._purposes: dict[int, Purpose] = {}
+        self.purposes: dict[int, Purpose] = {}
         self._withdrawn: set[int] = set()
         self._by_hash: dict[str, int] = {}
         self._interrupted: list[Decided] = []
@@ -107,31 +109,18 @@ class StudyDriver:
 
     def profile_plan(self) -> TrialPlan:
         """Returns the profile trial: micro-batch 1, one step, the submitted configuration otherwise."""
-        accumulation = self.base_config.get(ACCUMULATION, 1)
         slots = self.experiment.config.resources.slots_per_trial
-        candidate = Candidate(
-            micro_batch_size=1,
-            gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
-            slots=slots,
-            # A program that takes the whole batch by a flag has to be told it.
-            data_parallel_size=slots if TRAIN_BATCH in self.arg_mappings else None,
-        )
+        candidate = profile_candidate(self.base_config, slots, self.arg_mappings)
         return self._decide(PROFILE_NUMBER, Purpose.PROFILE, candidate)
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""
-        replicas = self._profile.profile.data_parallel_size if self._profile.profile else 1
+        slots = self.experiment.config.resources.slots_per_trial
         try:
-            batch = resolve_batch(self.base_config, replicas)
+            candidate = submitted_candidate(self.base_config, slots, self._profile.profile)
         except InputError as error:
             self.log.warning("your own configuration is not measured: %s", error)
             return None
-        candidate = Candidate(
-            micro_batch_size=batch.micro_batch_size,
-            gradient_accumulation_steps=batch.gradient_accumulation_steps,
-            slots=self.experiment.config.resources.slots_per_trial,
-            data_parallel_size=replicas,
-        )
         return self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate)
 
     @property
@@ -161,7 +150,11 @@ class StudyDriver:
     def _ask(self) -> Decided | None:
         if self.minutes_are_over:
             return None
-        asked = self._searching().ask()
+        asked: Candidate | Sweep | None = None if self.search else first_candidate(self)
+        if asked is None:
+            asked = self._searching().ask()
+        else:
+            self._searching().apply(asked)
         if asked is None:
             return None
         first = self._next_number
@@ -189,7 +182,7 @@ class StudyDriver:
     def plan_again(self, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         """Returns another trial of a candidate, to confirm or to record it; one of a confirmation cut short goes on."""
         number = max(self.candidates)
-        is_open = self._purposes[number] is purpose is Purpose.CONFIRM and number not in self.results
+        is_open = self.purposes[number] is purpose is Purpose.CONFIRM and number not in self.results
         return self._decide(number if is_open else self._next_number, purpose, candidate)
 
     def _tell_known(self, number: int, result: TrialResult) -> None:
@@ -243,7 +236,7 @@ class StudyDriver:
     def prime(self) -> None:
         """Has the launcher import what the profile trial had imported, if there is one; waits for its server."""
         if self.profile is not None:
-            self._launcher.prime(self.profile.imported)
+            self.place.prime(self.profile.imported)
 
     def cancel(self) -> None:
         """Ends all trials that run. Callable from any thread."""
@@ -303,7 +296,7 @@ class StudyDriver:
     @property
     def searched(self) -> int:
         """Trials of the search that have ended, the profile trial among them."""
-        return sum(self._purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in self.results)
+        return sum(self.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in self.results)
 
     @property
     def has_searched(self) -> bool:
@@ -316,9 +309,16 @@ class StudyDriver:
                 (self.candidates[number], self.results[number])
                 for number in (PROFILE_NUMBER, SUBMITTED_NUMBER)
                 if number in self.results
-            ]
+            ] + told_before(self)
             self.search = open_search(
-                self.arguments, self.experiment, self.base_config, self.host.device, self.concurrency, known, self.log
+                self.arguments,
+                self.experiment,
+                self.base_config,
+                self.host.device,
+                self.concurrency,
+                self.place.can_sweep,
+                known,
+                self.log,
             )
         return self.search
 
@@ -327,7 +327,7 @@ class StudyDriver:
     def _replay(self) -> None:
         """Brings a resumed study to where it was: asks are applied, not asked again, and ended trials are not run."""
         decided: list[Decided] = []
-        withdrawn = set()
+        withdrawn: dict[int, Withdrawal] = {}
         for event in self._history.replayed:
             if isinstance(event, Asked):
                 self._remember(event.number, event.purpose, event.candidate)
@@ -341,18 +341,21 @@ class StudyDriver:
                 decided.append(Decided(event.numbered, event.sweep))
             elif isinstance(event, Withdrawn):
                 self._withdraw(event)
-                withdrawn.add(event.number)
+                withdrawn[event.number] = event.reason
             elif isinstance(event, Told):
                 self._learn(event.result)
             else:
                 self._stopped = True
-        has_ended = self.results.keys() | withdrawn
-        left = (decision.without(has_ended) for decision in decided)
-        self._interrupted = [decision for decision in left if decision.numbered]
+        for result in unheard(self.paths, self.candidates.keys() - self.results.keys()):
+            self._history.append(Told(result.number, result))
+            self._learn(result)
+        self._interrupted, given_up = left_of(decided, self.results, withdrawn)
+        for event in given_up:
+            self.tell(event)
 
     def _remember(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
         self.candidates[number] = candidate
-        self._purposes[number] = purpose
+        self.purposes[number] = purpose
 
     def _withdraw(self, withdrawn: Withdrawn) -> None:
         candidate = self.candidates.pop(withdrawn.number)

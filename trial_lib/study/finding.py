@@ -1,6 +1,7 @@
 """What confirmation has found: which configuration trains faster than the user's own, how much, and how surely."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -117,6 +118,11 @@ class Finding(_Record):
     def document(self) -> dict[str, Any]:
         """Returns it as JSON, with its sentences."""
         return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> "Finding":
+        """Returns the finding that a document was made of."""
+        return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
 
 
 def _about(candidate: Confirmed) -> str:

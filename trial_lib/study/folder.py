@@ -1,11 +1,13 @@
 """What the folders of studies and of full experiments have in common, and what is checked before there is one."""
 
+import contextlib
+import json
 import logging
 import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -20,6 +22,24 @@ from trial_lib.launch.hardware import Host
 
 _LONG_LINE = 100_000  # a value that is broken into lines cannot be searched
 _SHORTEST_SECRET = 6  # a shorter value also stands in words that are none
+
+
+class FinishedError(InputError):
+    """There is nothing of a study, or of a full experiment, left to do."""
+
+
+def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
+    """Returns the folder of what a Prefect flow run has begun, if it has: when it is retried, it goes on with that.
+
+    Args:
+        flow_run_id: the flow run.
+        records: of studies or of full experiments.
+    """
+    for record in records:
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(record.read_text()).get("flow_run_id") == flow_run_id:
+                return record.parent
+    return None
 
 
 def new_id(name: str) -> str:
@@ -72,10 +92,15 @@ def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
     write_whole(shown, shown_text)
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leaves out a line that the disk has no room for: the study itself says so."""
+
+
 def file_logger(name: str, path: Path) -> logging.Logger:
     """Returns a logger that writes to a file; whoever shows it to people adds a handler."""
     logger = logging.Logger(name, logging.DEBUG)
-    file = logging.FileHandler(path)
+    file = _LogFile(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(file)
     return logger

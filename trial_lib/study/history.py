@@ -85,11 +85,11 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        events, length = _read(path)
-        if path.exists() and path.stat().st_size > length:
+        reader = HistoryReader(path)
+        self.replayed = reader.read()
+        if path.exists() and path.stat().st_size > reader.end:
             # A torn last line, of a write that the machine's end cut short.
-            os.truncate(path, length)
-        self.replayed = events
+            os.truncate(path, reader.end)
 
     def append(self, event: Event) -> None:
         """Adds one event.
@@ -110,34 +110,53 @@ class History:
                 raise
 
 
+class HistoryReader:
+    """Reads a history as it grows, each event once: a study of thousands of trials is not read from its start again.
+
+    Args:
+        path: the file; it need not exist yet.
+
+    Attributes:
+        end: bytes of the whole lines that have been read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.end = 0
+        self._path = path
+        self._lines = 0
+
+    def read(self) -> list[Event]:
+        """Returns the events since the last call; a torn last line is left for later.
+
+        Raises:
+            InputError: a line but for a torn last one is not a record.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self.end)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        events: list[Event] = []
+        for line in new.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                events.append(_event(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(
+                    "This line is damaged, and a study is resumed by replaying them all.",
+                    where=f"{self._path}, line {self._lines + 1}",
+                    remedy="Restore the file, or start a new study.",
+                ) from error
+            self._lines += 1
+            self.end += len(line)
+        return events
+
+
 def read_history(path: Path) -> list[Event]:
     """Returns the events so far; a torn last line is left out."""
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[list[Event], int]:
-    """Returns the whole lines' events, and the bytes that those lines take.
-
-    Raises:
-        InputError: a line but for a torn last one is not a record.
-    """
-    events: list[Event] = []
-    length = 0
-    if not path.exists():
-        return events, length
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            events.append(_event(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                "This line is damaged, and a study is resumed by replaying them all.",
-                where=f"{path}, line {number}",
-                remedy="Restore the file, or start a new study.",
-            ) from error
-        length += len(line)
-    return events, length
+    return HistoryReader(path).read()
 
 
 def _line(event: Event) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
@@ -19,7 +17,7 @@ from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.completed_config import completed_config
-from trial_lib.study.history import Asked, AskedSweep, Told, read_history
+from trial_lib.study.earlier_studies import record_of, trials_of
 from trial_lib.study.open_study import STUDIES, new_study
 from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Work
@@ -59,7 +57,7 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
     found: list[KnownTrials] = []
     newest_code = max((path.stat().st_mtime for path in experiment.model_dir.rglob("*.py")), default=0.0)
     for paths in map(StudyPaths, (work_dir / STUDIES).glob("*")):
-        record = _record(paths)
+        record = record_of(paths)
         if record is None or record.started_at <= newest_code or not _is_of(record, paths, experiment):
             continue
         known = _trials_of(record, paths)
@@ -102,13 +100,6 @@ def run_profile(arguments: StudyArguments) -> KnownTrials:
     return KnownTrials(result.profile, (plan.candidate, result), driver.base_config)
 
 
-def _record(paths: StudyPaths) -> StudyRecord | None:
-    try:
-        return StudyRecord.model_validate_json(paths.record.read_text())
-    except (OSError, ValidationError):
-        return None
-
-
 def _is_of(record: StudyRecord, paths: StudyPaths, experiment: Experiment) -> bool:
     return (
         record.name == experiment.name
@@ -126,23 +117,12 @@ def _plain(config: Mapping[str, Any]) -> Any:
 
 def _trials_of(record: StudyRecord, paths: StudyPaths) -> KnownTrials | None:
     """Returns the trials of one study; None where its history is damaged or has no completed profile trial of here."""
-    candidates: dict[int, Candidate] = {}
-    profile: Trial | None = None
-    trials: list[Trial] = []
     try:
-        for event in read_history(paths.history):
-            if isinstance(event, Asked):
-                candidates[event.number] = event.candidate
-            elif isinstance(event, AskedSweep):
-                candidates.update(event.numbered)
-            elif isinstance(event, Told):
-                trial = candidates[event.number], event.result
-                if event.result.purpose is Purpose.PROFILE:
-                    profile = trial
-                else:
-                    trials.append(trial)
+        ended = [(trial.candidate, trial.result) for trial in trials_of(paths).values()]
     except (InputError, KeyError):
         return None
+    profile = next((trial for trial in ended if trial[1].purpose is Purpose.PROFILE), None)
+    trials = [trial for trial in ended if trial[1].purpose is not Purpose.PROFILE]
     if profile is None or profile[1].profile is None or profile[1].host != platform.node():
         return None
     program = profile[1].program

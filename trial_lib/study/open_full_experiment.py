@@ -17,10 +17,12 @@ from trial_lib.experiment.overrides import CONFIG, OVERWRITES, overwrite_deepspe
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
-from trial_lib.launch.hardware import Host, this_host
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.training import TrainingPlan
 from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.folder import (
+    FinishedError,
     check_include,
     check_length,
     check_slots,
@@ -32,10 +34,10 @@ from trial_lib.study.folder import (
     new_id,
 )
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
-from trial_lib.study.open_study import OpenStudy, needed_builders
+from trial_lib.study.open_study import OpenStudy
+from trial_lib.study.places import needed_builders, slots_for
 from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.training_spec import full_length_spec
-from trial_lib.study.typed_command import devices_of
 from trial_lib.tracking.tracker import FullExperimentTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
@@ -45,12 +47,13 @@ FULL_EXPERIMENTS = "zerotune-experiments"
 _opened: dict[Path, FullExperiment] = {}
 
 
-def new_full_experiment(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
+def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_id: str | None = None) -> FullExperiment:
     """Checks the arguments and opens a new full experiment.
 
     Args:
         arguments: the full experiment's.
         work_dir: the folder that full experiments and the tracking store stand in.
+        flow_run_id: the Prefect flow run that begins it; None for a command.
 
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
@@ -61,6 +64,7 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path) -> FullExp
     paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
     new_folder(paths.root, "full experiment", experiment, paths.experiment, paths.shown_experiment)
     record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
+    record = record.model_copy(update={"flow_run_id": flow_run_id})
     environment = environment_of(experiment, arguments.include)
     return _open(record, experiment, environment, host, paths, tracking_uri)
 
@@ -100,7 +104,8 @@ def resume_full_experiment(root: Path) -> FullExperiment:
         root: its folder.
 
     Raises:
-        InputError: there is none, it has completed, another process drives it, or its configuration has changed.
+        FinishedError: it has completed.
+        InputError: there is none, another process drives it, or its configuration has changed.
     """
     paths = FullExperimentPaths(root.absolute())
     opened = _opened.get(paths.root)
@@ -108,7 +113,7 @@ def resume_full_experiment(root: Path) -> FullExperiment:
         return opened
     record = _read_record(paths)
     if record.status is StudyStatus.COMPLETED:
-        raise InputError(
+        raise FinishedError(
             "this full experiment has come to its end.",
             where=str(root),
             remedy=f"Its checkpoints are in {paths.checkpoints.name} there; start a new one to train again.",
@@ -169,7 +174,7 @@ def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
 def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experiment, dict[str, Any], Host]:
     """Returns the experiment, the DeepSpeed configuration to train with, and the devices that it may use."""
     experiment = _read_experiment(arguments, config_path)
-    host = devices_of(experiment.entrypoint, this_host())
+    host = slots_for(experiment)
     check_slots(experiment, host)
     check_include(arguments.include)
     check_length(experiment)
@@ -302,7 +307,9 @@ def _open(
         is_in_code=_is_in_code(experiment) and bool(record.ds_config),
     )
     trained = dataclasses.replace(experiment, ds_config=record.ds_config)
-    launcher = ColdLauncher(plan.program.interpreter, needed_builders(trained), environment, log.info)
+    start = (plan.program.interpreter, needed_builders(trained), environment, log.info)
+    hosts = experiment.config.resources.hosts
+    launcher = HostfileLauncher(hosts, *start) if hosts else ColdLauncher(*start)
     tracker = FullExperimentTracker(paths, tracking_uri)
     opened = FullExperiment(record, experiment, plan, spec, launcher, host, host_lock_dir(), tracker, lock, log)
     _opened[paths.root] = opened

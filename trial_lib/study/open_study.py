@@ -14,14 +14,17 @@ from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
-from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.launcher import Launcher
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.place import Place, ThisHost
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirming import answer_of
+from trial_lib.study.confirming import answer_of, since_last_study
+from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.earlier_studies import keep_earlier_studies
+from trial_lib.study.fingerprint import fingerprint_of
 from trial_lib.study.folder import (
+    FinishedError,
     check_include,
     check_length,
     check_slots,
@@ -31,8 +34,8 @@ from trial_lib.study.folder import (
     new_folder,
     new_id,
 )
-from trial_lib.study.program import environment_of, interpreter_of
-from trial_lib.study.typed_command import devices_of, read_command
+from trial_lib.study.places import cluster_of, launcher_of, slots_for
+from trial_lib.study.typed_command import read_command
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
@@ -55,7 +58,6 @@ class OpenStudy:
         record: StudyRecord,
         paths: StudyPaths,
         driver: StudyDriver,
-        launcher: Launcher,
         tracker: StudyTracker,
         lock: FileLock,
     ) -> None:
@@ -63,7 +65,6 @@ class OpenStudy:
         self.paths = paths
         self.tracker = tracker
         self._record = record
-        self._launcher = launcher
         self._lock = lock
         self._closed = False
 
@@ -84,26 +85,44 @@ class OpenStudy:
         self.driver.prime()
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
-        """Writes how the study ended."""
+        """Writes how the study ended; on a full disk it stays as it was, and can be gone on with."""
         answer = answer_of(self.driver)
         finding = None if answer is None else answer.finding
-        self._update(
-            status=status,
-            reason=reason,
-            ended_at=time.time(),
-            best_number=None if answer is None else answer.best.number,
-            gain=None if answer is None else answer.gain,
-            gain_interval=None if answer is None else answer.gain_interval,
-            finding="" if finding is None else finding.sentence,
-        )
+        compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
+        with contextlib.suppress(DiskFullError):
+            self._update(
+                status=status,
+                reason=reason,
+                ended_at=time.time(),
+                best_number=None if answer is None else answer.best.number,
+                gain=None if answer is None else answer.gain,
+                gain_interval=None if answer is None else answer.gain_interval,
+                finding="" if finding is None else finding.sentence,
+                regression=compared.sentence if compared is not None and compared.is_regression else "",
+            )
+        # A cancelled run has seconds to end in, and its study may go on: meanwhile `zerotune show` tells of it.
+        if status is not StudyStatus.CANCELLED:
+            self._report()
+
+    def _report(self) -> None:
+        """Writes the report of a study that has ended; what goes wrong with it is no failure of the study."""
+        # Only a study that ends needs what draws it.
+        from trial_lib.study.write_report import write_report
+
+        try:
+            write_report(self.paths)
+        except Exception:
+            # It can be neither drawn nor written: the folder has all that it would show.
+            self.driver.log.warning("the report was not written", exc_info=True)
+        self.tracker.notify()
 
     def close(self) -> bool:
-        """Ends the launcher, and waits a while for the tracking server; returns whether that has everything."""
+        """Ends all that runs, and waits a while for the tracking server; returns whether that has everything."""
         if self._closed:
             return True
         self._closed = True
         self.driver.cancel()
-        self._launcher.close()
+        self.driver.place.close()
         is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
         try:
             return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
@@ -112,7 +131,8 @@ class OpenStudy:
 
     def _update(self, **changes: object) -> None:
         self._record = self._record.model_copy(update=changes)
-        write_whole(self.paths.record, self._record.model_dump_json(indent=2))
+        with disk_full_told(self.paths.root):
+            write_whole(self.paths.record, self._record.model_dump_json(indent=2))
         self.tracker.notify()
 
 
@@ -126,24 +146,27 @@ def last_opened(study: OpenStudy) -> OpenStudy:
     return _opened[study.paths.root]
 
 
-def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
+def new_study(arguments: StudyArguments, work_dir: Path, flow_run_id: str | None = None) -> OpenStudy:
     """Checks the arguments and opens a new study; its servers come up in the background.
 
     Args:
         arguments: the study's.
         work_dir: the folder that studies and the tracking store stand in.
+        flow_run_id: the Prefect flow run that begins it; None for a command.
 
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
     """
-    host = this_host()
-    experiment = _read_experiment(arguments, host)
-    host = devices_of(experiment.entrypoint, host)
+    experiment = _read_experiment(arguments, this_host())
+    host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
     study_id = new_id(experiment.name)
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
     new_folder(paths.trials, "study", experiment, paths.experiment, paths.shown_experiment)
+    write_whole(paths.fingerprint, fingerprint_of(experiment, arguments, host).model_dump_json(indent=2))
+    if arguments.from_earlier:
+        keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
     record = StudyRecord(
         study_id=study_id,
         name=experiment.name,
@@ -153,6 +176,7 @@ def new_study(arguments: StudyArguments, work_dir: Path) -> OpenStudy:
         model_dir=str(experiment.model_dir),
         ds_config=experiment.ds_config,
         started_at=time.time(),
+        flow_run_id=flow_run_id,
     )
     return _open(record, arguments, experiment, host, paths, tracking_uri)
 
@@ -170,8 +194,8 @@ def resume_study(root: Path) -> OpenStudy:
         root: the study's folder.
 
     Raises:
-        InputError: there is no study, nothing of it is left to do, another process drives it, or the experiment has
-            changed.
+        FinishedError: nothing of it is left to do.
+        InputError: there is no study, another process drives it, or the experiment has changed.
     """
     paths = StudyPaths(root.absolute())
     opened = _opened.get(paths.root)
@@ -194,7 +218,7 @@ def resume_study(root: Path) -> OpenStudy:
         ) from None
     if record.status is StudyStatus.COMPLETED:
         if not arguments.run_full_experiment or _has_trained(paths):
-            raise InputError(
+            raise FinishedError(
                 "this study has finished.",
                 where=str(root),
                 remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
@@ -208,7 +232,7 @@ def resume_study(root: Path) -> OpenStudy:
             where=str(experiment.model_dir),
             remedy="Put it back, or start a new study.",
         )
-    host = devices_of(experiment.entrypoint, this_host())
+    host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
     tracking_uri = default_tracking_uri(paths.root.parent.parent)
     return _open(record, arguments, experiment, host, paths, tracking_uri)
@@ -266,13 +290,16 @@ def _open(
 ) -> OpenStudy:
     lock = hold_lock(paths.lock, "study")
     # From here on `resume` goes on with it, whatever ends this process.
-    write_whole(paths.record, record.model_dump_json(indent=2))
+    with disk_full_told(paths.root):
+        write_whole(paths.record, record.model_dump_json(indent=2))
     log = file_logger(record.study_id, paths.log)
-    launcher = _launcher(arguments, experiment, host, paths, log.info)
-    driver = StudyDriver(
-        record.study_id, time.time(), experiment, arguments, paths, host, launcher, host_lock_dir(), log
-    )
-    study = OpenStudy(record, paths, driver, launcher, StudyTracker(paths, tracking_uri), lock)
+    place: Place
+    if arguments.ray_address is None:
+        place = ThisHost(_launcher(arguments, experiment, host, paths, log.info), host, host_lock_dir())
+    else:
+        place = cluster_of(experiment, arguments, host, record.study_id)
+    driver = StudyDriver(record.study_id, time.time(), experiment, arguments, paths, host, place, log)
+    study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock)
     _opened[paths.root] = study
     return study
 
@@ -280,37 +307,4 @@ def _open(
 def _launcher(
     arguments: StudyArguments, experiment: Experiment, host: Host, paths: StudyPaths, note: Callable[[str], None]
 ) -> Launcher:
-    interpreter = interpreter_of(experiment)
-    environment = environment_of(experiment, arguments.include)
-    builders = needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host))
-    if arguments.launcher == "cold":
-        return ColdLauncher(interpreter, builders, environment, note)
-    launcher = WarmLauncher(interpreter, builders, environment, str(paths.fork_server_log), note)
-    launcher.start()
-    return launcher
-
-
-def _may_offload(arguments: StudyArguments, experiment: Experiment, host: Host) -> bool:
-    """Returns whether the search may offload an optimizer that the user's own configuration does not."""
-    named = any("offload" in path for path in experiment.config.search_space)
-    return named or (arguments.method == "adaptive" and host.device == "cuda")
-
-
-def needed_builders(experiment: Experiment, may_offload: bool = False) -> list[str]:
-    """Returns the DeepSpeed ops that the experiment's trials will want built, by their builders' names.
-
-    Args:
-        experiment: what the user submitted.
-        may_offload: whether a trial may offload the optimizer where the configuration does not.
-    """
-    builders = ["ShareMemCommBuilder"]
-    if experiment.config.follow_launcher and not experiment.ds_config:
-        # What the code will ask for shows in the profile trial; mostly it is this.
-        return [*builders, "FusedAdamBuilder", *(["CPUAdamBuilder"] if may_offload else [])]
-    optimizer = experiment.ds_config.get("optimizer") or {}
-    if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
-        offloads = (experiment.ds_config.get("zero_optimization") or {}).get("offload_optimizer")
-        if not (optimizer.get("params") or {}).get("torch_adam"):
-            builders += ["CPUAdamBuilder"] if offloads else ["FusedAdamBuilder"]
-            builders += ["CPUAdamBuilder"] if may_offload and not offloads else []
-    return builders
+    return launcher_of(experiment, arguments, host, str(paths.fork_server_log), note)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.overrides import config_hash
+from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH, config_hash
 from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
 from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
@@ -100,6 +101,45 @@ class TrialPlans:
             protected_before=self._opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
         )
+
+
+def profile_candidate(base_config: Mapping[str, Any], slots: int, arg_mappings: Mapping[str, str]) -> Candidate:
+    """Returns what the profile trial runs with: micro-batch 1, the submitted configuration otherwise.
+
+    Args:
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        slots: devices that it takes.
+        arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
+    """
+    accumulation = base_config.get(ACCUMULATION, 1)
+    return Candidate(
+        micro_batch_size=1,
+        gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
+        slots=slots,
+        # A program that takes the whole batch by a flag has to be told it.
+        data_parallel_size=slots if TRAIN_BATCH in arg_mappings else None,
+    )
+
+
+def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: ModelProfile | None) -> Candidate:
+    """Returns the submitted configuration as it is.
+
+    Args:
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        slots: devices that it takes.
+        profile: what the profile trial found.
+
+    Raises:
+        InputError: its batch is for the code to decide.
+    """
+    replicas = profile.data_parallel_size if profile else 1
+    batch = resolve_batch(base_config, replicas)
+    return Candidate(
+        micro_batch_size=batch.micro_batch_size,
+        gradient_accumulation_steps=batch.gradient_accumulation_steps,
+        slots=slots,
+        data_parallel_size=replicas,
+    )
 
 
 def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:

@@ -21,6 +21,7 @@ def open_search(
     base_config: Mapping[str, Any],
     device: str,
     concurrency: int,
+    can_sweep: bool,
     known: Sequence[tuple[Candidate, TrialResult]],
     log: logging.Logger,
 ) -> Search:
@@ -32,6 +33,7 @@ def open_search(
         base_config: the user's DeepSpeed configuration, as far as it is known.
         device: `cuda` or `cpu`.
         concurrency: trials that may run at once.
+        can_sweep: whether one process group may measure several micro-batch sizes.
         known: the profile trial, which has completed, and the submitted configuration's where it has ended.
         log: for people: which of their knobs have no effect, and which batch is kept.
 
@@ -62,7 +64,7 @@ def open_search(
         slots=slots,
         device=device,
         train_batch_size=kept_batch(arguments, base_config, profile, log),
-        can_sweep=not profile.pipeline_parallel,
+        can_sweep=can_sweep and not profile.pipeline_parallel,
     )
     search = create_search(arguments.method, _settings(arguments, concurrency), problem)
     for candidate, result in known:

@@ -5,14 +5,12 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.launch.hardware import Host
-from trial_lib.launch.launcher import Launcher
-from trial_lib.launch.sweep import run_sweep
-from trial_lib.launch.trial import TrialPlan, run_trial, unstarted, write_unstarted
+from trial_lib.launch.place import Place
+from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
+from trial_lib.study.disk_room import DiskFullError, check_end, check_room, disk_full_told
 from trial_lib.study.history import Withdrawn
 
 Ended = TrialResult | Withdrawn
@@ -47,18 +45,20 @@ class Work:
 
 
 def seconds_of(results: Iterable[TrialResult]) -> float:
-    """Returns how long trials took from the start of the first to the end of the last."""
-    spans = [(result.started_at, result.started_at + sum(result.phases.values())) for result in results]
-    return max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
+    """Returns how long trials ran; what ran side by side counts once, and the time that a study lay still does not."""
+    spans = sorted((result.started_at, result.started_at + sum(result.phases.values())) for result in results)
+    seconds, counted_to = 0.0, 0.0
+    for start, end in spans:
+        seconds += max(0.0, end - max(start, counted_to))
+        counted_to = max(counted_to, end)
+    return seconds
 
 
 class Runner:
     """Runs work, and hands on how it ended.
 
     Args:
-        launcher: starts the processes.
-        host: where.
-        lock_dir: the locks of slots and ports on this host.
+        place: where it runs.
         log: for people.
         refusal: returns why a trial need not run; None where it has to.
         starting: called with each plan whose processes are about to start.
@@ -69,37 +69,42 @@ class Runner:
 
     def __init__(
         self,
-        launcher: Launcher,
-        host: Host,
-        lock_dir: Path,
+        place: Place,
         log: logging.Logger,
         refusal: Callable[[TrialPlan], str | None],
         starting: Callable[[TrialPlan], None],
     ) -> None:
         self.cancelled = threading.Event()
-        self._launcher = launcher
-        self._host = host
-        self._lock_dir = lock_dir
+        self._place = place
         self._log = log
         self._refusal = refusal
         self._starting = starting
-        self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Ended | DiskFullError] = queue.SimpleQueue()
 
     def run(self, work: Work) -> list[Ended]:
-        """Runs one piece of work; each end also waits for `next_ended`. Called from a thread of the work's own."""
+        """Runs one piece of work; each end also waits for `next_ended`. Called from a thread of the work's own.
+
+        Raises:
+            DiskFullError: there is no room for its files; `next_ended` raises it too.
+        """
         ends: list[Ended] = []
+        root = work.plans[0].paths.root.parents[1]
 
         def put(end: Ended) -> None:
+            if isinstance(end, TrialResult):
+                check_end(root, end)
             ends.append(end)
             self._ended.put(end)
 
         try:
-            if work.sweep is None:
-                put(self._run_trial(work.plans[0]))
-            else:
-                self._run_sweep(work.plans, work.sweep, put)
+            with disk_full_told(root):
+                check_room(root)
+                self._run_work(work, put)
+        except DiskFullError as full:
+            self._ended.put(full)
+            raise
         except Exception as error:  # noqa: BLE001 - logged, and a result
-            # A full disk, say: it costs this work and nothing else.
+            # Ours to mend, but it costs this work and nothing else.
             self._log.exception("%s could not be run", work.label)
             left = work.plans[len(ends) :]
             reason = f"The trial could not be run: {type(error).__name__}: {error}"
@@ -107,6 +112,12 @@ class Runner:
             for plan in left[1:]:
                 put(Withdrawn(plan.number, Withdrawal.ENDED))
         return ends
+
+    def _run_work(self, work: Work, put: Callable[[Ended], None]) -> None:
+        if work.sweep is None:
+            put(self._run_trial(work.plans[0]))
+        else:
+            self._run_sweep(work.plans, work.sweep, put)
 
     def lose(self, plans: Sequence[TrialPlan], reason: str) -> None:
         """Ends trials of one piece of work that nobody runs any more: the first has crashed, the others never ran."""
@@ -118,11 +129,18 @@ class Runner:
             self._ended.put(Withdrawn(plan.number, Withdrawal.ENDED))
 
     def next_ended(self, timeout_s: float) -> Ended | None:
-        """Waits for something to end; None if nothing has within the time-out: the main thread has to hear signals."""
+        """Waits for something to end; None if nothing has within the time-out: the main thread has to hear signals.
+
+        Raises:
+            DiskFullError: there was no room for a trial's files.
+        """
         try:
-            return self._ended.get(timeout=timeout_s)
+            end = self._ended.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        if isinstance(end, DiskFullError):
+            raise end
+        return end
 
     def _run_trial(self, plan: TrialPlan) -> TrialResult:
         refusal = self._refusal(plan)
@@ -131,7 +149,7 @@ class Runner:
             write_unstarted(plan, result)
             return result
         self._starting(plan)
-        return run_trial(plan, self._launcher, self._host, self._lock_dir, self.cancelled, self._log.info)
+        return self._place.run_trial(plan, self.cancelled, self._log.info)
 
     def _run_sweep(self, plans: Sequence[TrialPlan], sweep: Sweep, put: Callable[[Ended], None]) -> None:
         refusal = self._refusal(plans[0])
@@ -145,9 +163,7 @@ class Runner:
         def measured(position: int, result: TrialResult) -> None:
             put(result)
 
-        ends = run_sweep(
-            plans, sweep, self._launcher, self._host, self._lock_dir, self.cancelled, self._log.info, measured
-        )
+        ends = self._place.run_sweep(plans, sweep, self.cancelled, self._log.info, measured)
         for plan, end in zip(plans, ends, strict=True):
             if isinstance(end, Withdrawal):
                 put(Withdrawn(plan.number, end))

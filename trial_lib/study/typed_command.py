@@ -56,10 +56,13 @@ def read_command(
             remedy="Write it as the entrypoint of one, and tune by `zerotune asha CONFIG_PATH MODEL_DIR`.",
         )
     slots = _ranks(entrypoint, devices_of(entrypoint, host))
-    resources = experiment.config.resources.model_copy(update={"slots_per_trial": slots})
+    resources = experiment.config.resources.model_copy(update={"slots_per_trial": slots, "hosts": entrypoint.hosts})
+    lines = ["resources:", f"  slots_per_trial: {slots}"]
+    if entrypoint.hosts:
+        lines += ["  hosts:", *(f"    {_quoted(name)}: {count}" for name, count in entrypoint.hosts.items())]
     return replace(
         experiment,
-        text=f"{text}resources:\n  slots_per_trial: {slots}\n",
+        text=text + "\n".join(lines) + "\n",
         config=experiment.config.model_copy(update={"resources": resources}),
     )
 

@@ -3,14 +3,19 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.catalogue import KNOBS
 from trial_lib.experiment.environment import redact, redact_text
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.knobs import get_knob
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -83,6 +88,8 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         "reason": record.reason,
         "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
         "finding": record.finding,
+        # Where there is one, so that a search for the tag finds those studies alone.
+        **({"regression": record.regression} if record.regression else {}),
         _DESCRIPTION: _description(record, paths, answer),
     }
     params = {"method": record.method, "metric": record.metric, "model_dir": record.model_dir, **record.arguments}
@@ -114,7 +121,8 @@ def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
 
 def study_artifacts(paths: StudyPaths) -> list[Path]:
     """Returns the files of a study that MLflow gets as soon as they exist."""
-    return [paths.shown_experiment, paths.profile, paths.best_ds_config, paths.best_ds_metrics, paths.best_command]
+    answer = [paths.best_ds_config, paths.best_ds_metrics, paths.best_command]
+    return [paths.shown_experiment, paths.profile, *answer, paths.report, *sorted(paths.figures.glob("*.html"))]
 
 
 def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> RunContent:
@@ -159,7 +167,8 @@ def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a candidate sets, flat; with what every trial has, so that the charts have an axis of it."""
     complete = candidate.complete(base)
     knobs = {
-        **candidate.knobs,
+        **{path: value for path in KNOBS if (value := get_knob(complete, path)) is not None},
+        **flatten(candidate.knobs),
         "micro_batch_size": candidate.micro_batch_size,
         ACCUMULATION: candidate.gradient_accumulation_steps,
         "slots": candidate.slots,
@@ -187,14 +196,17 @@ def _trial_metrics(result: TrialResult) -> dict[str, float]:
 
 def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, Any]) -> str:
     """Returns the Markdown that the parent run's page opens with."""
+    metric = SEARCH_METRICS[record.metric]
     tuned = (
-        f"The `{record.method}` search tunes the DeepSpeed configuration of **{record.name}** for `{record.metric}`."
+        f"The `{record.method}` search tunes the DeepSpeed configuration of **{record.name}** for `{metric.name}` "
+        f"({metric.unit}){_program(record, paths)}."
     )
     if record.best_number is None or not answer:
         return f"{tuned}\n\nStatus: {record.status.value}. {record.reason}".rstrip()
-    metric = SEARCH_METRICS[record.metric]
     value = answer["metrics"][record.metric]
     lines = [tuned, f"**Answer:** trial {record.best_number:04d}, {value:.4g} {metric.unit}."]
+    if record.regression:
+        lines.append(f"**Slower than before:** {record.regression}")
     if record.finding:
         lines.append(f"**Confirmed:** {record.finding}")
         lines.append("\n".join(f"- {note}" for note in (answer.get("confirmation") or {}).get("notes", ())))
@@ -202,9 +214,31 @@ def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, An
         lines.append("The submitted configuration did not complete, so there is no gain to state.")
     else:
         lines.append(f"**Gain:** {record.gain:.2f} times the submitted configuration.")
+    lines.append(_changes(record, paths))
     command = redact_text(paths.best_command.read_text().rstrip())
     lines.append(f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
-    return "\n\n".join(lines)
+    if paths.report.exists():
+        lines.append("Every figure and every trial: `report.html`, among the artifacts.")
+    return "\n\n".join(filter(None, lines))
+
+
+def _program(record: StudyRecord, paths: StudyPaths) -> str:
+    """Returns what is trained, as the experiment says it; empty where that is not known."""
+    entrypoint: Any = record.arguments.get("command") or None
+    if entrypoint is None and paths.shown_experiment.exists():
+        entrypoint = yaml.safe_load(paths.shown_experiment.read_text()).get("entrypoint")
+    words = entrypoint if isinstance(entrypoint, str) or entrypoint is None else shlex.join(map(str, entrypoint))
+    return f": `{redact_text(words)}` in `{record.model_dir}`" if words else ""
+
+
+def _changes(record: StudyRecord, paths: StudyPaths) -> str:
+    """Returns what the winner changes in the user's configuration, as a table; empty where there is nothing to say."""
+    if not paths.best_ds_config.exists() or not record.ds_config:
+        return ""
+    own, best = flatten(redact(record.ds_config)), flatten(redact(json.loads(paths.best_ds_config.read_text())))
+    changed = [name for name in dict.fromkeys([*own, *best]) if name in best and own.get(name) != best[name]]
+    rows = [f"| {name} | {_text(own[name]) if name in own else ''} | {_text(best[name])} |" for name in changed]
+    return "\n".join(["| setting | yours | winner |", "|---|---|---|", *rows]) if rows else ""
 
 
 def full_experiment_content(

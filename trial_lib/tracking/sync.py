@@ -7,6 +7,7 @@ files that it came from: the store alone knows what has been sent, and no second
 """
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class StudySync:
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
         self._sent: dict[str, str] = {}  # record id -> hash of the files it came from
-        self._seen: dict[Path, int] = {}  # result that has been sent -> when it was written, in ns
+        self._settled: set[str] = set()  # folders of trials that MLflow has: a result that is there does not change
 
     def run(self) -> None:
         """Sends what is new: trials that have ended, and then the study, so that a parent that has ended is whole."""
@@ -53,8 +54,9 @@ class StudySync:
         study = study_content(record, paths)
         runs = self._runs or self._connect(record)
         self.run_id = runs.run_of(study)
-        for folder in sorted(paths.trials.iterdir()):
-            self._send_trial(runs, record, TrialPaths(folder), self.run_id)
+        for name in sorted({*os.listdir(paths.trials)} - self._settled):  # noqa: PTH208 - names alone, thousands of them
+            if self._send_trial(runs, record, TrialPaths(paths.trials / name), self.run_id):
+                self._settled.add(name)
         if self._sent.get(record.study_id) != fingerprint:
             self._send(runs, study, fingerprint)
 
@@ -64,17 +66,14 @@ class StudySync:
         self._sent = {record_id: run.data.tags.get(SENT, "") for record_id, run in self._runs.found.items()}
         return self._runs
 
-    def _send_trial(self, runs: Runs, record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> None:
-        try:
-            written = paths.result.stat().st_mtime_ns
-        except FileNotFoundError:
-            return
-        if self._seen.get(paths.result) == written:
-            return
+    def _send_trial(self, runs: Runs, record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> bool:
+        """Sends a trial, unless that has been done; returns whether it has ended."""
+        if not paths.result.exists():
+            return False
         fingerprint = files_hash([paths.result])
         if fingerprint not in self._sent.values():  # a result holds its trial's id, so no two have one hash
             self._send(runs, trial_content(record, paths, parent_run_id), fingerprint)
-        self._seen[paths.result] = written
+        return True
 
     def _send(self, runs: Runs, content: RunContent, fingerprint: str) -> None:
         runs.send(content)

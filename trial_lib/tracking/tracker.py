@@ -40,7 +40,7 @@ class Tracker:
 
     Attributes:
         tracking_uri: as it may be shown, without a password.
-        last_error: why the last attempt failed; None after one that did not.
+        last_error: why the last attempt failed, or came too late; None after one that did not.
     """
 
     def __init__(self, new_sync: Callable[[], Sync], tracking_uri: str) -> None:
@@ -77,7 +77,10 @@ class Tracker:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        return self._arrived == self._noted
+        arrived = self._arrived == self._noted
+        if not arrived and self.last_error is None:
+            self.last_error = f"it takes longer than {timeout_s:.0f} s"
+        return arrived
 
     @property
     def run_url(self) -> str:

@@ -72,10 +72,10 @@ def test_what_a_trial_has_of_its_own_is_left_out_with_a_note() -> None:
     entrypoint = typed("deepspeed --master_port 29501 --num_nodes=1 --launcher pdsh -q --bind_cores_to_rank train.py")
     assert entrypoint.notes == (
         "--master_port 29501 is left out: every trial has a port of its own.",
-        "--num_nodes 1 is left out: a trial runs on one node.",
         "--launcher pdsh is left out: a trial runs on one node.",
         "-q is left out: every rank has a log of its own.",
         "--bind_cores_to_rank is left out: ZeroTune hands out the cores.",
+        "--num_nodes 1 is left out: a trial runs on one node.",
     )
 
 
@@ -110,10 +110,10 @@ def test_a_hostfile_with_this_host_says_its_slots(
 @pytest.mark.parametrize(
     ("hostfile", "said"),
     [
-        ("worker-0 slots=4\nworker-1 slots=4\n", "names 2 hosts (worker-0, worker-1)"),
         ("worker-0 slots=4\n", "names the host worker-0, and a search runs on this one"),
         ("localhost 4\n", "has the line 'localhost 4'"),
-        ("# nothing\n", "names 0 hosts"),
+        ("# nothing\n", "names no host"),
+        ("localhost slots=1\nlocalhost slots=2\n", "names localhost twice"),
         ("localhost slots=0\n", "gives localhost no slots"),
     ],
 )
@@ -124,6 +124,35 @@ def test_a_hostfile_that_cannot_be_followed_is_refused(tmp_path: Path, hostfile:
     assert said in refused.value.what
     with pytest.raises(InputError, match="cannot be read"):
         typed("deepspeed -H none train.py", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [("", {"node-1": 4, "node-2": 4}), ("--num_nodes 2 ", {"node-1": 4, "node-2": 4}), ("--num_nodes 1 ", {})],
+)
+def test_a_hostfile_with_several_hosts_has_each_trial_span_them(
+    tmp_path: Path, options: str, hosts: dict[str, int]
+) -> None:
+    (tmp_path / "hosts").write_text(f"{socket.gethostname()} slots=4\nnode-2 slots=4\n")
+    entrypoint = typed(f"deepspeed --hostfile hosts {options}train.py", tmp_path)
+    named = {name.replace(socket.gethostname(), "node-1"): slots for name, slots in entrypoint.hosts.items()}
+    assert named == hosts
+    assert entrypoint.slots == (8 if hosts else 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--include node-1:0", "--include chooses among the slots of 2 hosts (node-1, node-2)"),
+        ("--num_gpus 2", "--num_gpus chooses among the slots of 2 hosts"),
+        ("--num_nodes 3", "--num_nodes 3 is not between 1 and the 2 host(s)"),
+    ],
+)
+def test_what_chooses_among_several_hosts_is_refused(tmp_path: Path, options: str, said: str) -> None:
+    (tmp_path / "hosts").write_text("node-1 slots=4\nnode-2 slots=4\n")
+    with pytest.raises(InputError) as refused:
+        typed(f"deepspeed --hostfile hosts {options} train.py", tmp_path)
+    assert said in refused.value.what
 
 
 def test_deepspeeds_own_hostfile_is_read_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host
+from trial_lib.launch.place import ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirming import answer_of, confirmation_of, next_confirming_plan
 from trial_lib.study.driver import StudyDriver
@@ -53,7 +54,8 @@ def driver_of(arguments: StudyArguments, folder: Path) -> StudyDriver:
     paths.trials.mkdir(parents=True, exist_ok=True)
     launcher = ColdLauncher("python", [], {}, lambda text: None)
     host = Host("cuda", ["0"], 2**30)
-    return StudyDriver("s", 0.0, experiment, arguments, paths, host, launcher, folder, logging.getLogger("s"))
+    place = ThisHost(launcher, host, folder)
+    return StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
 
 
 def ended(number: int, purpose: Purpose, candidate: Candidate, throughput: float, **fields: Any) -> TrialResult:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.study.history import Asked, AskedSweep, Event, History, Stopped, Told, Withdrawn, read_history
+from trial_lib.study.history import (
+    Asked,
+    AskedSweep,
+    Event,
+    History,
+    HistoryReader,
+    Stopped,
+    Told,
+    Withdrawn,
+    read_history,
+)
 
 CANDIDATE = Candidate(knobs={"zero_optimization": {"stage": 2}}, micro_batch_size=4, slots=2, data_parallel_size=2)
 RESULT = TrialResult(
@@ -114,6 +124,22 @@ def test_reading_does_not_mend_the_file_that_another_process_writes(path: Path) 
     path.write_bytes(torn)
     read_history(path)
     assert path.read_bytes() == torn
+
+
+def test_a_reader_is_given_each_event_once_however_the_file_grows(path: Path, tmp_path: Path) -> None:
+    whole, growing = path.read_bytes(), tmp_path / "growing.jsonl"
+    reader = HistoryReader(growing)
+    assert reader.read() == []
+    seen = []
+    for end in range(0, len(whole) + 1, 37):
+        growing.write_bytes(whole[:end])
+        seen += reader.read()
+    growing.write_bytes(whole)
+    assert [*seen, *reader.read()] == EVENTS
+    assert reader.end == len(whole)
+    growing.write_bytes(whole + b"{}\n")
+    with pytest.raises(InputError, match=f"line {len(EVENTS) + 1}: This line is damaged"):
+        reader.read()
 
 
 @given(reason=st.text())

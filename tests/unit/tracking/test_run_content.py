@@ -144,6 +144,37 @@ def test_the_description_holds_the_answer_the_gain_and_the_command(
     assert paths.best_command in content.artifacts
 
 
+def test_the_description_says_what_was_tuned_and_what_the_winner_changes(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path)
+    paths.shown_experiment.write_text("entrypoint: deepspeed train.py --lr 1\n")
+    paths.best_ds_metrics.write_text(json.dumps({"metrics": {"throughput": 12.5}}))
+    paths.best_command.write_text("deepspeed train.py\n")
+    best = {"zero_optimization": {"stage": 2}, "train_batch_size": 8}
+    paths.best_ds_config.write_text(json.dumps(best))
+    record = RECORD.model_copy(update={"best_number": 3, "model_dir": "/code"})
+    description = study_content(record, paths).tags["mlflow.note.content"]
+    assert "for `throughput` (samples/s): `deepspeed train.py --lr 1` in `/code`." in description
+    assert "| setting | yours | winner |\n|---|---|---|\n| zero_optimization.stage | 1 | 2 |" in description
+    assert "| train_batch_size |  | 8 |" in description
+
+
+def test_the_report_and_its_figures_are_artifacts(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path)
+    paths.figures.mkdir()
+    files = [paths.report, paths.figures / "knobs.html", paths.figures / "memory.html"]
+    for file in files:
+        file.write_text("<html>")
+    assert study_content(RECORD, paths).artifacts == files
+
+
+def test_a_knob_that_a_candidate_leaves_to_the_user_is_an_axis_as_well(tmp_path: Path) -> None:
+    base = {"zero_optimization": {"stage": 1, "overlap_comm": True}, "train_micro_batch_size_per_gpu": 2}
+    paths = StudyPaths(tmp_path).trial(7)
+    trial(tmp_path, Candidate(micro_batch_size=1))
+    params = trial_content(RECORD.model_copy(update={"ds_config": base}), paths, "parent").params
+    assert params["zero_optimization.overlap_comm"] == "true"
+
+
 def test_flatten_keeps_lists_and_empty_sections_whole() -> None:
     assert flatten({"a": {"b": {"c": 1}, "d": [1, {"e": 2}]}, "f": {}}) == {"a.b.c": 1, "a.d": [1, {"e": 2}], "f": {}}
 

@@ -1,0 +1,104 @@
+"""What `zerotune doctor` does: it looks at what usually goes wrong, and says how to mend each. It changes nothing."""
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import platformdirs
+
+from flows.prefect_check import check_prefect
+from trial_lib.experiment.check import Check, Verdict
+from trial_lib.launch.build_checks import (
+    check_accelerators,
+    check_compiler,
+    check_environment,
+    check_locks,
+    check_ops,
+    environment_report,
+)
+from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.hardware import this_host
+from trial_lib.study.folder import host_lock_dir
+from trial_lib.study.host_checks import (
+    BUILDS,
+    DATA,
+    LOCKS,
+    STUDIES,
+    build_root,
+    check_clock,
+    check_shared_memory,
+    check_write_access,
+)
+from trial_lib.study.open_study import STUDIES as STUDIES_FOLDER
+from trial_lib.tracking.tracking_check import check_mlflow
+
+# What `flows.prepare` builds, by the names that DeepSpeed gives the ops.
+_COMMON_OPS = {"cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"), "cuda": ("fused_adam", "cpu_adam")}
+_COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+
+
+def doctor_command(as_json: bool) -> int:
+    """Prints what was found, line by line.
+
+    Args:
+        as_json: whether to print one JSON document.
+
+    Returns:
+        The exit code: 1 where something fails.
+    """
+    began = time.monotonic()
+    checks = examine(Path.cwd())
+    failed = any(check.verdict is Verdict.FAIL for check in checks)
+    if as_json:
+        document = {
+            "healthy": not failed,
+            "seconds": round(time.monotonic() - began, 1),
+            "checks": [{**vars(check), "verdict": check.verdict.value} for check in checks],
+        }
+        click.echo(json.dumps(document, indent=2))
+    else:
+        for check in checks:
+            _tell(check)
+    return int(failed)
+
+
+def examine(work_dir: Path) -> list[Check]:
+    """Returns all checks: of this host, of the servers, and of what a study in a folder would write."""
+    environment = rank_environment()
+    with ThreadPoolExecutor() as pool:
+        # What takes seconds, side by side.
+        asked = pool.submit(environment_report, sys.executable, environment)
+        prefect = pool.submit(check_prefect)
+        mlflow = pool.submit(check_mlflow, work_dir)
+        report = asked.result()
+        prefect_check, server_time, asked_at = prefect.result()
+        mlflow_check = mlflow.result()
+    device = this_host().device
+    folders = {
+        STUDIES: work_dir / STUDIES_FOLDER,
+        DATA: platformdirs.user_data_path("zerotune"),
+        BUILDS: build_root(environment),
+        LOCKS: host_lock_dir(),
+    }
+    return [
+        check_accelerators(report),
+        check_environment(sys.executable, report),
+        check_ops(report, _COMMON_OPS[device]),
+        check_locks(environment),
+        check_compiler(environment, device, report),
+        check_shared_memory(),
+        *check_write_access(folders),
+        prefect_check,
+        mlflow_check,
+        check_clock(server_time, asked_at),
+    ]
+
+
+def _tell(check: Check) -> None:
+    mark = click.style(f"{check.verdict.value:5}", fg=_COLOURS[check.verdict], bold=check.verdict is not Verdict.OK)
+    click.echo(f"{mark}{check.name:15}{check.said}")
+    if check.remedy:
+        click.echo(f"{'':5}{'':15}-> {check.remedy}")

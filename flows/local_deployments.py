@@ -1,0 +1,135 @@
+"""What `zerotune up` tells its Prefect server: the work pool, the deployments, and what became of lost runs."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelling, Crashed
+
+from flows.local_servers import POOL
+from flows.prefect_server import ServerError
+
+DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
+_LOCAL, _NIGHTLY = "local", "nightly"  # of the flow tune; experiment has a local one too
+_CANCEL_S = 15.0
+_WORKER_S = 120.0
+_POLL_S = 0.2
+_IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+_BEGUN = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+
+
+def apply_deployments(work_dir: Path) -> None:
+    """Creates or updates the work pool, its deployments and the automation that misses killed runs.
+
+    What people have set on the nightly deployment, its schedule and its parameters, stays.
+
+    Args:
+        work_dir: where its runs write their studies.
+
+    Raises:
+        ServerError: Prefect refused the deployments.
+    """
+    with get_client(sync_client=True) as client:
+        template = json.loads((DEPLOYMENTS / "work_pools" / "process.json").read_text())
+        # Named, a run starts in this interpreter at once; else Prefect first starts another one for a workspace.
+        command = shlex.join([sys.executable, "-m", "prefect.engine"])
+        template["variables"]["properties"]["command"]["default"] = command
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template), overwrite=True)
+        nightly = _find(client, f"tune/{_NIGHTLY}")
+        _deploy([_LOCAL] if nightly else [_LOCAL, _NIGHTLY], work_dir)
+        if nightly is not None:
+            schema = client.read_deployment_by_name(f"tune/{_LOCAL}").parameter_openapi_schema
+            client.update_deployment(nightly.id, DeploymentUpdate(parameter_openapi_schema=schema))
+        for described in yaml.safe_load((DEPLOYMENTS / "automations.yaml").read_text())["automations"]:
+            automation = AutomationCore.model_validate(described)
+            if automation.name not in {known.name for known in client.read_automations()}:
+                client.create_automation(automation)
+
+
+def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+def _deploy(names: list[str], work_dir: Path) -> None:
+    named = [word for name in names for word in ("--name", name)]
+    deploying = subprocess.run(
+        [
+            *(sys.executable, "-m", "prefect", "--no-prompt", "deploy"),
+            *("--prefect-file", str(DEPLOYMENTS / "prefect.yaml"), *named),
+        ],
+        env={**os.environ, "PWD": str(work_dir)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if deploying.returncode != 0:
+        raise ServerError(f"Prefect refused the deployments in {DEPLOYMENTS}: {deploying.stdout.strip()}")
+
+
+def name_lost_runs() -> int:
+    """Gives the runs that an earlier worker had begun, and took with it, the state Crashed; returns how many."""
+    with get_client(sync_client=True) as client:
+        lost = _begun(client)
+        for run in lost:
+            message = "Its worker was killed. `zerotune resume` goes on with its study."
+            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+    return len(lost)
+
+
+def cancel_runs() -> int:
+    """Cancels what runs, and waits a quarter of a minute at most for its end; returns how many runs there were."""
+    with get_client(sync_client=True) as client:
+        begun = _begun(client)
+        for run in begun:
+            client.set_flow_run_state(run.id, Cancelling())
+        deadline = time.monotonic() + _CANCEL_S
+        while _begun(client) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    return len(begun)
+
+
+def _begun(client: SyncPrefectClient) -> list[FlowRun]:
+    in_state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_BEGUN))))
+    return client.read_flow_runs(flow_run_filter=in_state, work_pool_filter=_IN_POOL)
+
+
+def wait_for_worker(since: datetime) -> None:
+    """Waits until a worker has told the pool that it is there.
+
+    Args:
+        since: when it was started; an earlier one's word does not count.
+
+    Raises:
+        ServerError: none has.
+    """
+    deadline = time.monotonic() + _WORKER_S
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            heard = [worker.last_heartbeat_time for worker in client.read_workers_for_work_pool(POOL)]
+            if any(moment is not None and moment >= since for moment in heard):
+                return
+            time.sleep(_POLL_S)
+    raise ServerError("The worker did not come up.")

@@ -1,0 +1,112 @@
+"""The parameters of a flow: the fields of a record of arguments, as Prefect's form shows them and a run has them."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from trial_lib.experiment.errors import InputError
+
+_ArgumentsT = TypeVar("_ArgumentsT", bound=BaseModel)
+_Function = Callable[..., Any]
+
+
+def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_Function], _Function]:
+    """Gives a function with `**arguments` the fields of a record in their place, ahead of its own parameters.
+
+    With their types, defaults and descriptions: so they need not be listed twice.
+
+    Args:
+        model: the record; its docstring describes its fields.
+        derived: fields whose default depends on other fields, and which the form therefore leaves empty.
+    """
+
+    def with_fields(function: _Function) -> _Function:
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        fields = [_parameter(model, name, name in derived) for name in model.model_fields]
+        function.__signature__ = inspect.Signature([*fields, *own])  # type: ignore[attr-defined]
+        described = (inspect.getdoc(model) or "").partition("Attributes:\n")[2]
+        function.__doc__ = f"{inspect.getdoc(function)}\n{described}"
+        return function
+
+    return with_fields
+
+
+def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.Parameter:
+    """Returns the parameter of one field; one that a record cannot do without is left out where it is gone on with."""
+    field = model.model_fields[name]
+    # With its metadata, such as limits.
+    annotation = model.__annotations__[name]
+    if field.is_required() or is_derived:
+        annotation, default = annotation | None, None
+    else:
+        default = field.get_default(call_default_factory=True)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:
+    """Returns the record of a flow's parameters; `model_dir` is the YAML's folder where it is not given.
+
+    Raises:
+        InputError: a path is relative, something is missing, or values contradict each other.
+    """
+    present = {name: value for name, value in given.items() if value is not None}
+    for name, value in present.items():
+        for path in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(path, Path):
+                _check_absolute(name, path)
+    if present.get("config_path") is not None:
+        present.setdefault("model_dir", present["config_path"].parent)
+    try:
+        return model(**present)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = str(first["loc"][0]) if first["loc"] else "the parameters"
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(
+            f"{message}.", where=place, remedy="Start another run: the deployment's form describes each parameter."
+        ) from None
+
+
+def work_folder(given: Path | None) -> Path:
+    """Returns the folder that what a run makes is written in.
+
+    Never the one that the run happens to be in: a process worker removes that afterwards.
+
+    Raises:
+        InputError: there is none, or the path is relative.
+    """
+    if given is None:
+        raise InputError(
+            "there is no folder to write in.",
+            where="work_dir",
+            remedy="Give one in the deployment, or with the run: `--param work_dir=/absolute/path`.",
+        )
+    _check_absolute("work_dir", given)
+    if not given.is_dir():
+        raise InputError(
+            f"{given} is no folder.",
+            where="work_dir",
+            remedy="Make it on the host, or mount it in the container, that the run is on.",
+        )
+    return given
+
+
+def _check_absolute(name: str, path: Path) -> None:
+    """Refuses a relative path: whoever starts a run is seldom where it runs.
+
+    Raises:
+        InputError: it is relative.
+    """
+    if not path.is_absolute():
+        raise InputError(
+            f"{path} is a relative path, and a run has no folder that it could be relative to.",
+            where=name,
+            remedy="Give the absolute path on the host, or in the container, that the run is on.",
+        )

@@ -1,0 +1,68 @@
+"""What the doctor looks at of Prefect: the server that is configured, its version, its clock."""
+
+import contextlib
+import time
+import urllib.error
+import urllib.request
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+
+from flows.prefect_server import is_configured
+from trial_lib.experiment.check import Check, fail, ok, warn
+
+NAME = "Prefect"
+_TIMEOUT_S = 5
+
+
+def check_prefect() -> tuple[Check, float | None, float]:
+    """Looks at the Prefect server that a study would run against.
+
+    Returns:
+        The check; what the server's clock said, in seconds since the epoch, None without an answer; and what this
+        host's said then.
+    """
+    ours = version("prefect")
+    if not is_configured():
+        return ok(NAME, f"no server is configured: a command starts its own on loopback, Prefect {ours}"), None, 0.0
+    from prefect.client.orchestration import get_client
+
+    remedy = "Start it, or unset PREFECT_API_URL (and your profile's) to have ZeroTune start one."
+    try:
+        with get_client(sync_client=True) as client:
+            url = str(client.api_url).rstrip("/")
+            server_time, asked_at = _clock_of(url)
+            if server_time is None:
+                return fail(NAME, f"{url} does not answer", remedy), None, asked_at
+            error = client.api_healthcheck()
+            if error is not None:
+                return fail(NAME, f"{url} refuses this user ({error})", "See PREFECT_API_KEY."), server_time, asked_at
+            theirs = client.api_version()
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with a profile or a server is a finding
+        return fail(NAME, f"the server cannot be asked ({type(error).__name__}: {error})", remedy), None, 0.0
+    return _compared(url, theirs, ours), server_time, asked_at
+
+
+def _compared(url: str, theirs: str, ours: str) -> Check:
+    there, here = (tuple(map(int, text.split(".")[:2])) for text in (theirs, ours))
+    said = f"{url} answers, Prefect {theirs} there, {ours} here"
+    if there[0] != here[0]:
+        return fail(NAME, said, "Bring both to the same major version.")
+    if there < here:
+        return warn(NAME, said, "Update the server: it should not be older than those who talk to it.")
+    return ok(NAME, said)
+
+
+def _clock_of(url: str) -> tuple[float | None, float]:
+    """Returns what a server's clock says, None without an answer, and what this host's says."""
+    date = None
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=_TIMEOUT_S) as answer:
+            date = answer.headers["Date"]
+    except urllib.error.HTTPError as error:
+        date = error.headers["Date"]
+    except (OSError, ValueError):
+        pass
+    asked_at = time.time()
+    with contextlib.suppress(TypeError, ValueError):
+        return parsedate_to_datetime(date).timestamp(), asked_at
+    return None, asked_at

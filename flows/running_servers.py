@@ -1,0 +1,97 @@
+"""Which `zerotune up` runs, as `zerotune down` and a second one have to know: a lock, and a record beside it.
+
+The lock dies with its holder, so that a record that was left behind names nobody.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+import psutil
+from filelock import FileLock, Timeout
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import write_whole
+
+_POLL_S = 0.1
+
+
+def up_folder() -> Path:
+    """Returns the folder of `zerotune up`: its lock, its record and its logs; made where it is not there yet."""
+    folder = platformdirs.user_data_path("zerotune") / "up"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def hold() -> Iterator[None]:
+    """Makes this process the one `zerotune up`.
+
+    Raises:
+        InputError: there is one.
+    """
+    lock = FileLock(up_folder() / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            "it runs already.", where="zerotune up", remedy="`zerotune down` stops it, from any terminal."
+        ) from None
+    try:
+        write_whole(_record(), json.dumps({"pid": os.getpid(), "started_at": psutil.Process().create_time()}))
+        yield
+    finally:
+        lock.release()
+
+
+def stop(timeout_s: float = 60.0) -> bool:
+    """Interrupts the `zerotune up` that runs, and waits until it has stopped everything; returns whether there was one.
+
+    Raises:
+        InputError: it has not stopped.
+    """
+    if not _is_held():
+        return False
+    deadline = time.monotonic() + timeout_s
+    asked = False
+    while _is_held():
+        # One that has only just begun may not have written its record yet.
+        holder = None if asked else _holder()
+        if holder is not None:
+            holder.send_signal(signal.SIGTERM)
+            asked = True
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"it has not stopped within {timeout_s:.0f} s.",
+                where="zerotune up",
+                remedy="Press Ctrl-C in its terminal.",
+            )
+        time.sleep(_POLL_S)
+    return True
+
+
+def _record() -> Path:
+    return up_folder() / "up.json"
+
+
+def _holder() -> psutil.Process | None:
+    """Returns the process of the record, if it is still that one and not another with its number."""
+    with contextlib.suppress(OSError, ValueError, KeyError, psutil.NoSuchProcess):
+        record = json.loads(_record().read_text())
+        process = psutil.Process(record["pid"])
+        if process.create_time() == record["started_at"]:
+            return process
+    return None
+
+
+def _is_held() -> bool:
+    try:
+        with FileLock(up_folder() / "lock", timeout=0):
+            return False
+    except Timeout:
+        return True

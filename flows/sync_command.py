@@ -1,0 +1,56 @@
+"""What `zerotune sync` does: it sends to MLflow what could not be sent while the work ran."""
+
+from pathlib import Path
+
+import click
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.full_experiment import FullExperimentPaths
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.tracking.full_experiment_sync import FullExperimentSync
+from trial_lib.tracking.sync import StudySync
+from trial_lib.tracking.tracker import Sync
+from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
+
+
+def sync_command(root: Path) -> int:
+    """Sends what MLflow has not of a study, its full experiment included, or of a full experiment of its own.
+
+    Args:
+        root: the folder.
+
+    Returns:
+        The exit code: 1 where MLflow could not take it in.
+
+    Raises:
+        InputError: there is nothing to send.
+    """
+    root = root.absolute()
+    tracking_uri = default_tracking_uri(root.parent.parent)
+    shown = without_password(tracking_uri)
+    for sync in _syncs(root, tracking_uri):
+        try:
+            sync.run()
+        except Exception as error:  # noqa: BLE001 - MLflow's own errors, and those of what it stands on
+            reason = str(error).replace(tracking_uri, shown)
+            click.echo(f"MLflow ({shown}) could not take it in: {reason}", err=True)
+            click.echo(f"Nothing is lost. Try again later: zerotune sync {root}", err=True)
+            return 1
+    click.echo(f"MLflow ({shown}) has everything of {root.name}.", err=True)
+    return 0
+
+
+def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
+    """Returns what sends a folder's contents, in order: a full experiment's run hangs on its study's."""
+    study, own = StudyPaths(root), FullExperimentPaths(root)
+    if study.record.is_file():
+        full_experiment = FullExperimentPaths(study.full_experiment.root)
+        after = [FullExperimentSync(full_experiment, tracking_uri)] if full_experiment.record.is_file() else []
+        return [StudySync(study, tracking_uri), *after]
+    if own.record.is_file():
+        return [FullExperimentSync(own, tracking_uri)]
+    raise InputError(
+        "this is neither a study's folder nor a full experiment's.",
+        where=str(root),
+        remedy="Name one of the folders in zerotune-studies or zerotune-experiments.",
+    )

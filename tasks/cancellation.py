@@ -1,0 +1,35 @@
+"""A run whose worker has died asks the server itself whether it is cancelled: nobody is left to deliver that."""
+
+import contextlib
+import os
+import time
+
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+
+from tasks.telling import impatient
+
+_PERIOD_S = 2.0
+# As this process starts: a process worker is its parent.
+_PARENT = os.getppid()
+
+
+class _Server:
+    """When it was asked last, in seconds of the monotonic clock."""
+
+    asked_at = 0.0
+
+
+def hear_cancellation() -> None:
+    """Ends the run where it has been cancelled and its worker cannot say so; to be called again and again.
+
+    Raises:
+        KeyboardInterrupt: it has.
+    """
+    if os.getppid() == _PARENT or time.monotonic() < _Server.asked_at + _PERIOD_S:
+        return
+    _Server.asked_at = time.monotonic()
+    with contextlib.suppress(Exception), impatient(retries=0):
+        state = get_client(sync_client=True).read_flow_run(flow_run.id).state
+        if state is not None and (state.is_cancelling() or state.is_cancelled()):
+            raise KeyboardInterrupt

@@ -1,0 +1,45 @@
+"""Telling what a study starts from, and how its winner compares with the last known one."""
+
+from uuid import NAMESPACE_URL, uuid5
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+
+from tasks.telling import told_if_possible
+from trial_lib.study.confirming import since_last_study
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.known_winner import starting_from
+
+REGRESSION = "zerotune.regression"
+"""The event of a winner that is slower than the last known one; automations are triggered by it."""
+
+
+@task(name="known winner", cache_policy=NO_CACHE, persist_result=False)
+def tell_start(driver: StudyDriver) -> None:
+    """Says to the study's log and to Prefect what it starts from, and what has changed since the last study."""
+    said = starting_from(driver)
+    driver.log.info("%s", said)
+    get_run_logger().info(said)
+
+
+@task(name="since the last study", cache_policy=NO_CACHE, persist_result=False)
+def tell_since_last(driver: StudyDriver) -> None:
+    """Says how the winner compares with the last known one; where it is slower beyond the noise, by an event too."""
+    compared = since_last_study(driver)
+    if compared is None:
+        return
+    driver.log.info("the winner: %s", compared.sentence)
+    if not compared.is_regression:
+        get_run_logger().info("the winner: %s", compared.sentence)
+        return
+    get_run_logger().warning("the winner: %s", compared.sentence)
+    name = driver.experiment.name
+    with told_if_possible(driver.log):
+        emit_event(
+            REGRESSION,
+            resource={"prefect.resource.id": f"zerotune.experiment.{name}", "prefect.resource.name": name},
+            payload={"study_id": driver.study_id, "folder": str(driver.paths.root), **compared.document()},
+            # A study that is resumed says it once.
+            id=uuid5(NAMESPACE_URL, f"{REGRESSION}/{driver.study_id}"),
+        )

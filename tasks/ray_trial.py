@@ -1,0 +1,115 @@
+"""What one process group does on the hosts of a Ray cluster, as one Prefect task run there."""
+
+import contextvars
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.states import Completed, Crashed, State
+from prefect_ray import RayTaskRunner
+from prefect_ray.context import remote_options
+
+from tasks.telling import told_if_possible
+from tasks.trial import said
+from trial_lib.experiment.result import TrialResult
+from trial_lib.launch.ray_order import Delivery, Order
+from trial_lib.launch.ray_place import HostLostError, RayPlace
+from trial_lib.launch.ray_work import carry_out, is_loss, options_of
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.runner import Work
+
+
+@task(cache_policy=NO_CACHE, persist_result=False)
+def trial_on_ray(order: Callable[[], Order], label: str, metric: str) -> State:
+    """Does an order on the cluster; however its trials end, the task run is completed, and says how."""
+    delivery = carry_out(order())
+    results = [end for end in delivery.ends if isinstance(end, TrialResult)]
+    if len(delivery.ends) == 1:
+        state = said(results[0], metric)
+        get_run_logger().info("%s: %s: %s", label, results[0].outcome.value, state.message)
+    elif delivery.ends:
+        state = Completed(message=f"{len(results)} of {len(delivery.ends)} sizes measured")
+    else:
+        state = Completed(message="its ranks have ended on all hosts")
+    state.data = delivery
+    return state
+
+
+@dataclass(frozen=True)
+class RayWork:
+    """Work on the cluster, as the flow waits for it.
+
+    Attributes:
+        wrapped_future: done when it has ended.
+    """
+
+    wrapped_future: "Future[Any]"
+
+    @property
+    def state(self) -> str:
+        """What is known of its end."""
+        return repr(self.wrapped_future.exception())
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        self.wrapped_future.exception()
+
+
+def submit_to_ray(driver: StudyDriver, work: Work) -> RayWork:
+    """Starts work beside the flow, somewhere on the cluster; how it ended arrives at `driver.next_ended`."""
+    assert isinstance(driver.place, RayPlace)
+    driver.place.send = lambda order: _SentByPrefect(order, driver.arguments.metric, driver.log)
+    thread = ThreadPoolExecutor(1, thread_name_prefix=work.label)
+    # The flow's run is known by the context alone.
+    future = thread.submit(contextvars.copy_context().run, driver.run, work)
+    thread.shutdown(wait=False)
+    return RayWork(future)
+
+
+class _SentByPrefect:
+    """An order as a task run of prefect-ray: it asks for the trial's slots as resources.
+
+    Args:
+        order: what to do.
+        metric: what is optimised.
+        log: of the study.
+    """
+
+    def __init__(self, order: Order, metric: str, log: logging.Logger) -> None:
+        self._log = log
+        label = Work(order.plans, order.sweep).label
+        name = "trial" if order.sweep is None else "sweep"
+        named = trial_on_ray.with_options(name=name, task_run_name=label)
+        # The order travels as a function: Prefect would take it apart in search of futures.
+        parameters = {"order": lambda: order, "label": label, "metric": metric}
+        # By the connection that there is.
+        with RayTaskRunner() as runner, remote_options(**options_of(order.share)):
+            self._future = runner.submit(named, parameters)
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Sent.wait`."""
+        ended, _ = ray.wait([self._future.wrapped_future], timeout=timeout_s)
+        return bool(ended)
+
+    def delivery(self) -> Delivery:
+        """See `Sent.delivery`."""
+        try:
+            delivery: Delivery = self._future.result()
+        except ray.exceptions.RayError as error:
+            if not is_loss(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            with told_if_possible(self._log), get_client(sync_client=True) as client:
+                client.set_task_run_state(self._future.task_run_id, Crashed(message=reason), force=True)
+            raise HostLostError(reason) from error
+        return delivery
+
+    def abandon(self) -> None:
+        """See `Sent.abandon`."""
+        ray.cancel(self._future.wrapped_future)

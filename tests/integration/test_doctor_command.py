@@ -1,0 +1,145 @@
+"""`zerotune doctor` on this machine as it is, and on one where everything that usually goes wrong has."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.prefect_check import check_prefect
+from trial_lib.experiment.check import Verdict
+from trial_lib.tracking.tracking_check import check_mlflow
+
+BIN = Path(sys.executable).parent
+FOREIGN = ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI")
+
+
+def doctor(folder: Path, **environment: str) -> tuple[int, dict[str, Any]]:
+    """Runs the command; returns its exit code and its document, with the checks by name."""
+    own = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    ended = subprocess.run(
+        [str(BIN / "zerotune"), "doctor", "--json"],
+        cwd=folder,
+        env={**own, "HOME": str(folder), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    document = json.loads(ended.stdout)
+    document["checks"] = {check["name"]: check for check in document["checks"]}
+    return ended.returncode, document
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def test_everything_that_is_broken_is_told_with_how_to_mend_it(tmp_path: Path) -> None:
+    lock = tmp_path / "extensions" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    (tmp_path / "file").touch()
+    code, document = doctor(
+        tmp_path,
+        PATH=str(BIN),
+        TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"),
+        PREFECT_API_URL=f"http://127.0.0.1:{free_port()}/api",
+        MLFLOW_TRACKING_URI=f"http://127.0.0.1:{free_port()}",
+        XDG_DATA_HOME=str(tmp_path / "file"),
+    )
+    checks = document["checks"]
+    assert code == 1
+    assert not document["healthy"]
+    failed = {name for name, check in checks.items() if check["verdict"] == "fail"}
+    assert {"build locks", "compiler", "Prefect", "MLflow", "data folder"} <= failed
+    assert checks["build locks"]["remedy"] == f"rm {lock}"
+    assert "build-essential" in checks["compiler"]["remedy"]
+    assert "PREFECT_API_URL" in checks["Prefect"]["remedy"]
+    assert "zerotune sync" in checks["MLflow"]["remedy"]
+    assert "XDG_DATA_HOME" in checks["data folder"]["remedy"]
+    for check in checks.values():
+        assert bool(check["remedy"]) is (check["verdict"] != "ok"), check
+
+
+@pytest.mark.long
+def test_this_machine_is_healthy_and_nothing_is_written(tmp_path: Path) -> None:
+    extensions = os.environ.get("TORCH_EXTENSIONS_DIR", str(Path.home() / ".cache" / "torch_extensions"))
+    code, document = doctor(tmp_path, TORCH_EXTENSIONS_DIR=extensions)
+    checks = document["checks"]
+    assert checks.keys() >= {
+        *("accelerators", "environment", "ops", "build locks", "compiler", "shared memory"),
+        *("studies", "data folder", "op builds", "locks", "Prefect", "MLflow", "clock"),
+    }
+    assert code == 0, document
+    assert "torch" in checks["environment"]["said"]
+    assert "deepspeed_shm_comm" in checks["ops"]["said"]
+    assert not (tmp_path / "zerotune-studies").exists()
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    """A server that says it is Prefect 3.1 and MLflow 2.0, and whose clock is two minutes slow."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return formatdate(time.time() - 120, usegmt=True)
+
+        def do_GET(self) -> None:
+            body = {"/api/admin/version": b'"3.1.0"', "/version": b"2.0.1"}.get(self.path, b"true")
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_servers_of_other_versions_and_the_prefect_servers_clock_are_told(
+    old_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    monkeypatch.setenv("PREFECT_API_URL", f"{old_server}/api")
+    with temporary_settings({PREFECT_API_URL: f"{old_server}/api"}):
+        prefect, server_time, asked_at = check_prefect()
+    assert prefect.verdict is Verdict.WARN
+    assert "Prefect 3.1.0 there" in prefect.said
+    assert server_time is not None
+    assert 118 < asked_at - server_time < 123
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", old_server)
+    mlflow = check_mlflow(tmp_path)
+    assert mlflow.verdict is Verdict.WARN
+    assert "MLflow 2.0.1" in mlflow.said
+
+
+def test_a_database_that_does_not_answer_is_told_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql://me:hidden@127.0.0.1:{free_port()}/mlflow")
+    check = check_mlflow(tmp_path)
+    assert check.verdict is Verdict.FAIL
+    assert "hidden" not in check.said + check.remedy
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
+    assert check_mlflow(tmp_path).verdict is Verdict.FAIL

@@ -1,0 +1,47 @@
+"""One trial over two hosts of a cluster: each host's part starts its own ranks, and they meet."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from conftest import Trials
+
+from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.carried import unpack
+from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.launcher import Ending
+from trial_lib.launch.program import Part
+from trial_lib.launch.ray_host import HostSetup, RayHost
+from trial_lib.launch.trial import take_result
+
+SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
+
+
+def host(trials: Trials, name: str) -> RayHost:
+    """Returns what a study keeps on a host; both of them share this machine's slots."""
+    return RayHost(HostSetup(name, sys.executable, [], rank_environment(), False, trials.lock_dir))
+
+
+def test_the_parts_of_two_hosts_are_one_trial_whose_files_come_back(trials: Trials, tmp_path: Path) -> None:
+    plan = trials.plan("plain.py", slots=2, window=SHORT)
+    plan.paths.root.mkdir(parents=True)
+    first, second = host(trials, "first"), host(trials, "second")
+    port = first.meet(plan.trial_id)
+    parts = [Part(rank, 1, 2, "127.0.0.1", port) for rank in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(on.run_part, plan, part, []) for on, part in zip((first, second), parts, strict=True)]
+        ends = [one.result() for one in running]
+    assert [end.ending for end in ends] == [Ending("ranks", [0])] * 2
+    assert [sorted(name for name in end.files if name.endswith(".log")) for end in ends] == [
+        ["rank0.log"],
+        ["rank1.log"],
+    ]
+    for end in ends:
+        unpack(end.files, plan.paths.root)
+    result = take_result(plan, Ending("ranks", [0, 0]), False, 0.0, 1.0)
+    assert result.outcome == "completed", result.reason
+    assert len(result.memory.peak) == 2
+    assert result.logs == [str(plan.paths.log(rank)) for rank in range(2)]
+    for one in (first, second):
+        one.close()
+    assert not list((trials.lock_dir / "trials").iterdir())

@@ -1,0 +1,93 @@
+"""A study over a Ray cluster of several nodes on this machine: trials as Prefect task runs on its hosts."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray_fixtures import LocalCluster, local_cluster
+from study_fixtures import Zerotune, query
+
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.study.folder import host_lock_dir
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(hosts=2) as started:
+        yield started
+
+
+def ran_at_once(results: list[TrialResult]) -> bool:
+    """Returns whether two trials ran at the same time: each host of the cluster has one slot."""
+    spans = sorted((result.started_at, result.started_at + sum(result.phases.values())) for result in results)
+    return any(before[1] > after[0] for before, after in itertools.pairwise(spans))
+
+
+def test_trials_are_spread_over_the_hosts_and_the_study_s_folder_has_all_of_them(
+    tmp_path: Path, home: Path, cluster: LocalCluster
+) -> None:
+    zerotune = Zerotune(tmp_path, home, program="--step_seconds 0.1")
+    arguments = ("random", "-mt", "6", "--max-micro-batch", "16", "--ray", cluster.address, "--json")
+    ended = zerotune.run(*arguments, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    study = zerotune.study
+    results = list(study.results.values())
+    assert {result.outcome for result in results} == {Outcome.COMPLETED}
+    assert ran_at_once(results)
+    for result in results:
+        paths = study.paths.trial(result.number)
+        assert result.logs == [str(paths.log(0))]
+        assert "trained" in paths.log(0).read_text() or "pid" in paths.log(0).read_text()
+        assert json.loads(paths.measurement(0).read_text())["outcome"] == "completed"
+        assert paths.ds_config.exists()
+    runs = query(zerotune.prefect_database, "select name, state_type from task_run where name like 'trial-%'")
+    assert len(runs) >= len(results)
+    assert {state for _, state in runs} == {"COMPLETED"}
+
+
+def test_a_sweep_runs_on_one_host_and_nothing_stays_behind_on_any(
+    tmp_path: Path, home: Path, cluster: LocalCluster
+) -> None:
+    zerotune = Zerotune(tmp_path, home)
+    arguments = ("adaptive", "-mt", "8", "-z", "1", "--max-micro-batch", "8", "--free-batch", "--ray", cluster.address)
+    ended = zerotune.run(*arguments, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    study = zerotune.study
+    assert any(result.swept for result in study.results.values())
+    assert not (host_lock_dir() / "trials" / study.record["study_id"]).exists()
+    for node in cluster.nodes:
+        assert not [process for process in cluster.processes_of(node) if "fork_server" in " ".join(process.cmdline())]
+
+
+def test_a_trial_with_more_slots_than_a_host_has_spans_several(
+    tmp_path: Path, home: Path, cluster: LocalCluster
+) -> None:
+    zerotune = Zerotune(tmp_path, home, slots=2)
+    arguments = ("random", "-mt", "3", "--max-micro-batch", "8", "--ray", cluster.address)
+    ended = zerotune.run(*arguments, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    results = list(zerotune.study.results.values())
+    assert {result.outcome for result in results} == {Outcome.COMPLETED}
+    assert {len(result.memory.peak) for result in results} == {2}
+    config = json.loads(zerotune.study.paths.best_ds_config.read_text())
+    samples = config["train_micro_batch_size_per_gpu"] * config.get("gradient_accumulation_steps", 1)
+    assert config["train_batch_size"] == 2 * samples
+
+
+def test_what_a_cluster_cannot_do_is_said_before_anything_starts(
+    tmp_path: Path, home: Path, cluster: LocalCluster
+) -> None:
+    zerotune = Zerotune(tmp_path, home, slots=3)
+    for address, said in (
+        (cluster.address, "slots_per_trial is 3, and the nodes of the Ray cluster have 1, 1 CPU slot(s)"),
+        ("127.0.0.1:1", "there is no Ray cluster to connect to"),
+        ("ray://127.0.0.1:10001", "Ray's client cannot hold a study"),
+    ):
+        ended = zerotune.run("random", "--ray", address, timeout=100)
+        assert ended.returncode == 2, ended.stderr
+        assert said in ended.stderr
+    assert not (tmp_path / "zerotune-studies").exists()

@@ -1,0 +1,222 @@
+"""The report in a real browser: without a network, on a desk and on a phone, by day and by night."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from report_fixtures import CRASH, only_history, recorded_study, study_with_failures
+
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.study.write_report import write_report
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+DESK, PHONE = (1280, 800), (390, 844)
+ANSWER = "z0, micro-batch 64, accumulation 2: 2.53x [2.19, 2.92] your configuration."
+FIGURES = ["throughput", "memory", "progress", "knobs"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"there is no browser here ({', '.join(BROWSERS)}), so no page was opened")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
+    paths = study_with_failures(tmp_path_factory.mktemp("study"))
+    write_report(paths)
+    return paths
+
+
+@dataclass
+class Opened:
+    """A page that has been opened, and what went on while it was."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+def opened(
+    browser: Browser, file: Path, size: tuple[int, int] = DESK, scheme: str = "light", touch: bool = False
+) -> Opened:
+    """Opens a file without a network, and waits until its figures are drawn."""
+    width, height = size
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=touch, is_mobile=touch, offline=True
+    )
+    told = Opened(context.new_page())
+    told.page.on("console", lambda message: told.errors.append(message.text) if message.type == "error" else None)
+    told.page.on("pageerror", lambda error: told.errors.append(str(error)))
+    told.page.on("request", lambda request: told.requests.append(request.url))
+    told.page.goto(file.as_uri())
+    told.page.wait_for_function(
+        "() => [...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))"
+    )
+    return told
+
+
+@pytest.fixture(scope="module")
+def desk(browser: Browser, study: StudyPaths) -> Opened:
+    return opened(browser, study.report)
+
+
+@pytest.fixture(scope="module")
+def phone(browser: Browser, study: StudyPaths) -> Opened:
+    return opened(browser, study.report, PHONE, touch=True)
+
+
+def background(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def contrast(page: Page, selector: str) -> float:
+    """Returns the contrast of a text with what is behind it, as WCAG 2 defines it."""
+    return float(
+        page.evaluate(
+            """(selector) => {
+              const light = (colour) => {
+                const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(Number).map((part) => part / 255)
+                  .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+                return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+              };
+              const element = document.querySelector(selector);
+              let behind = element;
+              while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+              const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
+              return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+            }""",
+            selector,
+        )
+    )
+
+
+@pytest.mark.parametrize("where", ["desk", "phone"])
+def test_it_opens_without_an_error_and_asks_for_nothing(
+    where: str, study: StudyPaths, request: pytest.FixtureRequest
+) -> None:
+    told = request.getfixturevalue(where)
+    assert told.errors == []
+    assert told.requests == [study.report.as_uri()]
+
+
+@pytest.mark.parametrize("where", ["desk", "phone"])
+def test_the_answer_is_seen_without_scrolling(where: str, request: pytest.FixtureRequest) -> None:
+    page = request.getfixturevalue(where).page
+    heading = page.get_by_role("heading", level=1)
+    assert heading.inner_text() == ANSWER
+    height = page.viewport_size["height"]
+    for element in (heading, page.get_by_text("interval [2.19, 2.92]"), page.locator("#command")):
+        box = element.bounding_box()
+        assert box is not None
+        assert box["y"] + min(box["height"], 40) < height
+
+
+@pytest.mark.parametrize("where", ["desk", "phone"])
+def test_nothing_has_to_be_scrolled_sideways(where: str, request: pytest.FixtureRequest) -> None:
+    page = request.getfixturevalue(where).page
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = false; })")
+
+
+def test_every_figure_is_drawn_with_its_points(desk: Opened) -> None:
+    for key in FIGURES:
+        figure = desk.page.locator(f"#plot-{key}")
+        assert figure.locator("path.point, .point path").count() > 3, key
+        assert figure.get_attribute("aria-label")
+    assert desk.page.locator("#plot-throughput .errorbar").count() > 20
+
+
+def test_a_phone_s_figures_fit_it_and_let_the_page_scroll(phone: Opened) -> None:
+    for key in FIGURES:
+        box = phone.page.locator(f"#plot-{key} .main-svg").first.bounding_box()
+        assert box is not None
+        assert 250 < box["width"] <= PHONE[0]
+    # A finger on a figure scrolls the page.
+    figure = phone.page.locator("#plot-throughput")
+    figure.evaluate("element => element.scrollIntoView({block: 'center'})")
+    box, before = figure.bounding_box(), phone.page.evaluate("scrollY")
+    assert box is not None
+    screen = phone.page.context.new_cdp_session(phone.page)
+    for moved in range(0, 201, 10):
+        touch = {"x": PHONE[0] / 2, "y": box["y"] + 250 - moved}
+        kind = "touchMove" if moved else "touchStart"
+        screen.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [touch]})
+    screen.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    phone.page.wait_for_function(f"() => scrollY > {before + 100}")
+
+
+def test_in_the_dark_it_is_dark_and_all_is_readable(browser: Browser, study: StudyPaths, desk: Opened) -> None:
+    dark = opened(browser, study.report, scheme="dark")
+    assert background(desk.page) != background(dark.page)
+    for page in (desk.page, dark.page):
+        for selector in (
+            "h1",
+            ".cards dt",
+            ".gain",
+            "section > p",
+            ".outcome.crashed",
+            "a[href^='#trial']",
+            "#command",
+        ):
+            assert contrast(page, selector) >= 4.5, selector
+    ink = "getComputedStyle(document.querySelector('#plot-memory .xtick text')).fill"
+    assert desk.page.evaluate(ink) != dark.page.evaluate(ink)
+    # Somebody switches while it is open.
+    before = dark.page.evaluate(ink)
+    dark.page.emulate_media(color_scheme="light")
+    dark.page.wait_for_function(f"() => {ink} !== '{before}'")
+    assert dark.errors == []
+
+
+def test_what_a_program_printed_does_nothing_to_the_page(desk: Opened) -> None:
+    assert desk.page.title().startswith("programs: ")
+    trial = desk.page.locator(f"#trial-{CRASH}")
+    trial.locator("summary").click()
+    assert "<script>document.title" in trial.locator("pre").inner_text()
+
+
+def test_a_failure_leads_to_its_trial_and_that_to_its_log(desk: Opened) -> None:
+    desk.page.get_by_role("link", name="0036").click()
+    trial = desk.page.locator("#trial-36")
+    box = trial.bounding_box()
+    assert box is not None
+    assert -1 <= box["y"] < DESK[1]
+    trial.locator("summary").click()
+    assert trial.locator("pre").inner_text() == "rank 1 gave up at 96"
+
+
+def test_it_can_be_walked_by_keyboard_and_named_by_a_screen_reader(desk: Opened) -> None:
+    assert desk.page.get_by_role("region", name="Every trial").count() == 1
+    assert desk.page.get_by_role("columnheader", name="outcome").count() == 1
+    unnamed = "[...document.querySelectorAll('button, a, summary')].filter(e => !e.textContent.trim()).length"
+    assert desk.page.evaluate(unnamed) == 0
+    desk.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    desk.page.locator(".skip").focus()
+    assert desk.page.evaluate("getComputedStyle(document.activeElement).left") == "8px"
+
+
+def test_a_figure_s_own_page_works_alone(browser: Browser, study: StudyPaths) -> None:
+    told = opened(browser, study.figures / "throughput.html", PHONE)
+    assert (told.errors, told.requests) == ([], [(study.figures / "throughput.html").as_uri()])
+    assert told.page.locator("#plot-throughput .errorbar").count() > 20
+    assert told.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_study_that_found_nothing_has_a_page_that_says_why(browser: Browser, tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path, status="failed", reason="The profile trial crashed.")
+    only_history(paths, 2)
+    write_report(paths)
+    told = opened(browser, paths.report, PHONE)
+    assert told.errors == []
+    assert told.page.get_by_role("heading", level=1).inner_text() == "No configuration was found."
+    assert told.page.get_by_text("The profile trial crashed.").is_visible()

@@ -1,0 +1,61 @@
+"""`zerotune show`, as people and programs call it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report_fixtures import RUNNING, STUDY_ID, recorded_study, study_with_failures
+
+BIN = Path(sys.executable).parent
+
+
+def show(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(
+        [BIN / "zerotune", "show", *arguments], cwd=folder, env=environment, text=True, capture_output=True
+    )
+
+
+def test_the_tables_have_the_answer_first_and_every_trial(tmp_path: Path) -> None:
+    study_with_failures(tmp_path)
+    shown = show(tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "z0, micro-batch 64, accumulation 2: 2.53x [2.19, 2.92] your configuration."
+    # What can be copied is in one line.
+    assert any(line.startswith("deepspeed --num_gpus 2") and line.endswith("--steps 200") for line in lines)
+    for title in ("measured again in fresh processes", "trials", "did not complete", "which knobs mattered"):
+        assert title in {line.strip() for line in lines}
+    for number in range(38):
+        assert any(line.split()[0] == f"{number:04d}" for line in lines if line.strip())
+    assert f"running: {RUNNING:04d} z2-mbs16" in lines
+
+
+def test_a_program_gets_all_of_it(tmp_path: Path) -> None:
+    recorded_study(tmp_path)
+    shown = show(tmp_path, STUDY_ID, "--json")
+    assert shown.returncode == 0
+    document = json.loads(shown.stdout)
+    assert (document["study"], document["status"], document["gain"]) == (STUDY_ID, "completed", 2.52588)
+    assert document["best"]["trial"] == 28
+    assert document["best_ds_config"]["zero_optimization"]["stage"] == 0
+    assert len(document["trials"]) == 35
+    assert document["trials"][0]["memory"]["measured"] > 0
+
+
+def test_a_study_that_was_cut_short_says_so(tmp_path: Path) -> None:
+    recorded_study(tmp_path, status="running", ended_at=None)
+    shown = show(tmp_path, "programs")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("Interrupted: 35 trials ended so far.")
+
+
+@pytest.mark.parametrize("named", ["no/such/folder", "nothing", "."])
+def test_what_is_no_study_is_bad_input(named: str, tmp_path: Path) -> None:
+    shown = show(tmp_path, named)
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert shown.stderr.startswith("zerotune: ")

@@ -1,0 +1,196 @@
+"""A study whose trials are read from a recorded table, in processes that are killed at random moments.
+
+python tests/table_study.py FOLDER METHOD KILLS SEED: runs it once to its end in FOLDER/whole, and once in
+FOLDER/killed, where its driver is killed so many times before it may come to its end. Everything is real but the ranks.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.replay.space_of_table import nearest  # noqa: E402
+from benchmarks.replay.table import TableWorld  # noqa: E402
+from trial_lib.experiment.candidate import Candidate  # noqa: E402
+from trial_lib.experiment.result import Outcome, TrialResult  # noqa: E402
+from trial_lib.launch import sweep, trial  # noqa: E402
+from trial_lib.launch.launcher import Ending, LaunchRequest  # noqa: E402
+from trial_lib.measure.sweep import SizeMemory, will_fit  # noqa: E402
+from trial_lib.study import open_study  # noqa: E402
+from trial_lib.study.arguments import StudyArguments  # noqa: E402
+from trial_lib.study.confirming import next_confirming_plan  # noqa: E402
+from trial_lib.study.driver import StudyDriver  # noqa: E402
+from trial_lib.study.open_study import OpenStudy, new_study, resume_study  # noqa: E402
+from trial_lib.study.runner import Work  # noqa: E402
+
+REPLAY = ROOT / "benchmarks" / "replay"
+TRIAL_S = 0.005
+MAX_TRIALS = 20
+LONGEST_PAUSE_S = 0.05
+
+
+class Clock:
+    """Stands still: what a trial takes is what the table says, and nothing else is in the history."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    @staticmethod
+    def time() -> float:
+        return 1e9
+
+
+class TableLauncher:
+    """Has no processes: writes what the ranks would have written, a little later."""
+
+    def __init__(self, world: TableWorld) -> None:
+        self._world = world
+
+    def launch(self, request: LaunchRequest) -> "TableLauncher":
+        self._request = request
+        return self
+
+    def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
+        payload = self._request.payload
+        measured: list[SizeMemory] = []
+        for one in payload.get("trials", [payload]):
+            folder = Path(one["measurements"][0]).parent
+            candidate = Candidate.model_validate_json((folder / "candidate.json").read_text())
+            size = candidate.micro_batch_size
+            if measured and not will_fit(measured, size, payload["bytes_per_sample"], payload["headroom"]):
+                Path(payload["withdrawal"]).write_text(json.dumps({"reason": "memory"}))
+                break
+            time.sleep(TRIAL_S)
+            result = self._result(candidate, int(folder.name))
+            self._write(one, result)
+            if result.outcome is not Outcome.COMPLETED:
+                return Ending("ranks", [1] * candidate.slots)
+            memory = result.memory
+            above = max(peak - after for peak, after in zip(memory.peak, memory.after_initialize, strict=True))
+            measured.append(SizeMemory(size, above, min(memory.available, default=None)))
+        return Ending("ranks", [0] * len(self._request.ranks))
+
+    def _result(self, candidate: Candidate, number: int) -> TrialResult:
+        world = self._world
+        config = candidate.complete(world.problem.base_config)
+        recorded = world.candidate(nearest(world.problem.space, config), candidate.micro_batch_size)
+        return world.run(recorded, random.Random(number))
+
+    def _write(self, one: dict[str, Any], result: TrialResult) -> None:
+        for rank, (record, failure) in enumerate(zip(one["measurements"], one["failures"], strict=True)):
+            if result.outcome is not Outcome.COMPLETED:
+                failed = {"type": "MemoryError", "message": "", "traceback": "", "phases": result.phases, "time": 0.0}
+                text = json.dumps({**failed, "ended_early": False, "in_initialize": False})
+                Path(failure).write_text(text)
+                continue
+            memory = {name: values[rank] for name, values in result.memory.model_dump().items() if values}
+            whole = {**result.model_dump(mode="json"), "memory": memory, "time": 1e9}
+            whole["profile"] = self._world.problem.profile.model_dump() if one["with_profile"] else None
+            whole["program"] = None
+            Path(record).write_text(json.dumps(whole))
+
+    def prime(self, modules: list[str]) -> None:
+        """Has nothing to import."""
+
+    def close(self) -> None:
+        """Has nothing that runs."""
+
+
+def open_in(folder: Path, method: str) -> OpenStudy | None:
+    """Returns the study of a folder, a new one where there is none; None where it has come to its end."""
+    if (folder / "finished").exists():
+        return None
+    for record in folder.glob("zerotune-studies/*/study.json"):
+        return resume_study(record.parent)
+    arguments = StudyArguments(
+        config_path=REPLAY / "convnet.yaml",
+        model_dir=REPLAY / "convnet",
+        method=method,
+        max_trials=MAX_TRIALS,
+        free_batch=method == "adaptive",
+    )
+    return new_study(arguments, folder)
+
+
+def run(driver: StudyDriver) -> None:
+    """Does what the flow does, one piece of work at a time."""
+    if driver.profile is None:
+        end(driver, Work((driver.profile_plan(),)))
+    if not driver.has_searched:
+        plan = None if driver.submitted else driver.submitted_plan()
+        if plan is not None:
+            end(driver, Work((plan,)))
+        while work := driver.next_work(1):
+            end(driver, work[0])
+        driver.stop("the search has ended")
+    while (plan := next_confirming_plan(driver)) is not None:
+        end(driver, Work((plan,)))
+
+
+def end(driver: StudyDriver, work: Work) -> None:
+    for _ in driver.run(work):
+        ended = driver.next_ended(1.0)
+        assert ended is not None
+        driver.tell(ended)
+
+
+def live(folder: Path, method: str) -> int:
+    """Starts a process that goes on with the study to its end; returns its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    study = open_in(folder, method)
+    if study is not None:
+        run(study.driver)
+        (folder / "finished").touch()
+    os._exit(0)
+
+
+def events(folder: Path) -> int:
+    """Returns how many lines the history of a folder's study has."""
+    histories = folder.glob("zerotune-studies/*/history.jsonl")
+    return sum(history.read_bytes().count(b"\n") for history in histories)
+
+
+def kill_after(pid: int, folder: Path, more: int, pause_s: float) -> int:
+    """Kills a study's process some time after it has added some lines to the history; returns their number by then."""
+    wanted = events(folder) + more
+    while events(folder) < wanted:
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it ended before it was killed often enough"
+        time.sleep(0.001)
+    time.sleep(pause_s)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return events(folder)
+
+
+def main(folder: Path, method: str, kills: int, seed: int) -> None:
+    """Runs both, and prints how many lines the history of the second had when it was killed each time."""
+    launcher = TableLauncher(TableWorld.read(REPLAY / "tables" / "convnet.jsonl"))
+    open_study._launcher = lambda *_: launcher  # type: ignore[assignment]
+    open_study.host_lock_dir = lambda: folder / "locks"
+    trial.time = sweep.time = Clock()  # type: ignore[assignment]
+    whole, killed = folder / "whole", folder / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    assert os.waitpid(live(whole, method), 0)[1] == 0
+    most = events(whole) // kills
+    draws = random.Random(seed)
+    lines = [
+        kill_after(live(killed, method), killed, draws.randint(0, most), draws.uniform(0, LONGEST_PAUSE_S))
+        for _ in range(kills)
+    ]
+    assert os.waitpid(live(killed, method), 0)[1] == 0
+    print(json.dumps(lines))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

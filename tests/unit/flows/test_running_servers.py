@@ -1,0 +1,45 @@
+"""Which `zerotune up` runs: a record that was left behind names nobody."""
+
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.running_servers import hold, stop, up_folder
+from trial_lib.experiment.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+def write_record(pid: int, started_at: float) -> None:
+    (up_folder() / "up.json").write_text(json.dumps({"pid": pid, "started_at": started_at}))
+
+
+def test_where_nothing_runs_there_is_nothing_to_stop() -> None:
+    assert not stop()
+    # Left behind by one that was killed, and its number has gone to another process since: this one.
+    write_record(os.getpid(), psutil.Process().create_time())
+    assert not stop()
+
+
+def test_there_is_one_at_a_time() -> None:
+    with hold():
+        with pytest.raises(InputError, match="zerotune up: it runs already"), hold():
+            pass
+        record = json.loads((up_folder() / "up.json").read_text())
+        assert record == {"pid": os.getpid(), "started_at": psutil.Process().create_time()}
+    with hold():
+        pass
+
+
+def test_another_process_with_the_number_of_the_record_is_left_alone() -> None:
+    with hold():
+        # SIGTERM would end this test.
+        write_record(os.getpid(), 1.0)
+        with pytest.raises(InputError, match="has not stopped within 0 s"):
+            stop(timeout_s=0.3)

@@ -1,0 +1,50 @@
+"""Hosts that one trial spans: which is this machine, and whose slots are whose."""
+
+import socket
+
+import pytest
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.result import Outcome
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.hosts import is_this_host, spanned
+from trial_lib.launch.launcher import HOST, Ending
+from trial_lib.launch.outcome import RankRecord, classify
+
+HERE = Host("cpu", ["4", "5", "6"], 2**30)
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.0.2", socket.gethostname()])
+def test_a_loopback_address_and_this_machine_s_name_are_this_host(name):
+    assert is_this_host(name)
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "no-such-host.invalid"])
+def test_any_other_is_not(name):
+    assert not is_this_host(name)
+
+
+def test_the_slots_are_this_host_s_own_and_the_others_by_name():
+    assert spanned(HERE, {"127.0.0.1": 2, "192.0.2.1": 2}, "hosts").slots == ["4", "5", "192.0.2.1/0", "192.0.2.1/1"]
+
+
+def test_two_loopback_addresses_share_this_host_s_slots():
+    assert spanned(HERE, {"127.0.0.1": 1, "127.0.0.2": 2}, "hosts").slots == ["4", "5", "6"]
+
+
+def test_a_study_runs_on_the_first_host():
+    with pytest.raises(InputError, match=r"the first host is 192.0.2.1"):
+        spanned(HERE, {"192.0.2.1": 2, "127.0.0.1": 2}, "hosts")
+
+
+def test_more_slots_than_this_host_has_are_refused():
+    with pytest.raises(InputError, match="4 slots are asked of this host, which has 3 cpu slot"):
+        spanned(HERE, {"127.0.0.1": 4, "192.0.2.1": 4}, "hosts")
+
+
+def test_a_host_s_death_is_the_reason_and_not_what_its_peers_say_of_it():
+    peer = {"type": "RuntimeError", "message": "something broke", "traceback": "", "time": 1.0, "ended_early": False}
+    ranks = [RankRecord(None, peer, "", "/t/rank0.log"), RankRecord(None, None, "", "/t/rank1.log")]
+    outcome, reason = classify(Ending(HOST, [1, -9], host="node-2"), ranks, 60.0, kernel_killed=False)
+    assert outcome is Outcome.CRASHED
+    assert reason == "The host node-2 died while the trial ran. Log: /t/rank0.log"

@@ -1,0 +1,129 @@
+"""The report as text: one file that holds all it needs. What a browser makes of it: `test_report_in_browser`."""
+
+import re
+from pathlib import Path
+
+import pytest
+from report_fixtures import MARKUP, SECRET, only_history, recorded_study, study_with_failures
+
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.report.figures import draw_figures
+from trial_lib.report.html_report import duration, render_figures, render_report
+from trial_lib.study.read_study import read_study
+from trial_lib.study.write_report import write_report
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
+    return study_with_failures(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def page(failed: StudyPaths) -> str:
+    view = read_study(failed.root)
+    return render_report(view, draw_figures(view))
+
+
+def without_plotly(page: str) -> str:
+    return re.sub(r'<script type="application/octet-stream".*?</script>', "", page, flags=re.DOTALL)
+
+
+def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
+    references = re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?([^"\'\s>)]+)', without_plotly(page))
+    assert all(reference.startswith(("#", "data:", "x")) for reference in references), references
+    assert "@import" not in page
+
+
+def test_it_is_small_for_what_it_holds(page: str) -> None:
+    assert len(page) < 2_300_000
+    assert len(without_plotly(page)) < 250_000
+
+
+def test_what_a_program_prints_is_text_on_the_page(page: str) -> None:
+    assert MARKUP not in page
+    assert "&lt;script&gt;document.title" in page
+    assert page.count("</script>") == 3
+
+
+def test_no_secret_is_on_the_page(page: str) -> None:
+    assert SECRET not in page
+    assert "hunter22" not in page
+
+
+def test_the_answer_comes_first(page: str) -> None:
+    places = [
+        page.index(text) for text in ("2.53x [2.19, 2.92]", "Use it", "Throughput against", "What did not complete")
+    ]
+    assert places == sorted(places)
+
+
+def test_every_trial_is_there_with_its_outcome_and_reason(page: str) -> None:
+    for number in range(38):
+        assert f'id="trial-{number}"' in page
+    assert page.count("out of memory</span>") == 3  # two trials, and what they have in common
+    assert "can&#39;t allocate memory" in page
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 4, 20])
+def test_a_study_that_found_nothing_has_a_report_as_well(lines: int, tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path, status="failed", reason="It failed.")
+    only_history(paths, lines)
+    write_report(paths)
+    page = paths.report.read_text()
+    assert "No configuration was found." in page
+    assert "It failed." in page
+    assert "Use it" not in page
+
+
+def test_each_figure_is_a_page_of_its_own_as_well(tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path)
+    write_report(paths)
+    assert {file.name for file in paths.figures.iterdir()} == {
+        "throughput.html",
+        "memory.html",
+        "progress.html",
+        "knobs.html",
+    }
+    view = read_study(paths.root)
+    assert render_figures(view, draw_figures(view))["memory"] == (paths.figures / "memory.html").read_text()
+
+
+def test_every_figure_has_its_numbers_as_a_table(failed: StudyPaths) -> None:
+    for drawn in draw_figures(read_study(failed.root)):
+        assert drawn.figure is not None
+        assert drawn.rows
+        assert {len(row) for row in drawn.rows} == {len(drawn.columns)}
+
+
+def test_throughput_is_drawn_by_arm_with_intervals_and_the_confirmed_ones_apart(failed: StudyPaths) -> None:
+    throughput, *_ = draw_figures(read_study(failed.root))
+    assert throughput.figure is not None
+    traces = {trace.name: trace for trace in throughput.figure.data if trace.name}
+    assert set(traces) == {
+        *("z0", "z1", "z2", "z3"),
+        "confirmed: your configuration",
+        "confirmed: z0, micro-batch 64, accumulation 2",
+    }
+    assert all(max(trace.error_y.array) > 0 for trace in traces.values())
+
+
+def test_memory_is_drawn_as_predicted_and_measured_and_what_failed_is_marked(failed: StudyPaths) -> None:
+    _, memory, *_ = draw_figures(read_study(failed.root))
+    assert memory.figure is not None
+    traces = {trace.name: trace for trace in memory.figure.data}
+    assert len(traces["predicted (90 %)"].x) == 37
+    assert len(traces["measured"].x) == 34
+    assert list(traces["did not complete"].x) == ["0035", "0036", "0037"]
+    # Of so large a budget only the name fits.
+    assert "budget" in memory.figure.layout.annotations[0].text
+
+
+def test_the_best_so_far_never_falls(failed: StudyPaths) -> None:
+    drawn = draw_figures(read_study(failed.root))[2]
+    levels = [float(row[-1]) for row in drawn.rows]
+    assert levels == sorted(levels)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (61, "1 min 01 s"), (3900, "1 h 05 min")])
+def test_durations_read_as_people_say_them(seconds: float, said: str) -> None:
+    assert duration(seconds) == said

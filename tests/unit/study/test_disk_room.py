@@ -1,0 +1,60 @@
+"""When a trial's failure is the disk's, and the study stops in its place."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.study import disk_room
+from trial_lib.study.disk_room import DiskFullError, check_end, check_room, disk_full_told
+
+
+def result(outcome: Outcome, reason: str = "") -> TrialResult:
+    return TrialResult(trial_id="1", number=1, purpose=Purpose.SEARCH, config_hash="", outcome=outcome, reason=reason)
+
+
+class Usage:
+    """A disk with so much room."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+
+def give_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(disk_room.shutil, "disk_usage", lambda _: Usage(free))
+
+
+def test_a_disk_with_little_room_is_full_and_the_message_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_room(monkeypatch, 2**30)
+    check_room(tmp_path)
+    give_room(monkeypatch, 2**20)
+    with pytest.raises(DiskFullError, match=f"1 MiB are free.*zerotune resume {tmp_path}"):
+        check_room(tmp_path)
+
+
+def test_a_trial_that_crashed_on_a_full_disk_is_not_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_room(monkeypatch, 2**20)
+    with pytest.raises(DiskFullError):
+        check_end(tmp_path, result(Outcome.CRASHED, "its rank ended with 1"))
+    check_end(tmp_path, result(Outcome.COMPLETED))
+    give_room(monkeypatch, 2**30)
+    check_end(tmp_path, result(Outcome.CRASHED, "its rank ended with 1"))
+
+
+def test_a_trial_that_filled_the_disk_itself_and_left_room_again_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_room(monkeypatch, 2**30)
+    check_end(tmp_path, result(Outcome.CRASHED, "OSError: [Errno 28] No space left on device"))
+
+
+def test_errors_of_a_full_disk_are_told_as_such_and_others_are_not(tmp_path: Path) -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        with pytest.raises(DiskFullError), disk_full_told(tmp_path):
+            raise OSError(number, "full")
+    with pytest.raises(PermissionError), disk_full_told(tmp_path):
+        raise PermissionError(errno.EACCES, "not yours")

@@ -1,0 +1,90 @@
+"""What the doctor says of shared memory, of folders and of the clock."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trial_lib.experiment.check import Verdict
+from trial_lib.study import host_checks
+from trial_lib.study.host_checks import STUDIES, check_clock, check_shared_memory, check_write_access
+
+GIB = 2**30
+
+
+class Usage:
+    """A disk of a size."""
+
+    def __init__(self, free: int) -> None:
+        self.total, self.free = 100 * GIB, free
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(80 * GIB, Verdict.OK), (GIB, Verdict.WARN), (GIB // 10, Verdict.FAIL)])
+def test_little_room_is_told(free: int, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: Usage(free))
+    (check,) = check_write_access({STUDIES: tmp_path / "not" / "there" / "yet"})
+    assert check.verdict is verdict
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_way_round(tmp_path: Path) -> None:
+    # A file where a folder would have to be: a superuser may write everywhere else.
+    (tmp_path / "file").write_text("")
+    (check,) = check_write_access({STUDIES: tmp_path / "file" / "zerotune-studies"})
+    assert check.verdict is Verdict.FAIL
+    assert str(tmp_path / "file") in check.said
+    assert "may write to" in check.remedy
+
+
+def test_small_shared_memory_is_told_with_the_ways_to_enlarge_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: Usage(64 * 2**20))
+    check = check_shared_memory(tmp_path)
+    assert check.verdict is Verdict.FAIL
+    assert "64 MiB free" in check.said
+    assert "--shm-size" in check.remedy
+
+
+def test_buffers_that_dead_ranks_left_in_shared_memory_are_told_and_those_in_use_are_not(tmp_path: Path) -> None:
+    import mmap
+
+    dead, alive = (tmp_path / f"deepspeed_allreduce_buffer_0_127.0.0.1_{port}_0" for port in (1, 2))
+    for buffer in (dead, alive):
+        buffer.write_bytes(b"0" * mmap.PAGESIZE)
+    with alive.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        check = check_shared_memory(tmp_path)
+    assert check.verdict is Verdict.WARN
+    assert check.remedy == f"rm {dead}"
+    assert "1 buffers" in check.said
+    assert dead.stat().st_uid == os.getuid()
+
+
+@pytest.mark.parametrize(
+    ("server_time", "verdict", "word"),
+    [
+        (None, Verdict.OK, "no Prefect server"),
+        (1000.0, Verdict.OK, "agrees"),
+        (970.0, Verdict.WARN, "30 s ahead of"),
+        (1090.0, Verdict.WARN, "90 s behind"),
+    ],
+)
+def test_a_clock_that_differs_from_the_servers_is_told(
+    server_time: float | None, verdict: Verdict, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_checks, "_CLOCK_S", 0.01)
+    monkeypatch.setattr(host_checks.time, "sleep", lambda _: None)
+    monkeypatch.setattr(host_checks.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(host_checks.time, "monotonic", lambda: 1.0)
+    check = check_clock(server_time, 1000.0)
+    assert check.verdict is verdict
+    assert word in check.said
+
+
+def test_a_clock_that_is_set_while_it_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([1000.0, 1003.0])
+    monkeypatch.setattr(host_checks.time, "sleep", lambda _: None)
+    monkeypatch.setattr(host_checks.time, "time", lambda: next(readings))
+    check = check_clock(None, 0.0)
+    assert check.verdict is Verdict.WARN
+    assert "while it runs" in check.said

@@ -1,0 +1,25 @@
+"""Links between the documents lead somewhere; those of docs/ among themselves are checked where the site is built."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "deployments/**/*.md", "benchmarks/**/*.md", "examples/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def test_there_are_documents() -> None:
+    assert len(DOCUMENTS) > 10
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_to_a_file_leads_to_one(document: Path) -> None:
+    links = LINK.findall(CODE.sub("", document.read_text()))
+    assert [link for link in links if not (document.parent / link).exists()] == []

@@ -1,0 +1,172 @@
+"""What the doctor looks at before a rank can train: devices and driver, torch and DeepSpeed, what builds its ops."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
+from trial_lib.experiment.errors import InputError
+from trial_lib.launch import bootstrap
+from trial_lib.launch.hardware import Host, this_host
+from trial_lib.launch.jit_builds import build_folders, is_stale
+
+_REPORT_S = 60.0
+ACCELERATORS, ENVIRONMENT, OPS, LOCKS, COMPILER = "accelerators", "environment", "ops", "build locks", "compiler"
+
+
+def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
+    """Returns what `trial_lib.launch.environment_report` says, or in a sentence why it says nothing."""
+    listen, tell = os.pipe()
+    with os.fdopen(listen, encoding="utf-8") as answer:
+        process = subprocess.Popen(
+            bootstrap.command(interpreter, "trial_lib.launch.environment_report", str(tell)),
+            pass_fds=[tell],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(tell)
+        try:
+            _, said = process.communicate(timeout=_REPORT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return f"importing torch and DeepSpeed has not ended within {_REPORT_S:.0f} s"
+        text = answer.read()
+    if process.returncode != 0 or not text:
+        last = said.strip().splitlines() or [f"it ended with {process.returncode}"]
+        return f"torch and DeepSpeed cannot be imported: {last[-1]}"
+    report: dict[str, Any] = json.loads(text)
+    return report
+
+
+def check_accelerators(report: Mapping[str, Any] | str) -> Check:
+    """Looks at the devices, their driver, and whether torch can use them."""
+    try:
+        host = this_host()
+    except InputError as error:
+        return fail(ACCELERATORS, error.what, error.remedy)
+    driver = nvidia_driver()
+    if isinstance(report, str):
+        return ok(ACCELERATORS, _slots(host, driver))
+    if host.device == "cuda" and report["torch_cuda"] is None:
+        return fail(
+            ACCELERATORS,
+            f"{_slots(host, driver)}, but torch {report['torch']} is built without CUDA, so no rank can use them",
+            "Install the build of torch that fits the driver (pytorch.org/get-started), then ZeroTune again.",
+        )
+    if host.device == "cuda" and report["torch_sees"] == 0:
+        return fail(
+            ACCELERATORS,
+            f"{_slots(host, driver)}, but torch, built for CUDA {report['torch_cuda']}, sees none",
+            "Update the driver to one that knows this CUDA, or install a build of torch for an older one.",
+        )
+    if host.device == "cpu" and report["torch_cuda"] is not None:
+        why = "CUDA_VISIBLE_DEVICES hides the GPUs" if driver else "no NVIDIA driver answers"
+        return warn(
+            ACCELERATORS,
+            f"{_slots(host, driver)}: {why}, though torch is built for CUDA {report['torch_cuda']}",
+            "With GPUs: install the driver, start a container with --gpus all, or unset CUDA_VISIBLE_DEVICES.",
+        )
+    return ok(ACCELERATORS, _slots(host, driver))
+
+
+def nvidia_driver() -> str | None:
+    """Returns the version of the NVIDIA driver; None without one."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _slots(host: Host, driver: str | None) -> str:
+    memory = f"{len(host.slots)} slots of {mebibytes(host.memory_per_slot)}"
+    return f"no GPU; {memory}, a core each" if host.device == "cpu" else f"{memory} (GPUs, driver {driver})"
+
+
+def check_environment(interpreter: str, report: Mapping[str, Any] | str) -> Check:
+    """Looks at whether torch and DeepSpeed can be imported."""
+    if isinstance(report, str):
+        return fail(ENVIRONMENT, f"{interpreter}: {report}", "Run that import by hand, and mend what it says.")
+    device = f"DeepSpeed {report['deepspeed']} on {report['accelerator']}"
+    return ok(ENVIRONMENT, f"{interpreter}: Python {report['python']}, torch {report['torch']}, {device}")
+
+
+def check_ops(report: Mapping[str, Any] | str, wanted: Sequence[str]) -> Check:
+    """Looks at DeepSpeed's ops: those that are built, and those that can be.
+
+    Args:
+        report: `environment_report`'s.
+        wanted: the ops that studies commonly need.
+    """
+    if isinstance(report, str):
+        return warn(OPS, "not known: DeepSpeed could not be asked", f"Mend `{ENVIRONMENT}` first.")
+    ops = report["ops"]
+    built = [name for name, op in ops.items() if op["built"]]
+    can = [name for name, op in ops.items() if op["can_build"] and not op["built"]]
+    cannot = {name: op["why"] for name, op in ops.items() if not op["can_build"] and not op["built"]}
+    said = f"built: {_names(built)}; can be built: {_names(can)}; cannot: {_names(cannot)}"
+    missing = [name for name in wanted if name in cannot]
+    if missing:
+        return fail(OPS, said, f"{missing[0]}: {cannot[missing[0]] or 'DeepSpeed does not say why'}")
+    later = [name for name in wanted if name in can]
+    if later:
+        return warn(
+            OPS, said, f"The first study that needs one waits minutes for it. Build {_names(later)} ahead: {_AHEAD}."
+        )
+    return ok(OPS, said)
+
+
+_AHEAD = "python -m flows.prepare"
+
+
+def _names(names: Sequence[str] | Mapping[str, str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def check_locks(environment: Mapping[str, str]) -> Check:
+    """Looks for the locks of builds that were killed, which every later process waits for in silence."""
+    stale = [folder / "lock" for folder in build_folders(environment) if is_stale(folder / "lock")]
+    if not stale:
+        return ok(LOCKS, "none that a killed build has left")
+    paths = " ".join(map(str, stale))
+    return fail(LOCKS, f"{len(stale)} that a killed build has left: all who need the op wait for ever", f"rm {paths}")
+
+
+def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[str, Any] | str) -> Check:
+    """Looks for what builds DeepSpeed's ops: a C++ compiler, ninja, and nvcc where there are GPUs."""
+    path = environment.get("PATH", "")
+    compiler = shutil.which(environment.get("CXX", "c++"), path=path)
+    ninja = shutil.which("ninja", path=path)
+    found = [tool for tool in (compiler, ninja) if tool]
+    if ninja is None:
+        said = "no ninja in PATH: not even an op that is built can be loaded"
+        return fail(COMPILER, said, "Activate the environment that ZeroTune is in (it brings ninja), or install it.")
+    if compiler is None:
+        remedy = "Install a C++ compiler (Debian: apt install build-essential), or name yours by CXX."
+        everything = not isinstance(report, str) and all(op["built"] for op in report["ops"].values())
+        said = "no C++ compiler in PATH"
+        return warn(COMPILER, f"{said}, but all ops are built", remedy) if everything else fail(COMPILER, said, remedy)
+    if device == "cuda":
+        nvcc = shutil.which("nvcc", path=path) or shutil.which("nvcc", path=_cuda_bin(environment))
+        if nvcc is None:
+            said = f"{compiler}, {ninja}, but no nvcc: the ops of a GPU cannot be built"
+            return warn(COMPILER, said, "Install the CUDA toolkit that torch was built for, and set CUDA_HOME to it.")
+        found.append(nvcc)
+    return ok(COMPILER, ", ".join(found))
+
+
+def _cuda_bin(environment: Mapping[str, str]) -> str:
+    return str(Path(environment.get("CUDA_HOME", "/usr/local/cuda")) / "bin")

@@ -1,0 +1,115 @@
+"""Trials that span several hosts, each started by DeepSpeed's own launcher there, from one hostfile.
+
+On every host the interpreter, the code, ZeroTune and the study's folder stand under the same paths, as DeepSpeed
+expects of all but the last: a shared file system, mostly. Other hosts are reached by ssh, without a password.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.study import TrialPaths
+from trial_lib.launch import bootstrap
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.host_guard import RANK_FAILED, RANKS_ENDED
+from trial_lib.launch.hosts import is_this_host
+from trial_lib.launch.launcher import HOST, Ending, Launched, LaunchRequest
+
+# What DeepSpeed's launcher sets for each rank by itself.
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One host's part of a trial."""
+
+    host: str
+    ranks: range
+
+
+class HostfileLauncher(ColdLauncher):
+    """Starts `deepspeed --no_ssh --node_rank N` on each host; a trial has all of them.
+
+    Args:
+        hosts: the slots of each host by its name, in the order of their ranks; the first is this one.
+        interpreter: the Python of the ranks.
+        builders: DeepSpeed ops to build on this host ahead of the first trial.
+        environment: of the builds.
+        note: told what takes its time.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, int],
+        interpreter: str,
+        builders: list[str],
+        environment: dict[str, str],
+        note: Callable[[str], None],
+    ) -> None:
+        super().__init__(interpreter, builders, environment, note)
+        self._hosts = dict(hosts)
+        first = 0
+        self._parts: list[_Part] = []
+        for host, slots in hosts.items():
+            self._parts.append(_Part(host, range(first, first + slots)))
+            first += slots
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """Starts a guard, which starts each host's part."""
+        self._prepare(request)
+        paths = TrialPaths(Path(request.ranks[0].log).parent)
+        write_whole(paths.hostfile, "".join(f"{host} slots={slots}\n" for host, slots in self._hosts.items()))
+        launch = {
+            "entry": request.entry,
+            "payload": request.payload,
+            "cwd": request.cwd,
+            "ranks": [{"log": rank.log, "cores": rank.cores} for rank in request.ranks],
+        }
+        write_whole(paths.launch, json.dumps(launch))
+        parts = [self._part(number, part, request, paths) for number, part in enumerate(self._parts)]
+        message = {"ranks": parts, "deadline_s": request.deadline_s, "grace_s": request.grace_s}
+        return _OverHosts(self._start_guard("trial_lib.launch.hosts_guard", message, request), self._parts)
+
+    def _part(self, number: int, part: _Part, request: LaunchRequest, paths: TrialPaths) -> dict[str, Any]:
+        first = request.ranks[part.ranks[0]]
+        address = self._parts[0].host
+        told = {
+            "interpreter": request.interpreter,
+            "environment": {name: value for name, value in first.environment.items() if name not in _OF_A_RANK},
+            "cwd": request.cwd,
+            "log": first.log,
+            "hostfile": str(paths.hostfile),
+            "launch": str(paths.launch),
+            "node_rank": number,
+            "master_addr": address,
+            "master_port": first.environment["MASTER_PORT"],
+        }
+        here = is_this_host(part.host)
+        command = bootstrap.command(sys.executable if here else request.interpreter, "trial_lib.launch.host_guard")
+        if not here:
+            command = ["ssh", "-T", "-o", "BatchMode=yes", part.host, shlex.join(command)]
+        rendezvous = {"MASTER_ADDR": address, "MASTER_PORT": told["master_port"]}
+        return {"command": command, "log": first.log, "told": told, "environment": rendezvous}
+
+
+class _OverHosts(Launched):
+    """The parts that run; their end is told by rank."""
+
+    def __init__(self, guard: Any, parts: list[_Part]) -> None:
+        super().__init__(guard, len(parts))
+        self._parts = parts
+
+    def wait(self) -> Ending:
+        """Waits until no process of the trial is left on any host."""
+        ending = super().wait()
+        by_part = list(zip(self._parts, ending.statuses, strict=True))
+        by_rank = [status for part, status in by_part for _ in part.ranks]
+        lost = [part.host for part, status in by_part if status not in (RANKS_ENDED, RANK_FAILED, None)]
+        if ending.ended_by == "ranks" and lost:
+            return Ending(HOST, by_rank, host=lost[0])
+        return replace(ending, statuses=by_rank)

@@ -1,0 +1,75 @@
+"""Where trials run: one interface for this host, for hosts that one trial spans, and for the hosts of a cluster."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trial_lib.experiment.candidate import Sweep, Withdrawal
+from trial_lib.experiment.result import TrialResult
+from trial_lib.launch.hardware import Host
+from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.sweep import run_sweep
+from trial_lib.launch.trial import TrialPlan, run_trial
+
+Note = Callable[[str], None]
+"""Is told what holds trials up, for people."""
+
+Measured = Callable[[int, TrialResult], None]
+"""Is told each result of a sweep, with the position of its plan."""
+
+
+class Place(Protocol):
+    """Runs trials, several at once, each called from a thread of its own."""
+
+    @property
+    def can_sweep(self) -> bool:
+        """Whether one process group may measure several micro-batch sizes there."""
+
+    def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
+        """Runs one trial and returns its result, which is also in the trial's folder."""
+
+    def run_sweep(
+        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: Measured
+    ) -> list[TrialResult | Withdrawal]:
+        """Measures the sizes of a sweep in one process group; returns for each its result, or why there is none."""
+
+    def prime(self, modules: list[str]) -> None:
+        """Is told what the profile trial had imported, so that later trials need not import it again."""
+
+    def close(self) -> None:
+        """Ends everything that runs there."""
+
+
+class ThisHost:
+    """The slots of this host.
+
+    Args:
+        launcher: starts the processes; where it reaches other hosts, the slots are theirs, too.
+        host: the slots.
+        lock_dir: the locks of slots and ports on this host.
+    """
+
+    def __init__(self, launcher: Launcher, host: Host, lock_dir: Path) -> None:
+        self._launcher = launcher
+        self._host = host
+        self._lock_dir = lock_dir
+        self.can_sweep = True
+
+    def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
+        """See `Place.run_trial`."""
+        return run_trial(plan, self._launcher, self._host, self._lock_dir, cancelled, note)
+
+    def run_sweep(
+        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: Measured
+    ) -> list[TrialResult | Withdrawal]:
+        """See `Place.run_sweep`."""
+        return run_sweep(plans, sweep, self._launcher, self._host, self._lock_dir, cancelled, note, measured)
+
+    def prime(self, modules: list[str]) -> None:
+        """See `Place.prime`."""
+        self._launcher.prime(modules)
+
+    def close(self) -> None:
+        """See `Place.close`."""
+        self._launcher.close()

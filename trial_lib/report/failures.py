@@ -1,0 +1,52 @@
+"""Trials that did not complete, grouped by what ended them."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trial_lib.experiment.result import Outcome
+from trial_lib.report.study_view import TrialView
+
+# What differs between two trials that ended the same way: paths, and numbers.
+_PATH = re.compile(r"(?<![\w.])/[^\s:;,'\")]+")
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Trials that ended the same way.
+
+    Attributes:
+        outcome: of all of them.
+        reason: the first one's; those of the others differ in numbers and paths alone.
+        trials: in the order of their numbers.
+    """
+
+    outcome: Outcome
+    reason: str
+    trials: tuple[TrialView, ...]
+
+    @property
+    def micro_batches(self) -> str:
+        """Their micro-batch sizes, from the smallest to the largest."""
+        sizes = sorted({trial.row.micro_batch_size for trial in self.trials})
+        return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+    @property
+    def arms(self) -> str:
+        """The arms that they are of."""
+        return ", ".join(sorted({trial.arm for trial in self.trials}))
+
+
+def failure_groups(trials: Iterable[TrialView]) -> list[FailureGroup]:
+    """Returns the trials that did not complete by their cause, the most frequent first."""
+    groups: dict[tuple[Outcome, str], list[TrialView]] = {}
+    for trial in trials:
+        if not trial.completed:
+            groups.setdefault((trial.row.outcome, _cause(trial.row.reason)), []).append(trial)
+    found = [FailureGroup(outcome, same[0].row.reason, tuple(same)) for (outcome, _), same in groups.items()]
+    return sorted(found, key=lambda group: (-len(group.trials), group.trials[0].number))
+
+
+def _cause(reason: str) -> str:
+    return _NUMBER.sub("#", _PATH.sub("PATH", reason))

@@ -1,0 +1,274 @@
+"""The figures of a study, drawn by plotly; each with its numbers as a table, for who cannot see or hover."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects
+from trial_lib.report.plot_parts import (
+    COLOURS,
+    GREY,
+    RED,
+    add_confirmed,
+    add_failed,
+    add_line_of_best,
+    add_points,
+    empty_figure,
+    error_bars,
+    holds,
+    is_confirming,
+    percent,
+    three,
+    ticks,
+)
+from trial_lib.report.study_view import StudyView
+
+_MIB = 2**20
+_KNOBS_SHOWN = 12
+_FAR = 4  # times what trials take: a budget beyond that is named, not drawn
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, and what it says.
+
+    Attributes:
+        key: names it in addresses and files.
+        title: what it shows.
+        says: how to read it.
+        figure: the drawing; None where there is nothing to draw, and `says` says why.
+        columns: of the table of its numbers.
+        rows: of that table.
+    """
+
+    key: str
+    title: str
+    says: str
+    figure: go.Figure | None
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def draw_figures(view: StudyView) -> list[Drawn]:
+    """Returns the figures of a study, in the order of the report."""
+    return [throughput_figure(view), memory_figure(view), progress_figure(view), knobs_figure(view)]
+
+
+def throughput_figure(view: StudyView) -> Drawn:
+    """Returns throughput against micro-batch size, by arm, with intervals."""
+    measured = [trial for trial in view.trials if trial.throughput is not None and not trial.is_profile]
+    searched = [trial for trial in measured if not is_confirming(trial)]
+    key, title = "throughput", "Throughput against micro-batch size"
+    if not searched:
+        return Drawn(key, title, "No trial has measured a throughput.", None)
+    figure = empty_figure("micro-batch size (samples)", "samples/s")
+    for place, arm in enumerate(sorted({trial.arm for trial in searched})):
+        of_arm = sorted((trial for trial in searched if trial.arm == arm), key=lambda t: t.row.micro_batch_size)
+        add_line_of_best(figure, of_arm, place)
+        add_points(figure, arm, of_arm, place)
+    for again in view.confirmed:
+        if again.throughput is not None:
+            add_confirmed(figure, again.name, again.micro_batch_size, again.throughput, again.is_winner)
+    sizes = sorted({trial.row.micro_batch_size for trial in searched})
+    figure.update_xaxes(type="log", tickvals=ticks(sizes), ticktext=[str(size) for size in ticks(sizes)])
+    figure.update_yaxes(rangemode="tozero")
+    says = (
+        "Every completed trial, and a line through the best of each arm (ZeRO stage and offload). Thin bars span the "
+        "middle half of the trial's own steps."
+    )
+    if view.confirmed:
+        says += " Stars were measured again in fresh processes; their bars are intervals over those processes."
+    rows = tuple(
+        (f"{trial.number:04d}", trial.arm, str(trial.row.micro_batch_size), *three(trial.throughput, 1.0, ".1f"))
+        for trial in measured
+    )
+    return Drawn(key, title, says, figure, ("trial", "arm", "micro-batch", "samples/s", "low", "high"), rows)
+
+
+def memory_figure(view: StudyView) -> Drawn:
+    """Returns predicted and measured memory of every trial against what its slot left."""
+    trials = [(trial, trial.memory) for trial in view.trials if trial.memory is not None]
+    key, title = "memory", "Memory of the steps: predicted, measured, budget"
+    if not trials:
+        return Drawn(key, title, "Nothing was predicted: the profile trial did not complete.", None)
+    figure = empty_figure("trial", "MiB above initialisation")
+    x = [f"{trial.number:04d}" for trial, _ in trials]
+    names = [trial.row.label for trial, _ in trials]
+    predicted = [memory.predicted for _, memory in trials]
+    figure.add_scatter(
+        name="predicted (90 %)",
+        x=x,
+        y=[each.value / _MIB for each in predicted],
+        error_y=error_bars(predicted, _MIB),
+        mode="markers",
+        marker={"symbol": "line-ew-open", "color": COLOURS[0], "size": 9, "line": {"width": 2}},
+        customdata=names,
+        hovertemplate="%{x} %{customdata}<br>predicted %{y:.0f} MiB<extra></extra>",
+    )
+    done = [(number, name, memory) for number, name, (_, memory) in zip(x, names, trials, strict=True)]
+    figure.add_scatter(
+        name="measured",
+        x=[number for number, _, memory in done if memory.measured is not None],
+        y=[memory.measured / _MIB for _, _, memory in done if memory.measured is not None],
+        mode="markers",
+        marker={"symbol": "circle", "color": COLOURS[1], "size": 8},
+        customdata=[name for _, name, memory in done if memory.measured is not None],
+        hovertemplate="%{x} %{customdata}<br>measured %{y:.0f} MiB<extra></extra>",
+    )
+    add_failed(figure, [(trial, memory.predicted.value / _MIB) for trial, memory in trials if not trial.completed])
+    limits = [None if memory.budget is None else memory.budget / _MIB for _, memory in trials]
+    seen = [memory.measured for _, memory in trials if memory.measured is not None]
+    # The first predictions know nothing yet: their intervals may be as wide as the rest is high.
+    most = max(*(each.value for each in predicted), *(each.high for each in predicted[1:]), *seen, 0.0) / _MIB
+    budgets = [limit for limit in limits if limit is not None]
+    if budgets and min(budgets) > _FAR * most:
+        # It would press the rest to the ground.
+        figure.add_annotation(
+            x=1,
+            y=1,
+            xref="paper",
+            yref="paper",
+            text=f"budget: {min(budgets):,.0f} MiB ↑",
+            showarrow=False,
+            xanchor="right",
+            yanchor="top",
+            font_color=RED,
+        )
+    elif budgets:
+        most = max([most, *budgets])
+        figure.add_scatter(
+            name="budget",
+            x=x,
+            y=limits,
+            mode="lines",
+            line={"color": RED, "width": 2, "dash": "dot", "shape": "hvh"},
+            hovertemplate="%{x}<br>budget %{y:.0f} MiB<extra></extra>",
+        )
+    figure.update_xaxes(type="category", nticks=12)
+    figure.update_yaxes(range=[0, 1.08 * most])
+    inside = sum(memory.measured is not None and holds(memory.predicted, memory.measured) for _, memory in trials)
+    says = (
+        "What the steps take beside what initialisation holds, on the rank that took most. Each prediction was "
+        "made just before its trial was told, and learns from all before it. "
+        f"{inside} of {len(seen)} measured peaks are within their 90 % interval."
+    )
+    if budgets:
+        says += f" The budget, what initialisation leaves of a slot, is {min(budgets):,.0f} MiB at least."
+    rows = tuple(
+        (
+            f"{trial.number:04d}",
+            trial.row.label,
+            *three(memory.predicted, _MIB, ",.0f"),
+            "" if memory.measured is None else f"{memory.measured / _MIB:,.0f}",
+            "" if memory.budget is None else f"{memory.budget / _MIB:,.0f}",
+        )
+        for trial, memory in trials
+    )
+    columns = ("trial", "candidate", "predicted MiB", "low", "high", "measured MiB", "budget MiB")
+    return Drawn(key, title, says, figure, columns, rows)
+
+
+def progress_figure(view: StudyView) -> Drawn:
+    """Returns the best value so far over time, with every trial and the user's own level."""
+    key, title = "progress", "Best so far"
+    ended = sorted((trial for trial in view.trials if not trial.is_profile), key=lambda trial: trial.ended)
+    told = [(trial, trial.row.value) for trial in ended if trial.row.value is not None]
+    if not told:
+        return Drawn(key, title, "No trial has completed.", None)
+    choose: Callable[[float, float], float] = min if view.smaller_is_better else max
+    best, steps = told[0][1], []
+    for _, value in told:
+        best = choose(best, value)
+        steps.append(best)
+    figure = empty_figure("minutes since the study began", f"{view.metric} ({view.unit})")
+    minutes = [trial.ended / 60 for trial, _ in told]
+    figure.add_scatter(
+        name="best reading so far",
+        x=minutes,
+        y=steps,
+        mode="lines",
+        line={"shape": "hv", "color": COLOURS[0], "width": 2.5},
+        hoverinfo="skip",
+    )
+    for name, colour, wanted in (("search", GREY, False), ("confirming", COLOURS[1], True)):
+        chosen = [
+            (at, trial, value)
+            for at, (trial, value) in zip(minutes, told, strict=True)
+            if is_confirming(trial) is wanted
+        ]
+        if chosen:
+            figure.add_scatter(
+                name=f"{name} trials",
+                x=[at for at, _, _ in chosen],
+                y=[value for _, _, value in chosen],
+                mode="markers",
+                marker={"color": colour, "size": 8, "symbol": "diamond" if wanted else "circle"},
+                customdata=[f"{trial.number:04d} {trial.row.label}" for _, trial, _ in chosen],
+                hovertemplate="%{customdata}<br>%{y:.4s} at %{x:.1f} min<extra></extra>",
+            )
+    own = view.before.get(view.metric)
+    if own is not None:
+        figure.add_hline(own, line={"color": RED, "dash": "dot", "width": 2})
+        figure.add_annotation(
+            x=1, xref="paper", y=own, text="yours", showarrow=False, xanchor="right", yanchor="top", font_color=RED
+        )
+    low = min(value for _, value in told)
+    add_failed(figure, [(trial, low) for trial in ended if not trial.completed], minutes=True)
+    figure.update_yaxes(tickformat=".3~s", rangemode="normal")
+    says = (
+        "Each dot is a trial when it ended. The line is the best single reading so far; the answer is not that one, "
+        "which may be luck, but what the confirming trials say."
+    )
+    rows = tuple(
+        (f"{trial.number:04d}", trial.row.label, f"{at:.2f}", f"{value:.4g}", f"{level:.4g}")
+        for at, (trial, value), level in zip(minutes, told, steps, strict=True)
+    )
+    return Drawn(key, title, says, figure, ("trial", "candidate", "minutes", view.metric, "best so far"), rows)
+
+
+def knobs_figure(view: StudyView) -> Drawn:
+    """Returns what each knob does to the metric, all else being equal, with intervals."""
+    key, title = "knobs", "Which knobs mattered"
+    effects = knob_effects(view)
+    if not effects:
+        return Drawn(
+            key, title, f"That takes at least {FEWEST_TRIALS} completed trials that differ in something.", None
+        )
+    shown = effects[:_KNOBS_SHOWN][::-1]
+    figure = empty_figure("best value over worst value tried (%)", "")
+    figure.add_bar(
+        x=[percent(effect.gain) for effect in shown],
+        y=[effect.knob for effect in shown],
+        orientation="h",
+        marker={"color": [COLOURS[0] if effect.is_clear else GREY for effect in shown]},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [percent(effect.high) - percent(effect.gain) for effect in shown],
+            "arrayminus": [percent(effect.gain) - percent(effect.low) for effect in shown],
+            "thickness": 1.5,
+        },
+        customdata=[f"best {effect.best}, worst {effect.worst}" for effect in shown],
+        hovertemplate="%{y}<br>%{x:.1f} %<br>%{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    figure.update_layout(height=max(260, 90 + 34 * len(shown)))
+    figure.update_yaxes(automargin=True, gridcolor="rgba(0,0,0,0)")
+    clear = [effect.knob for effect in effects if effect.is_clear]
+    found = f"Beyond the noise: {', '.join(clear)}." if clear else "None can be told from noise with these trials."
+    says = (
+        f"How many percent better the best value of a knob is expected to be than the worst one tried, all else equal, "
+        f"with 90 % intervals, from {sum(trial.row.value is not None for trial in view.trials)} trials. {found} "
+        "Grey: cannot be told from noise."
+    )
+    rows = tuple(
+        (
+            effect.knob,
+            effect.best,
+            effect.worst,
+            *(f"{percent(value):+.1f} %" for value in (effect.gain, effect.low, effect.high)),
+        )
+        for effect in effects
+    )
+    return Drawn(key, title, says, figure, ("knob", "best", "worst", "best over worst", "low", "high"), rows)

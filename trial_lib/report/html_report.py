@@ -1,0 +1,114 @@
+"""The report of a study: one HTML file that holds all it needs, plotly's drawing code included."""
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import jinja2
+from plotly.offline import get_plotlyjs
+
+from trial_lib.report.failures import failure_groups
+from trial_lib.report.figures import Drawn
+from trial_lib.report.study_view import StudyView, TrialView
+
+_MIB = 2**20
+_ANSWER_METRICS = ("throughput", "FLOPS_per_gpu", "latency", "cpu_time_per_sample", "mfu")
+
+
+def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
+    """Returns the report as HTML, with the study's figures."""
+    return _template("report.html.j2").render(
+        view=view,
+        figures=figures,
+        drawings=_drawings(figures),
+        plotly=_packed_plotly(),
+        failures=failure_groups(view.trials),
+        compared=_compared(view),
+        trials=view.ranked,
+        config=None if view.best_config is None else json.dumps(view.best_config, indent=2),
+    )
+
+
+def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
+    """Returns each figure that has anything to show as an HTML page of its own, by its key."""
+    drawn = [figure for figure in figures if figure.figure is not None]
+    return {
+        figure.key: _template("figure.html.j2").render(
+            view=view, figures=[figure], drawings=_drawings([figure]), plotly=_packed_plotly()
+        )
+        for figure in drawn
+    }
+
+
+def _drawings(figures: Sequence[Drawn]) -> dict[str, Any]:
+    """Returns what plotly draws, by the figures' keys."""
+    return {figure.key: json.loads(figure.figure.to_json()) for figure in figures if figure.figure is not None}
+
+
+@cache
+def _packed_plotly() -> str:
+    """Returns plotly's code as the page unpacks it: two fifths of its size."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("trial_lib.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "number": _number, "interval": _interval, "mebibytes": _mebibytes}
+    environment.filters["setting"] = _setting
+    environment.tests["best"] = _is_best
+    return environment.get_template(name)
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration as people say it, such as `1 h 05 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {letter}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4g}"
+
+
+def _interval(ends: Sequence[float]) -> str:
+    return f"[{ends[0]:.2f}, {ends[1]:.2f}]"
+
+
+def _mebibytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / _MIB:,.0f}"
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _is_best(trial: TrialView, view: StudyView) -> bool:
+    return trial.number == view.best_number
+
+
+def _compared(view: StudyView) -> list[tuple[str, float | None, float]]:
+    """Returns what the winner measured beside what the user's own configuration did: name, own, winner."""
+    names = dict.fromkeys((view.metric, *_ANSWER_METRICS))
+    after: Mapping[str, float] = view.after
+    return [(name, view.before.get(name), after[name]) for name in names if name in after]

@@ -1,0 +1,237 @@
+"""What there is to tell of a study, as plain data: the report, the terminal and `--json` all show this."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.result import Outcome
+from trial_lib.report.leaderboard import Row
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """The memory that a trial's steps took above initialisation, in bytes on the rank that took most.
+
+    Attributes:
+        predicted: as the memory model expected it just before it was told how the trial ended, with its 90 % interval.
+        measured: None where the trial did not complete.
+        budget: what initialisation left for the steps; None where nothing limits a slot.
+    """
+
+    predicted: Interval
+    measured: int | None
+    budget: int | None
+
+
+@dataclass(frozen=True)
+class TrialView:
+    """A trial that has ended.
+
+    Attributes:
+        row: as in the leaderboard.
+        arm: its ZeRO stage and offload, such as `z3-offload-optimizer`.
+        settings: what the study varied, as the trial's complete configuration has it, by dotted path.
+        started: seconds since the study began.
+        ended: seconds since the study began.
+        throughput: samples/s; the interval is that of the middle half of its own steps. None where it measured none.
+        memory: None for the profile trial, and where nothing is predicted.
+        note: what its measurement leaves out; mostly empty.
+        log: the end of what its program said, without secrets.
+        log_path: the whole of it, within the study's folder; empty where there is none.
+    """
+
+    row: Row
+    arm: str
+    settings: Mapping[str, Any]
+    started: float
+    ended: float
+    throughput: Interval | None
+    memory: MemoryView | None
+    note: str
+    log: str
+    log_path: str
+
+    @property
+    def number(self) -> int:
+        """The trial's number."""
+        return self.row.trial
+
+    @property
+    def completed(self) -> bool:
+        """Whether it measured what it should."""
+        return self.row.outcome is Outcome.COMPLETED
+
+    @property
+    def is_profile(self) -> bool:
+        """Whether it is the profile trial, which is none of those compared."""
+        return self.row.purpose is Purpose.PROFILE
+
+
+@dataclass(frozen=True)
+class ConfirmedView:
+    """A configuration that was measured again in fresh processes.
+
+    Attributes:
+        name: for people.
+        verdict: as in `Finding`; `own` for the user's own configuration.
+        trials: the numbers of its confirming trials.
+        micro_batch_size: samples.
+        throughput: samples/s, the median over the fresh processes; the interval is the study's metric's.
+        gain: over the user's own configuration; None where there is nothing to compare.
+        is_winner: whether it is the answer.
+        note: why it failed, or what its losses say.
+    """
+
+    name: str
+    verdict: str
+    trials: tuple[int, ...]
+    micro_batch_size: int
+    throughput: Interval | None
+    gain: Interval | None
+    is_winner: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that the winner has otherwise than the user's configuration; None where one does not have it."""
+
+    setting: str
+    own: Any
+    winner: Any
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """One study: running, ended or cut short.
+
+    Attributes:
+        study_id: as in its record.
+        name: of the experiment.
+        folder: absolute.
+        status: of its record; `interrupted` where that says running, and no process drives it.
+        reason: why it failed or was cut short; empty otherwise.
+        regression: how far the winner is behind that of the last study; empty where it is not.
+        method: the search.
+        metric: what is optimised.
+        unit: of the metric.
+        smaller_is_better: its direction.
+        headline: the answer in a sentence, or where the study stands.
+        notes: how it was found, and what else to know.
+        gain: how many times better than the user's own configuration the winner is.
+        gain_interval: its ends; None where it was not confirmed.
+        best_number: the winning trial.
+        before: what the user's own configuration measured, by metric; empty where it did not.
+        after: what the winner measured, by metric; empty where there is none.
+        best_config: the winner's DeepSpeed configuration, without secrets.
+        best_command: what to type to train with it, without secrets.
+        changes: what it changes in the user's own.
+        trials: those that have ended, in the order of their numbers.
+        running: those that have not, with their names.
+        withdrawn: sizes of sweeps that were not measured after all.
+        stopped: why the search ended; empty while it has not.
+        max_trials: the budget of the search.
+        searched: trials of it that are spent.
+        failed: trials that did not complete.
+        seconds: from the start to the end, or until now.
+        started_at: seconds since the epoch.
+        confirmed: what was measured again, the user's own first.
+        facts: what it ran with, each with its values: versions, hosts, the model, the arguments.
+    """
+
+    study_id: str
+    name: str
+    folder: str
+    status: str
+    reason: str
+    regression: str
+    method: str
+    metric: str
+    unit: str
+    smaller_is_better: bool
+    headline: str
+    notes: tuple[str, ...]
+    gain: float | None
+    gain_interval: tuple[float, float] | None
+    best_number: int | None
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    best_config: Mapping[str, Any] | None
+    best_command: str
+    changes: tuple[Change, ...]
+    trials: tuple[TrialView, ...]
+    running: Mapping[int, str]
+    withdrawn: int
+    stopped: str
+    max_trials: int
+    searched: int
+    failed: int
+    seconds: float
+    started_at: float
+    confirmed: tuple[ConfirmedView, ...]
+    facts: Mapping[str, str]
+
+    @property
+    def ranked(self) -> list[TrialView]:
+        """The trials, completed ones best first, then the others in order; the profile trial last."""
+        sign = 1.0 if self.smaller_is_better else -1.0
+
+        def place(trial: TrialView) -> tuple[bool, bool, float, int]:
+            value = trial.row.value
+            return trial.is_profile, value is None, 0.0 if value is None else sign * value, trial.number
+
+        return sorted(self.trials, key=place)
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON, under the names that `zerotune METHOD --json` uses where both have a thing."""
+        best = next((trial for trial in self.trials if trial.number == self.best_number), None)
+        return {
+            "study": self.study_id,
+            "name": self.name,
+            "folder": self.folder,
+            "status": self.status,
+            "reason": self.reason,
+            "regression": self.regression,
+            "method": self.method,
+            "metric": self.metric,
+            "headline": self.headline,
+            "notes": list(self.notes),
+            "gain": self.gain,
+            "gain_interval": self.gain_interval,
+            "best": None if best is None else _trial_document(best),
+            "before": dict(self.before),
+            "after": dict(self.after),
+            "best_ds_config": self.best_config,
+            "command": self.best_command or None,
+            "changes": [asdict(change) for change in self.changes],
+            "confirmed": [asdict(confirmed) for confirmed in self.confirmed],
+            "searched": self.searched,
+            "max_trials": self.max_trials,
+            "seconds": self.seconds,
+            "running": [{"trial": number, "label": label} for number, label in self.running.items()],
+            "trials": [_trial_document(trial) for trial in self.ranked],
+            "facts": dict(self.facts),
+        }
+
+
+def _trial_document(trial: TrialView) -> dict[str, Any]:
+    return {
+        **trial.row.model_dump(mode="json"),
+        "arm": trial.arm,
+        "started": trial.started,
+        "ended": trial.ended,
+        "memory": None if trial.memory is None else asdict(trial.memory),
+        "log": trial.log_path or None,
+    }

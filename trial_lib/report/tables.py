@@ -1,0 +1,138 @@
+"""The tables of a study for a terminal, drawn by rich."""
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from trial_lib.report.failures import failure_groups
+from trial_lib.report.html_report import duration
+from trial_lib.report.knob_effects import knob_effects
+from trial_lib.report.plot_parts import percent
+from trial_lib.report.study_view import Interval, StudyView
+
+_MIB = 2**20
+_STATUS_STYLES = {"completed": "green", "failed": "red", "running": "cyan"}
+_KNOBS_SHOWN = 8
+_TRIALS_SHOWN = 40
+
+
+def print_study(view: StudyView, console: Console) -> None:
+    """Prints all that a terminal shows of a study, the answer first."""
+    # A command that is broken into lines cannot be copied.
+    console.print(_answer(view), soft_wrap=True, highlight=False)
+    for table in _tables(view):
+        console.print(table, highlight=False)
+
+
+def _tables(view: StudyView) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    if view.confirmed:
+        parts += ["", _confirmed(view)]
+    if view.trials:
+        parts += ["", _trials(view)]
+    if view.running:
+        parts.append(Text("running: " + ", ".join(f"{number:04d} {label}" for number, label in view.running.items())))
+    if view.failed:
+        parts += ["", _failures(view)]
+    effects = _knobs(view)
+    if effects is not None:
+        parts += ["", effects]
+    return parts
+
+
+def _answer(view: StudyView) -> Text:
+    text = Text()
+    text.append(f"{view.headline}\n", style="bold")
+    text.append(view.status, style=_STATUS_STYLES.get(view.status, "yellow"))
+    text.append(f"  {view.study_id}: {view.method}, {view.searched} of at most {view.max_trials} trials")
+    text.append(f", {duration(view.seconds)}")
+    if view.regression:
+        text.append(f"\n{view.regression}", style="red")
+    if view.reason:
+        text.append(f"\n{view.reason}")
+    for note in view.notes:
+        text.append(f"\n{note}", style="dim")
+    if view.best_command:
+        text.append(f"\n{view.best_command}", style="cyan")
+    text.append(f"\n{view.folder}", style="dim")
+    return text
+
+
+def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _confirmed(view: StudyView) -> Table:
+    numbers = ("samples/s", "over yours", "trials")
+    table = _table("measured again in fresh processes", "configuration", *numbers, "verdict", right=numbers)
+    for again in view.confirmed:
+        table.add_row(
+            escape(again.name),
+            _interval(again.throughput, ".1f", ""),
+            _interval(again.gain, ".2f", "x"),
+            str(len(again.trials)),
+            again.verdict,
+            style="green" if again.is_winner else None,
+        )
+    return table
+
+
+def _trials(view: StudyView) -> Table:
+    value = f"{view.metric} ({view.unit})"
+    numbers = (value, "samples/s", "peak MiB")
+    columns = [column for column in numbers if column != "samples/s" or view.metric != "throughput"]
+    table = _table("trials", "trial", "candidate", *columns, "measured", "outcome", right=numbers)
+    for trial in view.ranked[:_TRIALS_SHOWN]:
+        row = trial.row
+        cells = {
+            value: "" if row.value is None else f"{row.value:.4g}",
+            "samples/s": "" if row.throughput is None else f"{row.throughput:.1f}",
+            "peak MiB": "" if row.peak_memory is None else f"{row.peak_memory / _MIB:.0f}",
+        }
+        table.add_row(
+            f"{row.trial:04d}",
+            escape(row.label),
+            *(cells[column] for column in columns),
+            row.measured if trial.completed else "",
+            row.outcome.value,
+            style="green" if row.trial == view.best_number else None if trial.completed else "dim",
+        )
+    if len(view.trials) > _TRIALS_SHOWN:
+        table.caption = f"and {len(view.trials) - _TRIALS_SHOWN} more: --json, or report.html"
+    return table
+
+
+def _failures(view: StudyView) -> Table:
+    table = _table("did not complete", "trials", "outcome", "micro-batch", "reason", right=("trials",))
+    for group in failure_groups(view.trials):
+        table.add_row(str(len(group.trials)), group.outcome.value, group.micro_batches, escape(group.reason))
+    return table
+
+
+def _knobs(view: StudyView) -> Table | None:
+    effects = knob_effects(view)[:_KNOBS_SHOWN]
+    if not effects:
+        return None
+    numbers = ("best over worst", "90 % interval")
+    table = _table("which knobs mattered", "knob", "best", "worst", *numbers, right=numbers)
+    for effect in effects:
+        table.add_row(
+            escape(effect.knob),
+            effect.best,
+            effect.worst,
+            f"{percent(effect.gain):+.1f} %",
+            f"{percent(effect.low):+.1f} to {percent(effect.high):+.1f} %",
+            style=None if effect.is_clear else "dim",
+        )
+    return table
+
+
+def _interval(interval: Interval | None, style: str, unit: str) -> str:
+    if interval is None:
+        return ""
+    value, low, high = (format(each, style) for each in (interval.value, interval.low, interval.high))
+    return f"{value}{unit} ({low}, {high})"

@@ -1,0 +1,53 @@
+(async () => {
+  const drawings = JSON.parse(document.getElementById("drawings").textContent);
+  const said = (text) => document.querySelectorAll(".plot").forEach((plot) => { plot.textContent = text; });
+  document.querySelectorAll("button[data-copies]").forEach((button) => button.addEventListener("click", async () => {
+    const text = document.getElementById(button.dataset.copies).textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(document.getElementById(button.dataset.copies));
+      button.textContent = "Selected";
+    }
+  }));
+  if (!Object.keys(drawings).length) return;
+  if (!("DecompressionStream" in window)) {
+    said("This browser is too old to draw the figures (it needs DecompressionStream). Their numbers are below.");
+    return;
+  }
+  const packed = atob(document.getElementById("plotly").textContent.trim());
+  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const code = document.createElement("script");
+  code.textContent = await new Response(stream).text();
+  document.head.append(code);
+
+  // A finger on a figure scrolls the page.
+  const byFinger = matchMedia("(pointer: coarse)").matches;
+  const draw = () => {
+    const style = getComputedStyle(document.documentElement);
+    const [ink, line, card] = ["--ink", "--line", "--card"].map((name) => style.getPropertyValue(name).trim());
+    const narrow = innerWidth < 700;
+    for (const [key, drawing] of Object.entries(drawings)) {
+      const layout = structuredClone(drawing.layout);
+      layout.font = { color: ink, family: getComputedStyle(document.body).fontFamily, size: narrow ? 12 : 13 };
+      layout.hoverlabel = { bgcolor: card, bordercolor: line, font: { color: ink } };
+      for (const axis of ["xaxis", "yaxis"]) {
+        layout[axis] = { gridcolor: line, linecolor: line, tickcolor: line, fixedrange: byFinger, ...layout[axis] };
+      }
+      if (byFinger) layout.dragmode = false;
+      if (narrow) layout.margin = { ...layout.margin, l: 48, r: 8 };
+      const data = structuredClone(drawing.data);
+      for (const trace of data) {
+        if (trace.type === "bar") trace.error_x.color = ink;
+      }
+      Plotly.react(`plot-${key}`, data, layout, {
+        responsive: true, displayModeBar: false,
+      });
+    }
+  };
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  matchMedia("(max-width: 699px)").addEventListener("change", draw);
+})();

@@ -1,0 +1,39 @@
+"""Finding a study's folder by what people call it."""
+
+from pathlib import Path
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.study import StudyPaths, StudyRecord
+from trial_lib.study.open_study import STUDIES
+
+
+def find_study(named: str | None, work_dir: Path) -> Path:
+    """Returns the folder of a study.
+
+    Args:
+        named: its folder, its id, or its experiment's name, of which the newest study is meant; None for the newest.
+        work_dir: the folder that the studies stand in.
+
+    Raises:
+        InputError: there is none.
+    """
+    if named is not None and (Path(named).is_dir() or "/" in named):
+        # What it lacks, reading it says.
+        return Path(named)
+    folder = work_dir / STUDIES
+    found = sorted(folder.glob("*/study.json"), key=lambda record: record.stat().st_mtime, reverse=True)
+    for record in found:
+        if named in (None, record.parent.name) or named == _experiment(StudyPaths(record.parent)):
+            return record.parent
+    raise InputError(
+        "there is no study." if named is None else "no study has this path, id or name.",
+        where=str(folder) if named is None else named,
+        remedy=f"Name a folder in {STUDIES}, or run zerotune where that is.",
+    )
+
+
+def _experiment(paths: StudyPaths) -> str | None:
+    try:
+        return StudyRecord.model_validate_json(paths.record.read_text()).name
+    except ValueError:
+        return None

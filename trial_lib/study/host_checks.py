@@ -1,0 +1,121 @@
+"""What the doctor looks at on this host: shared memory, where studies are written, the room there, the clock."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
+
+GIB = 2**30
+# DeepSpeed's CPU collectives take some 70 MB a rank, NCCL and data loaders' workers more.
+_LITTLE_SHARED_MEMORY = GIB // 2
+_NO_ROOM, _LITTLE_ROOM = GIB // 4, 5 * GIB
+_SKEW_S = 5.0
+_CLOCK_S = 0.2
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Check:
+    """Looks at the size of shared memory, and at what ranks that are gone have left in it."""
+    name = "shared memory"
+    remedy = (
+        "Docker: --shm-size=8g; Kubernetes: an emptyDir with `medium: Memory` on /dev/shm; "
+        "else: mount -o remount,size=8G /dev/shm"
+    )
+    try:
+        usage = shutil.disk_usage(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return fail(name, f"{folder} cannot be written ({error.strerror})", remedy)
+    said = f"{folder}: {mebibytes(usage.free)} free of {mebibytes(usage.total)}"
+    left = abandoned_buffers(folder)
+    if left:
+        size = sum(buffer.stat().st_blocks * 512 for buffer in left)
+        said += f", {mebibytes(size)} of it in {len(left)} buffers of DeepSpeed runs that are gone"
+    if usage.free < _LITTLE_SHARED_MEMORY:
+        return fail(name, said, f"rm {' '.join(map(str, left))}" if left else remedy)
+    if left:
+        return warn(name, said, f"rm {' '.join(map(str, left))}")
+    return ok(name, said)
+
+
+def abandoned_buffers(folder: Path) -> list[Path]:
+    """Returns the buffers of DeepSpeed's CPU collectives in shared memory that no process of this user's has mapped."""
+    buffers = {str(path): path for path in folder.glob("deepspeed_allreduce_buffer_*")}
+    for maps in Path("/proc").glob("[0-9]*/maps") if buffers else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            buffers = {name: path for name, path in buffers.items() if name not in text}
+    return [path for path in buffers.values() if path.stat().st_uid == os.getuid()]
+
+
+def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
+    """Writes a byte where ZeroTune will, and looks at the room there.
+
+    Args:
+        folders: what each is for, and where it is; it need not exist yet.
+    """
+    return [_write_access(what, folder) for what, folder in folders.items()]
+
+
+def _write_access(what: str, folder: Path) -> Check:
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"1")
+            file.flush()
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return fail(what, f"{folder} cannot be written ({error.strerror})", _elsewhere(what))
+    said = f"{folder}: {mebibytes(free)} free"
+    if free < _NO_ROOM:
+        return fail(what, said, "Make room: a study stops when the disk is full.")
+    if free < _LITTLE_ROOM:
+        return warn(what, said, "Make room before a long study, or one with a full experiment's checkpoints.")
+    return ok(what, said)
+
+
+STUDIES, DATA, BUILDS, LOCKS = "studies", "data folder", "op builds", "locks"
+
+
+def _elsewhere(what: str) -> str:
+    ways = {
+        STUDIES: "Run zerotune in a folder that you may write to.",
+        DATA: "Mend its permissions, or name another one by XDG_DATA_HOME.",
+        BUILDS: "Mend its permissions, or name another one by TORCH_EXTENSIONS_DIR.",
+        LOCKS: "It has to be yours: remove it, or have its owner do so.",
+    }
+    return ways[what]
+
+
+def build_root(environment: Mapping[str, str]) -> Path:
+    """Returns the folder that torch builds extensions in."""
+    root = environment.get("TORCH_EXTENSIONS_DIR")
+    return Path(root) if root else Path.home() / ".cache" / "torch_extensions"
+
+
+def check_clock(server_time: float | None, asked_at: float) -> Check:
+    """Looks at whether the clock runs evenly, and agrees with the Prefect server's.
+
+    Args:
+        server_time: what the server's clock said, in seconds since the epoch; None where no server was asked.
+        asked_at: what this host's said then.
+    """
+    name, remedy = "clock", "Have it set: timedatectl set-ntp true, or chronyc makestep."
+    wall, steady = time.time(), time.monotonic()
+    time.sleep(_CLOCK_S)
+    drift = (time.time() - wall) - (time.monotonic() - steady)
+    if abs(drift) > _CLOCK_S / 4:
+        return warn(name, f"it is being set while it runs ({drift:+.2f} s within {_CLOCK_S} s)", remedy)
+    if server_time is None:
+        return ok(name, "it runs evenly; there is no Prefect server to compare it with")
+    skew = asked_at - server_time
+    if abs(skew) > _SKEW_S:
+        said = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the Prefect server's"
+        return warn(name, f"{said}: states and schedules come at the wrong time", remedy)
+    return ok(name, f"it runs evenly, and agrees with the Prefect server's to {_SKEW_S:.0f} s")

@@ -1,0 +1,62 @@
+"""The ends of trials' logs: of those that failed what a person needs, and of all together no more than a page holds."""
+
+import re
+from pathlib import Path
+
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.launch.rank_records import read_rank_record
+from trial_lib.study.known_secrets import KnownSecrets
+
+_FAILED, _COMPLETED = (50, 6000), (10, 1200)  # lines, characters
+_ALL_CHARACTERS = 1_000_000
+# Colours and cursor movements of a terminal; a line that a progress bar has written over and over.
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+class LogEnds:
+    """Reads the ends of the logs of one study.
+
+    Args:
+        paths: the study's files.
+        secrets: what is shown nowhere.
+    """
+
+    def __init__(self, paths: StudyPaths, secrets: KnownSecrets) -> None:
+        self._paths = paths
+        self._secrets = secrets
+        self._left = _ALL_CHARACTERS
+
+    def of(self, result: TrialResult) -> tuple[str, str]:
+        """Returns the end of a trial's log, and where in the study's folder the whole of it is.
+
+        It is the log of the rank that failed first; where its program raised an exception, that.
+        """
+        if not result.logs:
+            return "", ""
+        # A reason names the log of the rank that failed first.
+        rank = next((rank for rank, log in enumerate(result.logs) if log in result.reason), 0)
+        log = self._moved_along(result.logs[rank])
+        trial = self._paths.trial(result.number)
+        record = read_rank_record(trial.measurement(rank), trial.failure(rank), log)
+        text = record.log_tail
+        if record.failure is not None and not record.failure.get("ended_early"):
+            text = str(record.failure.get("traceback") or text)
+        shown = self._secrets.hide(_end(text, *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED)))
+        if len(shown) > self._left:
+            shown = ""
+        self._left -= len(shown)
+        return shown, str(log.relative_to(self._paths.root)) if log.is_relative_to(self._paths.root) else str(log)
+
+    def _moved_along(self, log: str) -> Path:
+        """Returns a log where it is now: the study's folder may have been moved."""
+        written = Path(log)
+        here = self._paths.trials / written.parent.name / written.name
+        return here if here.exists() else written
+
+
+def _end(text: str, lines: int, characters: int) -> str:
+    plain = _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
+    last = [line.rstrip("\r").rpartition("\r")[2] for line in plain.strip().split("\n")][-lines:]
+    return "\n".join(last)[-characters:]

@@ -1,0 +1,153 @@
+"""Where a study's trials run: this host, the hosts that one trial spans, or those of a Ray cluster."""
+
+import importlib.util
+import signal
+import threading
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.hardware import Host, this_host
+from trial_lib.launch.hostfile import HostfileLauncher
+from trial_lib.launch.hosts import spanned
+from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.place import Note, Place
+from trial_lib.launch.warm import WarmLauncher
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.folder import host_lock_dir
+from trial_lib.study.program import environment_of, interpreter_of
+from trial_lib.study.typed_command import devices_of
+
+
+def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bool = False) -> Host:
+    """Returns the slots that trials may have: of this host, of all that one trial spans, or of a whole cluster.
+
+    Args:
+        experiment: what the user submitted.
+        ray_address: of the Ray cluster; None for none.
+        trains: whether a full experiment follows.
+
+    Raises:
+        InputError: the experiment names devices that are not there, or there is no such cluster.
+    """
+    hosts, entrypoint = experiment.config.resources.hosts, experiment.entrypoint
+    if ray_address is None:
+        host = devices_of(entrypoint, this_host())
+        return spanned(host, hosts, experiment.source) if hosts else host
+    if hosts or entrypoint.devices is not None or entrypoint.excluded_devices:
+        raise InputError(
+            "the experiment says on which hosts or devices its trials run, and with --ray Ray does.",
+            where=experiment.source,
+            remedy="Leave one of the two out.",
+        )
+    if trains:
+        raise InputError(
+            "a full experiment runs on one host, or on those of a hostfile, and not on a Ray cluster.",
+            where="--run-full-experiment",
+            remedy="Leave it out, and train by the command in best_command.txt.",
+        )
+    connect_to_ray(ray_address)
+    from trial_lib.launch import ray_cluster
+
+    ray_cluster.share_of(experiment.config.resources.slots_per_trial, experiment.source)
+    return ray_cluster.slots_of_all_nodes()
+
+
+def connect_to_ray(address: str) -> None:
+    """Connects this process to a Ray cluster, unless it is already.
+
+    Raises:
+        InputError: there is none, or Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("prefect_ray") is None:
+        raise InputError(
+            "Ray, or Prefect's part for it, is not installed.",
+            where=f"--ray {address}",
+            remedy="Install it on every host: pip install 'zerotune[ray]'.",
+        )
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        # Only such a study needs it.
+        from trial_lib.launch.ray_cluster import connect
+
+        connect(address)
+    finally:
+        # Ray has one of its own, by which the study would not hear that it is cancelled.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def launcher_of(experiment: Experiment, arguments: StudyArguments, host: Host, log: str, note: Note) -> Launcher:
+    """Returns what starts trials on this host, or on all that one trial spans; it comes up in the background.
+
+    Args:
+        experiment: what the user submitted.
+        arguments: the study's.
+        host: the slots.
+        log: path of the fork server's own output.
+        note: told what takes its time.
+    """
+    interpreter = interpreter_of(experiment)
+    environment = environment_of(experiment, arguments.include)
+    builders = needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host))
+    hosts = experiment.config.resources.hosts
+    if hosts:
+        return HostfileLauncher(hosts, interpreter, builders, environment, note)
+    if arguments.launcher == "cold":
+        return ColdLauncher(interpreter, builders, environment, note)
+    launcher = WarmLauncher(interpreter, builders, environment, log, note)
+    launcher.start()
+    return launcher
+
+
+def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, study_id: str) -> Place:
+    """Returns the hosts of the cluster that this process is connected to; their launchers come up in the background.
+
+    Args:
+        experiment: what the user submitted.
+        arguments: the study's.
+        host: the slots of all hosts.
+        study_id: the study's.
+    """
+    from trial_lib.launch.ray_cluster import RayCluster, share_of
+    from trial_lib.launch.ray_host import HostSetup
+    from trial_lib.launch.ray_place import RayPlace
+
+    environment = environment_of(experiment, arguments.include)
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    setup = HostSetup(
+        study_id=study_id,
+        interpreter=interpreter_of(experiment),
+        builders=needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host)),
+        environment=environment,
+        is_warm=arguments.launcher == "warm",
+        lock_dir=host_lock_dir(),
+    )
+    share = share_of(experiment.config.resources.slots_per_trial, experiment.source)
+    return RayPlace(study_id, RayCluster(setup), share)
+
+
+def _may_offload(arguments: StudyArguments, experiment: Experiment, host: Host) -> bool:
+    """Returns whether the search may offload an optimizer that the user's own configuration does not."""
+    named = any("offload" in path for path in experiment.config.search_space)
+    return named or (arguments.method == "adaptive" and host.device == "cuda")
+
+
+def needed_builders(experiment: Experiment, may_offload: bool = False) -> list[str]:
+    """Returns the DeepSpeed ops that the experiment's trials will want built, by their builders' names.
+
+    Args:
+        experiment: what the user submitted.
+        may_offload: whether a trial may offload the optimizer where the configuration does not.
+    """
+    builders = ["ShareMemCommBuilder"]
+    if experiment.config.follow_launcher and not experiment.ds_config:
+        # What the code will ask for shows in the profile trial; mostly it is this.
+        return [*builders, "FusedAdamBuilder", *(["CPUAdamBuilder"] if may_offload else [])]
+    optimizer = experiment.ds_config.get("optimizer") or {}
+    if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
+        offloads = (experiment.ds_config.get("zero_optimization") or {}).get("offload_optimizer")
+        if not (optimizer.get("params") or {}).get("torch_adam"):
+            builders += ["CPUAdamBuilder"] if offloads else ["FusedAdamBuilder"]
+            builders += ["CPUAdamBuilder"] if may_offload and not offloads else []
+    return builders

@@ -1,0 +1,84 @@
+"""What the doctor looks at of MLflow: whether its store or server answers, and its version."""
+
+import os
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from importlib.metadata import version
+from pathlib import Path
+
+from trial_lib.experiment.check import Check, fail, ok, warn
+from trial_lib.experiment.errors import InputError
+from trial_lib.tracking.tracking_uri import default_tracking_uri, is_server, sqlite_file, without_password
+
+NAME = "MLflow"
+_TIMEOUT_S = 5
+_LATER = (
+    "or unset MLFLOW_TRACKING_URI to keep the runs in ./mlflow.db; `zerotune sync STUDY` sends them any time later."
+)
+
+
+def check_mlflow(work_dir: Path) -> Check:
+    """Looks at the store that a study in a folder would be recorded in."""
+    try:
+        uri = default_tracking_uri(work_dir)
+    except InputError as error:
+        return fail(NAME, error.what, error.remedy)
+    shown, ours = without_password(uri), version("mlflow")
+    if is_server(uri):
+        return _check_server(uri, shown, ours)
+    if sqlite_file(uri) is not None:
+        return ok(NAME, f"{shown}, MLflow {ours}")
+    try:
+        _connect(uri)
+    except Exception as error:  # noqa: BLE001 - drivers have errors of their own
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(uri, shown)
+        return fail(NAME, f"{shown} does not answer ({first})", f"Start it, install its driver, {_LATER}")
+    return ok(NAME, f"{shown} answers, MLflow {ours}")
+
+
+def _check_server(uri: str, shown: str, ours: str) -> Check:
+    request = urllib.request.Request(f"{uri.rstrip('/')}/version", headers=_authorization())
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            theirs = answer.read(100).decode().strip()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return fail(
+                NAME,
+                f"{shown} refuses this user ({error.code})",
+                "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; a server that is "
+                "reached by a name needs it in MLFLOW_SERVER_ALLOWED_HOSTS.",
+            )
+        return warn(NAME, f"{shown} answers, but not which version it is ({error.code})", "See that it is an MLflow.")
+    except (OSError, ValueError) as error:
+        return fail(NAME, f"{shown} does not answer ({error})", f"Start it, {_LATER}")
+    if theirs.split(".")[0] != ours.split(".")[0]:
+        return warn(NAME, f"{shown} is MLflow {theirs}, this is {ours}", "Bring both to the same major version.")
+    return ok(NAME, f"{shown} answers, MLflow {theirs} there, {ours} here")
+
+
+def _authorization() -> dict[str, str]:
+    """Returns what MLflow's own client would send of the user's credentials."""
+    token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    if user:
+        both = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        return {"Authorization": f"Basic {b64encode(both.encode()).decode()}"}
+    return {}
+
+
+def _connect(uri: str) -> None:
+    """Opens a connection to a database, and closes it.
+
+    Raises:
+        Exception: whatever the database's driver raises, or that it is not installed.
+    """
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(uri, connect_args={"connect_timeout": _TIMEOUT_S})
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
