@@ -1,0 +1,86 @@
+"""A launcher whose trials end at once: it writes the records that ranks would have left, and starts no process."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from trial_lib.launch import channel
+from trial_lib.launch.launcher import Launched, LaunchRequest
+
+MIB = 2**20
+PROFILE = {
+    "num_params": 7_000_000_000,
+    "trainable_num_params": 7_000_000_000,
+    "activation_mem_per_gpu": 100 * MIB,
+    "gpu_mem": 80 * 1024 * MIB,
+    "data_parallel_size": 1,
+    "flops_per_sample": 1e12,
+}
+
+
+class InstantLauncher:
+    """Stands where the warm launcher does.
+
+    Attributes:
+        launched: when each trial was launched, in seconds of the monotonic clock.
+    """
+
+    launched: list[float] = []  # noqa: RUF012 - of the one study of this process
+
+    def __init__(self, *_: object) -> None:
+        self._started = monotonic()
+
+    def start(self) -> None:
+        """Has nothing to prime."""
+
+    def prime(self, modules: list[str]) -> None:
+        """Has nothing to prime."""
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """Writes what the trial's ranks would have measured, and returns a trial that has ended."""
+        self.launched.append(monotonic())
+        for rank, measurement in enumerate(request.payload["measurements"]):
+            Path(request.payload["engine_built"][rank]).touch()
+            Path(request.ranks[rank].log).write_text("step 1\n" * 100, encoding="utf-8")
+            Path(measurement).write_text(json.dumps(_measured(request.payload)), encoding="utf-8")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            channel.send(theirs, {"ended_by": "ranks", "statuses": [0] * len(request.ranks)})
+        return Launched(ours, len(request.ranks))
+
+
+def _measured(payload: dict[str, Any]) -> dict[str, Any]:
+    """Returns a rank's record: its throughput grows with the micro-batch and differs between configurations."""
+    overrides = payload["overrides"]
+    size = overrides["train_micro_batch_size_per_gpu"]
+    bucket = overrides.get("zero_optimization", {}).get("reduce_bucket_size", 0)
+    rate = 100.0 * size / (size + 20) * (1 + hash(str(bucket)) % 7 / 70)
+    record = {
+        "outcome": "completed",
+        "metrics": {
+            "throughput": rate,
+            "FLOPS_per_gpu": rate * PROFILE["flops_per_sample"],
+            "latency": size / rate,
+            "forward": size / rate / 4,
+            "backward": size / rate / 2,
+            "step": size / rate / 4,
+        },
+        "step_times": [size / rate] * 10,
+        "losses": [1.0] * 10,
+        "micro_batch_arrived": size,
+        "memory": {"peak": 400 * MIB + size * MIB, "after_initialize": 400 * MIB},
+        "phases": {"start": 0.0, "import": 0.0, "initialize": 0.0, "first_step": 0.0, "steps": 0.0},
+        "versions": {"python": "3", "torch": "2", "deepspeed": "0"},
+    }
+    return {**record, "profile": PROFILE, "imported": []} if payload["with_profile"] else record
+
+
+def stand_in(module: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Puts something in the place of a module's or a class's own: a benchmark's way to time it from outside."""
+    setattr(module, name, wrap(getattr(module, name)))
