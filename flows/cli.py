@@ -295,16 +295,16 @@ def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str
 def _run(command: Callable[[], int]) -> NoReturn:
     interrupts.listen()
     try:
-        sys.exit(command())
+        interrupts.end(command())
     except InputError as error:
         click.echo(f"zerotune: {error}", err=True)
-        sys.exit(BAD_INPUT)
+        interrupts.end(BAD_INPUT)
     except (ServerError, DiskFullError) as error:
         click.echo(f"zerotune: {error}", err=True)
-        sys.exit(NONE_COMPLETED)
+        interrupts.end(NONE_COMPLETED)
     except KeyboardInterrupt:
         click.echo(interrupts.message, err=True)
-        sys.exit(INTERRUPTED)
+        interrupts.end(INTERRUPTED)
 
 
 def main() -> None:

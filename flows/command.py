@@ -20,6 +20,7 @@ from flows.prefect_server import (
     require_server_for_all,
 )
 from flows.result_text import result_document, tell_failed_training, tell_result
+from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.open_full_experiment import full_experiment_id
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 FULL_EXPERIMENT_FAILED, REGRESSED = 3, 4
 # Some fifteen seconds of patience with a Prefect server that has gone away: one of the command's own is back by then.
 _RETRIES = 3
+# One that is there and hangs.
+_PATIENCE_S = 10.0
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
 
@@ -56,7 +59,13 @@ def resume_command(root: Path, as_json: bool) -> int:
     Raises:
         InputError: there is nothing to go on with.
     """
-    return _run(resume_study(root), as_json)
+    study = resume_study(root)
+    try:
+        require_server_for_all(study.driver.arguments.ray_address)
+    except InputError:
+        study.close()
+        raise
+    return _run(study, as_json)
 
 
 def _run(study: OpenStudy, as_json: bool) -> int:
@@ -143,12 +152,13 @@ def run_flow(
         server.wait_until_ready()
         log.debug("the Prefect server is ready")
     import httpx
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+    from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+    patience = {PREFECT_CLIENT_MAX_RETRIES: _RETRIES, PREFECT_API_REQUEST_TIMEOUT: _PATIENCE_S}
     try:
-        with temporary_settings(set_defaults={PREFECT_CLIENT_MAX_RETRIES: _RETRIES}):
+        with temporary_settings(set_defaults=patience):
             flow.with_options(flow_run_name=names[0])(**parameters, return_state=True)
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
         # Of the flow's own state: whatever else Prefect is told, it does without.
         log.warning("Prefect was not told how it ended: %s: %s", type(error).__name__, error)
     finally:
@@ -159,6 +169,7 @@ def run_flow(
             log.debug("Prefect has the whole history")
         else:
             log.warning("Prefect has not recorded the end of every task run")
+            interrupts.prefect_is_away = True
 
 
 def quiet_console() -> None:

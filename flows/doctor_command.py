@@ -11,6 +11,7 @@ import platformdirs
 
 from flows.prefect_check import check_prefect
 from trial_lib.experiment.check import Check, Verdict
+from trial_lib.experiment.errors import InputError
 from trial_lib.launch.build_checks import (
     check_accelerators,
     check_compiler,
@@ -76,7 +77,11 @@ def examine(work_dir: Path) -> list[Check]:
         report = asked.result()
         prefect_check, server_time, asked_at = prefect.result()
         mlflow_check = mlflow.result()
-    device = this_host().device
+    try:
+        device = this_host().device
+    except InputError:
+        # GPUs that cannot be asked: the first check says so.
+        device = "cuda"
     folders = {
         STUDIES: work_dir / STUDIES_FOLDER,
         DATA: platformdirs.user_data_path("zerotune"),

@@ -8,6 +8,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 
 from flows.parameters import checked, shows, work_folder
+from tasks.cancellation import is_interrupt
 from tasks.experiment import report_training, train
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.folder import FinishedError, begun_by
@@ -44,7 +45,7 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
         full_experiment.finish(
             StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, f"{type(error).__name__}: {error}"
         )
-        if isinstance(error, KeyboardInterrupt):
+        if is_interrupt(error):
             return Cancelled(message="Interrupted; it can be gone on with.")
         raise
     finally:

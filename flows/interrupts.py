@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from typing import NoReturn
 
 EXIT_CODE = 130
@@ -14,16 +15,27 @@ class Interrupts:
 
     Attributes:
         resume_command: what to type to go on, once there is something to go on with.
+        prefect_is_away: whether the server has not heard all: Prefect would try for minutes, as the process ends, to
+            tell it.
     """
 
     def __init__(self) -> None:
         self.resume_command: str | None = None
+        self.prefect_is_away = False
         self._heard = False
 
     def listen(self) -> None:
         """Starts listening: the first signal raises KeyboardInterrupt, another one ends the process at once."""
         for signal_number in _SIGNALS:
             signal.signal(signal_number, self._hear)
+
+    def end(self, exit_code: int) -> NoReturn:
+        """Ends the process, once everything that was to be said and written has been."""
+        if self.prefect_is_away:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(exit_code)
+        sys.exit(exit_code)
 
     @property
     def message(self) -> str:

@@ -30,6 +30,7 @@ from flows.prefect_server import ServerError
 
 DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
 _LOCAL, _NIGHTLY = "local", "nightly"  # of the flow tune; experiment has a local one too
+_TAG = "zerotune"  # of the deployments; the automation watches the runs that have it
 _CANCEL_S = 15.0
 _WORKER_S = 120.0
 _POLL_S = 0.2
@@ -40,7 +41,7 @@ _BEGUN = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 def apply_deployments(work_dir: Path) -> None:
     """Creates or updates the work pool, its deployments and the automation that misses killed runs.
 
-    What people have set on the nightly deployment, its schedule and its parameters, stays.
+    What people have set on the nightly deployment, its schedule and its other parameters, stays.
 
     Args:
         work_dir: where its runs write their studies.
@@ -58,11 +59,24 @@ def apply_deployments(work_dir: Path) -> None:
         _deploy([_LOCAL] if nightly else [_LOCAL, _NIGHTLY], work_dir)
         if nightly is not None:
             schema = client.read_deployment_by_name(f"tune/{_LOCAL}").parameter_openapi_schema
-            client.update_deployment(nightly.id, DeploymentUpdate(parameter_openapi_schema=schema))
+            update = DeploymentUpdate(
+                parameter_openapi_schema=schema,
+                parameters={**nightly.parameters, "work_dir": str(work_dir)},
+                tags=sorted({*nightly.tags, _TAG}),
+            )
+            client.update_deployment(nightly.id, update)
         for described in yaml.safe_load((DEPLOYMENTS / "automations.yaml").read_text())["automations"]:
-            automation = AutomationCore.model_validate(described)
-            if automation.name not in {known.name for known in client.read_automations()}:
-                client.create_automation(automation)
+            _put(client, AutomationCore.model_validate(described))
+
+
+def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    known = client.read_automations_by_name(automation.name)
+    if known:
+        # Whether it is switched on is up to people.
+        automation = automation.model_copy(update={"enabled": known[0].enabled})
+        client.update_automation(known[0].id, automation)
+    else:
+        client.create_automation(automation)
 
 
 def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:

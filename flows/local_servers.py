@@ -9,7 +9,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.prefect_server import ServerError, migrate_own_database, own_environment, own_home
+from flows.prefect_server import ServerError, migrate_own_database, own_environment, own_home, past_proxies
 from trial_lib.launch.leash import Leashed
 from trial_lib.tracking.runs import schema_lock
 from trial_lib.tracking.tracking_uri import artifact_location, is_server, sqlite_file
@@ -138,11 +138,13 @@ def mlflow_service(store: str, port: int, logs: Path) -> Service | None:
             said = migration.stdout.strip().splitlines() or ["it said nothing"]
             raise ServerError(f"MLflow could not bring its store {store} to this version's schema ({said[-1]}).")
     artifacts = artifact_location(store)
+    # Files, and not through the server: a study that records to the store itself can then add to the same experiment.
+    artifacts_root = () if artifacts is None else ("--no-serve-artifacts", "--default-artifact-root", artifacts)
     return Service(
         "The MLflow UI",
         [
             *(sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(port), "--workers", "1"),
-            *(() if artifacts is None else ("--artifacts-destination", artifacts)),
+            *artifacts_root,
         ],
         environment,
         logs / "mlflow.log",
@@ -160,7 +162,7 @@ def worker_service(api_url: str, tracking_uri: str, logs: Path) -> Service:
             "PREFECT_API_URL": api_url,
             "MLFLOW_TRACKING_URI": tracking_uri,
             "MLFLOW_DISABLE_TELEMETRY": "true",
-            "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), _HOST))),
+            **past_proxies(),
             # A run begins within a second of its creation, and one that is killed is missed soon.
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_WORKER_HEARTBEAT_SECONDS": str(HEARTBEAT_S),

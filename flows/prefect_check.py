@@ -24,6 +24,7 @@ def check_prefect() -> tuple[Check, float | None, float]:
     ours = version("prefect")
     if not is_configured():
         return ok(NAME, f"no server is configured: a command starts its own on loopback, Prefect {ours}"), None, 0.0
+    from prefect.client.base import ServerType
     from prefect.client.orchestration import get_client
 
     remedy = "Start it, or unset PREFECT_API_URL (and your profile's) to have ZeroTune start one."
@@ -36,6 +37,8 @@ def check_prefect() -> tuple[Check, float | None, float]:
             error = client.api_healthcheck()
             if error is not None:
                 return fail(NAME, f"{url} refuses this user ({error})", "See PREFECT_API_KEY."), server_time, asked_at
+            if client.server_type is ServerType.CLOUD:
+                return ok(NAME, f"{url} answers, Prefect {ours} here"), server_time, asked_at
             theirs = client.api_version()
     except Exception as error:  # noqa: BLE001 - whatever is wrong with a profile or a server is a finding
         return fail(NAME, f"the server cannot be asked ({type(error).__name__}: {error})", remedy), None, 0.0

@@ -84,7 +84,7 @@ class PrefectServer:
         """Points this process, in which Prefect must not be imported yet, at the server."""
         os.environ["PREFECT_API_URL"] = self.api_url
         os.environ["PREFECT_HOME"] = str(self._home)
-        os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
+        os.environ.update(past_proxies())
 
     def _keep(self) -> None:
         while not self._closing.wait(_KEEP_S):
@@ -116,6 +116,14 @@ def own_environment(home: Path) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
     }
+
+
+def past_proxies() -> dict[str, str]:
+    """Returns the variables, under both their names, by which what goes to loopback goes through no proxy."""
+    # Where both are set, Python's clients read the lower case alone.
+    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    hosts = own if own == "*" else ",".join(filter(None, (own, "127.0.0.1")))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def migrate_own_database() -> None:

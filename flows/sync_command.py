@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import click
+from pydantic import ValidationError
 
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.full_experiment import FullExperimentPaths
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.study import StudyPaths
+from trial_lib.study.read_study import read_record
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracker import Sync
@@ -23,7 +25,7 @@ def sync_command(root: Path) -> int:
         The exit code: 1 where MLflow could not take it in.
 
     Raises:
-        InputError: there is nothing to send.
+        InputError: there is nothing to send, or a record is damaged.
     """
     root = root.absolute()
     tracking_uri = default_tracking_uri(root.parent.parent)
@@ -44,13 +46,26 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
     """Returns what sends a folder's contents, in order: a full experiment's run hangs on its study's."""
     study, own = StudyPaths(root), FullExperimentPaths(root)
     if study.record.is_file():
+        read_record(study)
         full_experiment = FullExperimentPaths(study.full_experiment.root)
-        after = [FullExperimentSync(full_experiment, tracking_uri)] if full_experiment.record.is_file() else []
+        after = [_full_experiment(full_experiment, tracking_uri)] if full_experiment.record.is_file() else []
         return [StudySync(study, tracking_uri), *after]
     if own.record.is_file():
-        return [FullExperimentSync(own, tracking_uri)]
+        return [_full_experiment(own, tracking_uri)]
     raise InputError(
         "this is neither a study's folder nor a full experiment's.",
         where=str(root),
         remedy="Name one of the folders in zerotune-studies or zerotune-experiments.",
     )
+
+
+def _full_experiment(paths: FullExperimentPaths, tracking_uri: str) -> Sync:
+    try:
+        FullExperimentRecord.model_validate_json(paths.record.read_text())
+    except ValidationError as error:
+        raise InputError(
+            f"the full experiment's record is damaged or of another version ({error.error_count()} mistakes).",
+            where=str(paths.record),
+            remedy="Restore the file.",
+        ) from None
+    return FullExperimentSync(paths, tracking_uri)

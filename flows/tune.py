@@ -11,20 +11,22 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.experiment import experiment
 from flows.parameters import checked, shows, work_folder
-from tasks.cancellation import hear_cancellation
+from tasks.cancellation import hear_cancellation, is_interrupt
 from tasks.confirm import tell_finding
 from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
 from tasks.trial import TrialFuture, submit
+from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.study import StudyStatus
+from trial_lib.experiment.study import StudyPaths, StudyStatus
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirming import answer_of, next_confirming_plan, no_answer
 from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.earlier_studies import record_of
 from trial_lib.study.folder import FinishedError, begun_by
 from trial_lib.study.known_winner import holds, next_known_plan
 from trial_lib.study.open_full_experiment import full_experiment_of
@@ -52,11 +54,15 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
         if study_dir is not None:
             raise
         # This run was retried although nothing of its study is left to do: Prefect had not heard of its end.
-        return Completed(message=finished.where)
+        record = record_of(StudyPaths(Path(finished.where)))
+        return completed(finished.where, "" if record is None else record.regression)
     restarts = study.driver.arguments.max_search_runner_restarts
     while True:
         try:
             return run_to_its_end(study)
+        except InputError:
+            # It would be wrong again.
+            raise
         except Exception:
             if restarts == 0:
                 raise
@@ -71,18 +77,22 @@ def run_to_its_end(study: OpenStudy) -> State[Any]:
     try:
         failure = run_while_there_is_room(study)
         study.finish(StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
-        name = "Regressed" if study.record.regression else "Completed"
-        return Failed(message=failure) if failure else Completed(name=name, message=str(study.paths.root))
+        return Failed(message=failure) if failure else completed(str(study.paths.root), study.record.regression)
     except BaseException as error:
         # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends its trials' processes.
         study.driver.cancel()
         interrupted = not isinstance(error, Exception)
         study.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, f"{type(error).__name__}: {error}")
-        if isinstance(error, KeyboardInterrupt):
+        if is_interrupt(error):
             return Cancelled(message="Interrupted; `zerotune resume` goes on with it.")
         raise
     finally:
         study.close()
+
+
+def completed(root: str, regression: str) -> State[Any]:
+    """Returns the state of a run whose study has completed; its name tells a winner that has become slower."""
+    return Completed(name="Regressed" if regression else "Completed", message=root)
 
 
 def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path | None = None) -> OpenStudy:
@@ -148,7 +158,7 @@ def train_with_winner(study: OpenStudy) -> None:
     root = full_experiment.paths.root
     try:
         state = named(experiment_dir=root, return_state=True)
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
         study.driver.log.warning("Prefect has no run of the full experiment, or not its end: %s", error)
         record = full_experiment.record
         if record.status is StudyStatus.RUNNING:

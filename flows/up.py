@@ -13,7 +13,7 @@ import click
 
 from flows.interrupts import interrupts
 from flows.local_servers import Service, mlflow_service, prefect_service, worker_service
-from flows.prefect_server import ServerError, own_home
+from flows.prefect_server import ServerError, own_home, past_proxies
 from flows.running_servers import hold, stop, up_folder
 from trial_lib.experiment.errors import InputError
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
@@ -98,11 +98,7 @@ def _open(service: Service, open_services: contextlib.ExitStack) -> None:
 
 def _use(api_url: str) -> None:
     """Points this process, in which Prefect is not imported yet, and its children at the server."""
-    os.environ.update(
-        PREFECT_API_URL=api_url,
-        PREFECT_HOME=str(own_home()),
-        NO_PROXY=",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1"))),
-    )
+    os.environ.update(PREFECT_API_URL=api_url, PREFECT_HOME=str(own_home()), **past_proxies())
 
 
 @contextlib.contextmanager

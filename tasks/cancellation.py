@@ -1,11 +1,12 @@
-"""A run whose worker has died asks the server itself whether it is cancelled: nobody is left to deliver that."""
+"""Who has ended a run: a person, or its worker; and, where the worker has died, the server is asked."""
 
 import contextlib
 import os
 import time
 
 from prefect.client.orchestration import get_client
-from prefect.runtime import flow_run
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import deployment, flow_run
 
 from tasks.telling import impatient
 
@@ -33,3 +34,11 @@ def hear_cancellation() -> None:
         state = get_client(sync_client=True).read_flow_run(flow_run.id).state
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
             raise KeyboardInterrupt
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Returns whether a command's run was ended by Ctrl-C or SIGTERM.
+
+    The run of a deployment that hears SIGTERM is not: its worker, who knows why, gives it a state.
+    """
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, TerminationSignal) and deployment.id is None)

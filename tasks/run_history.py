@@ -9,6 +9,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowR
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging.handlers import APILogHandler
 
+from tasks.telling import impatient
+
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
 
@@ -21,7 +23,7 @@ def wait_for_history(flow_run_name: str) -> bool:
     Returns:
         Whether it has; False if it did not within ten seconds, or is away.
     """
-    with contextlib.suppress(httpx.TransportError):
+    with contextlib.suppress(httpx.HTTPError), impatient(retries=1):
         return _wait_for_history(flow_run_name)
     return False
 

@@ -3,14 +3,17 @@
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Iterator
 
 import httpx
 from prefect.context import SettingsContext, get_settings_context
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, Settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, Settings
 
 # Left to itself the client asks a server that is away for a minute, each time. Once more is for one that is busy.
 _RETRIES = 1
+# One that hangs holds up whoever tells it something; once it is known to be away, only now and then for as long.
+_PATIENCE_S, _SHORT_PATIENCE_S, _SHORT_FOR_S = 10.0, 0.5, 30.0
 
 
 class _Server:
@@ -18,21 +21,25 @@ class _Server:
 
     Attributes:
         is_away: whether it did not answer.
+        patient_at: when it was last given its time to answer.
     """
 
     is_away = False
+    patient_at = 0.0
 
 
 @functools.cache
-def _settings(retries: int) -> Settings:
+def _settings(retries: int, patience_s: float) -> Settings:
     """Returns this process's settings but for that: making them takes 40 ms, which no trial is to pay."""
-    return get_settings_context().settings.copy_with_update({PREFECT_CLIENT_MAX_RETRIES: retries})
+    return get_settings_context().settings.copy_with_update(
+        {PREFECT_CLIENT_MAX_RETRIES: retries, PREFECT_API_REQUEST_TIMEOUT: patience_s}
+    )
 
 
 @contextlib.contextmanager
-def impatient(retries: int) -> Iterator[None]:
-    """Has Prefect's client ask a server that does not answer no more than so many times again."""
-    with SettingsContext(profile=get_settings_context().profile, settings=_settings(retries)):
+def impatient(retries: int, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Has Prefect's client ask a server that does not answer no more than so many times again, each for so long."""
+    with SettingsContext(profile=get_settings_context().profile, settings=_settings(retries, patience_s)):
         yield
 
 
@@ -40,15 +47,24 @@ def impatient(retries: int) -> Iterator[None]:
 def told_if_possible(log: logging.Logger) -> Iterator[None]:
     """Logs what goes wrong inside, and goes on: the study's folder has it all.
 
-    A server that is away costs some two seconds the first time, and nothing until it answers again.
+    A server that is away costs some two seconds the first time, and nothing until it answers again. One that is there
+    and hangs costs twice ten, then half a second, and ten again every half minute.
     """
-    retries = 0 if _Server.is_away else _RETRIES
+    is_short = _Server.is_away and time.monotonic() < _Server.patient_at + _SHORT_FOR_S
     try:
-        with impatient(retries):
+        with impatient(0 if _Server.is_away else _RETRIES, _SHORT_PATIENCE_S if is_short else _PATIENCE_S):
             yield
         _Server.is_away = False
     except Exception as error:  # noqa: BLE001 - a server that is away, or full, is not the study's failure
-        is_away = isinstance(error, httpx.TransportError)
+        is_away = is_of_server(error)
         if not (is_away and _Server.is_away):
             log.warning("Prefect was not told: %s: %s", type(error).__name__, error)
         _Server.is_away = is_away
+        if not is_short:
+            _Server.patient_at = time.monotonic()
+
+
+def is_of_server(error: Exception) -> bool:
+    """Returns whether a server is away: it does not answer, or what stands before it says so."""
+    is_answer = isinstance(error, httpx.HTTPStatusError)
+    return isinstance(error, httpx.TransportError) or (is_answer and error.response.is_server_error)

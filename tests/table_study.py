@@ -175,7 +175,7 @@ def kill_after(pid: int, folder: Path, more: int, pause_s: float) -> int:
 def main(folder: Path, method: str, kills: int, seed: int) -> None:
     """Runs both, and prints how many lines the history of the second had when it was killed each time."""
     launcher = TableLauncher(TableWorld.read(REPLAY / "tables" / "convnet.jsonl"))
-    open_study._launcher = lambda *_: launcher  # type: ignore[assignment]
+    open_study.launcher_of = lambda *_: launcher  # type: ignore[assignment]
     open_study.host_lock_dir = lambda: folder / "locks"
     trial.time = sweep.time = Clock()  # type: ignore[assignment]
     whole, killed = folder / "whole", folder / "killed"

@@ -152,6 +152,7 @@ def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_la
     assert own_launcher.notes == ["starting cold: the fork server has 2 threads"]
 
 
+@pytest.mark.long
 def test_a_module_that_starts_a_thread_is_left_to_the_trials_with_what_imports_it_and_no_other(
     trials, own_launcher, tmp_path
 ):

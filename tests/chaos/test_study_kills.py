@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from study_fixtures import Running, Study, Zerotune, query
+from study_fixtures import Running, Study, Zerotune, is_alive, query
 from worker_fixtures import alive, is_training, pids_of, wait_until, with_sessions_of_its_own
 
 from flows.prefect_server import PrefectServer
@@ -95,7 +95,6 @@ def test_a_killed_fork_server_costs_no_trial(command: Running, zerotune: Zerotun
     assert keeper.ppid() == command.process.pid
     (server if victim == "server" else keeper).kill()
     study = end(command, zerotune)
-    assert study.results[2].outcome is Outcome.COMPLETED
     assert {result.outcome for result in study.results.values()} <= {Outcome.COMPLETED, Outcome.OUT_OF_MEMORY}
 
 
@@ -111,7 +110,7 @@ def test_a_killed_guard_costs_its_trial_which_says_so(command: Running, zerotune
 def test_the_command_s_own_prefect_server_is_started_again_and_has_the_whole_history(zerotune: Zerotune) -> None:
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: is_training(zerotune, 2), "trial 2", 120)
-    (uvicorn,) = [process for process in command.look() if "uvicorn" in process.cmdline()[2:4]]
+    (uvicorn,) = [process for process in command.look() if is_alive(process) and "uvicorn" in process.cmdline()[2:4]]
     uvicorn.kill()
     study = end(command, zerotune)
     (state,) = query(
@@ -237,4 +236,4 @@ class MlflowServer:
         assert parent.info.status == "FINISHED"
         children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
         assert len(children) == len(runs) - 1
-        return sorted(int(str(run.info.run_name).split("-")[1]) for run in children)
+        return sorted(int(run.data.tags["trial"]) for run in children)

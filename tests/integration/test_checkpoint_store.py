@@ -250,6 +250,7 @@ def convert_what_is_no_state_of_zero(distributed, root):
         return str(error)
 
 
+@pytest.mark.long
 def test_what_deepspeed_cannot_convert_is_an_error_on_all_ranks_with_its_last_words(on_all_ranks, tmp_path):
     errors = on_all_ranks(convert_what_is_no_state_of_zero)
     assert errors == errors[:1] * RANKS

@@ -16,6 +16,7 @@ def estimate(zerotune, *arguments):
     return zerotune.run("estimate", str(zerotune.config), str(zerotune.model), *arguments)
 
 
+@pytest.mark.long
 def test_a_profile_trial_is_enough_and_leaves_nothing_behind(zerotune):
     ended = estimate(zerotune, "--json", "--max-micro-batch", "64")
     assert ended.returncode == 0, ended.stderr

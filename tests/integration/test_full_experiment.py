@@ -251,9 +251,9 @@ def test_a_changed_configuration_is_not_gone_on_with(folder: Folder) -> None:
 def test_the_flow_takes_its_parameters_as_json(folder: Folder) -> None:
     from flows.experiment import experiment
 
-    given = {"arguments": {"config_path": "/abs/experiment.yaml", "model_dir": "/abs/model", "ds_config": "/b.json"}}
-    arguments = experiment.validate_parameters(given)["arguments"]
-    assert (arguments.config_path, arguments.ds_config) == (Path("/abs/experiment.yaml"), Path("/b.json"))
+    given = {"config_path": "/abs/experiment.yaml", "model_dir": "/abs/model", "ds_config": "/b.json"}
+    parameters = experiment.validate_parameters(given)
+    assert (parameters["config_path"], parameters["ds_config"]) == (Path("/abs/experiment.yaml"), Path("/b.json"))
 
 
 # -- of a study --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ def test_a_trial_that_needs_more_than_its_slot_has_is_out_of_memory(trials, laun
     assert result.metrics == {}
 
 
+@pytest.mark.long
 def test_the_largest_micro_batch_that_fits_is_the_same_each_time(trials):
     def largest():
         size = 16

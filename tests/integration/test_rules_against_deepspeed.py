@@ -226,6 +226,7 @@ def test_the_table_finds_its_witnesses(rule: Any) -> None:
         assert broken[rule.name].reason.endswith("."), broken[rule.name].reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.effect == "refused"], ids=lambda rule: rule.name)
 def test_deepspeed_refuses_it(rule: Any, deepspeed_says: dict[str, Any]) -> None:
     for witness in WITNESSES[rule.name]:
@@ -234,6 +235,7 @@ def test_deepspeed_refuses_it(rule: Any, deepspeed_says: dict[str, Any]) -> None
         assert witness.says in said.get("error", "nothing: it trained"), witness
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.effect == "ignored"], ids=lambda rule: rule.name)
 def test_deepspeed_ignores_it(rule: Any, deepspeed_says: dict[str, Any]) -> None:
     for witness in WITNESSES[rule.name]:
@@ -244,6 +246,7 @@ def test_deepspeed_ignores_it(rule: Any, deepspeed_says: dict[str, Any]) -> None
         assert effective != plain, "the control shows no effect, so its absence proves nothing"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config", [zero(0), zero(1, overlap_comm=True), zero(2), zero(3), zero(3, offload_param=CPU)], ids=json.dumps
 )
@@ -252,10 +255,12 @@ def test_a_configuration_that_trains_breaks_no_rule(config: dict[str, Any], deep
     assert broken_rules(config, "cpu", pipeline_parallel=False, data_parallel_size=1) == []
 
 
+@pytest.mark.long
 def test_the_known_zero_keys_are_deepspeeds(deepspeed_says: dict[str, Any]) -> None:
     assert set(deepspeed_says["zero_keys"]) == ZERO_KEYS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", REPLICAS)
 @pytest.mark.parametrize("config", BATCHES, ids=json.dumps)
 def test_the_batch_is_derived_as_deepspeed_derives_it(

@@ -108,6 +108,7 @@ def test_the_first_night_searches_and_keeps_what_the_experiment_was(first: Night
     assert fingerprint["hardware"]["processor"]
 
 
+@pytest.mark.long
 def test_edited_code_is_searched_again_from_the_known_winner_on(first: Night, slower: Night) -> None:
     assert "Changed since: train.py (edited)." in slower.ended.stderr
     known = first.document["confirmation"]["winner"]["number"]
@@ -136,6 +137,8 @@ def test_prefect_has_an_event_of_it_and_the_run_a_name_for_it(nights: Nights, fi
     assert resource == "zerotune.experiment.tiny"
     compared = slower.document["since_last"]
     told = json.loads(payload)
+    assert told["study_id"] == slower.document["study"]
+    assert told["last_study_id"] == first.document["study"]
     assert told == {"study_id": slower.document["study"], "folder": slower.document["folder"], **compared}
     assert {one["prefect.resource.role"] for one in json.loads(related)} >= {"flow", "flow-run"}
     states = "select state_type, state_name from flow_run where name = ?"
@@ -164,4 +167,4 @@ def test_a_night_on_which_nothing_has_changed_confirms_the_known_winner_and_does
     )
     assert quiet.document["confirmation"]["winner"]["verdict"] == "faster"
     assert not quiet.document["since_last"]["is_regression"]
-    assert quiet.document["since_last"]["study_id"] == slower.study.paths.root.name
+    assert quiet.document["since_last"]["last_study_id"] == slower.study.paths.root.name

@@ -23,7 +23,8 @@ SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 def over_hosts(trials: Trials, script: str, **options: object) -> TrialResult:
     """Runs a trial over both hosts."""
     # gloo would look for this machine's own address.
-    environment = {**rank_environment(), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**rank_environment(), "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(trials.root)}
+    environment["CUDA_VISIBLE_DEVICES"] = "6,7"
     plan = trials.plan(script, slots=2, window=SHORT, environment=environment, **options)  # type: ignore[arg-type]
     launcher = HostfileLauncher(HOSTS, sys.executable, ["ShareMemCommBuilder"], environment, trials.notes.append)
     return run_trial(plan, launcher, this_host(), trials.lock_dir, threading.Event())
@@ -43,11 +44,13 @@ def test_a_trial_has_the_ranks_of_all_hosts_and_each_leaves_its_record(trials: T
         assert (environment["RANK"], environment["CROSS_RANK"]) == (str(rank), str(rank))
         assert (environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("2", "0")
         assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert environment["CUDA_VISIBLE_DEVICES"] == "67"[rank]
         assert found["argv"][1] == "--local_rank=0"
         cores += found["cores"]
     assert len(set(cores)) == 2
     assert (Path(result.logs[0]).parent / "hostfile").read_text() == "127.0.0.1 slots=1\n127.0.0.2 slots=1\n"
     assert part_of(0) == part_of(1) == []
+    assert not list(trials.root.glob("zerotune-workers-*"))
 
 
 @pytest.mark.long

@@ -122,6 +122,7 @@ def test_what_a_trial_saves_itself_belongs_to_the_checkpoint(trainings: Training
     assert "own file kept" in training.said()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "first", "then"), [(1, 2, 1), pytest.param(3, 1, 2, marks=pytest.mark.long)])
 def test_a_training_goes_on_with_another_number_of_ranks(
     trainings: Trainings, stage: int, first: int, then: int

@@ -44,7 +44,7 @@ def test_few_trials_run_out_of_memory(tuned: tuple[Zerotune, dict[str, Any]]) ->
     zerotune, document = tuned
     # Of the search's: a size that fitted narrowly once may not in its confirmation's fresh processes.
     outcomes = [result.outcome for result in zerotune.study.results.values() if result.purpose is not Purpose.CONFIRM]
-    assert outcomes.count(Outcome.OUT_OF_MEMORY) <= 2, document["trials"]
+    assert outcomes.count(Outcome.OUT_OF_MEMORY) <= 3, document["trials"]
     assert outcomes.count(Outcome.COMPLETED) >= 5, document["trials"]
 
 

@@ -42,6 +42,7 @@ def test_a_configuration_that_cannot_run_is_told_in_the_program_s_own_words(tmp_
     assert state == [("FAILED", 1)]
 
 
+@pytest.mark.long
 def test_a_study_whose_trials_all_fail_says_so(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home, program="--fail_above 1")
     ended = zerotune.run("random", "-mt", "4", "--json")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from study_fixtures import Zerotune
 
 from trial_lib.experiment.result import Outcome
@@ -12,6 +13,7 @@ ARGUMENTS = ["two words", 'it\'s "quoted"', "", "$HOME *", "ünï", "-z", "1", "
 SHOWS_ITS_ARGUMENTS = "\nimport json, sys\nprint('arguments ' + json.dumps(sys.argv[1:]), flush=True)\n"
 
 
+@pytest.mark.long
 def test_a_command_is_tuned_as_it_is_typed(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home)
     zerotune.folder = zerotune.model

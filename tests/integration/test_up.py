@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
@@ -117,17 +118,20 @@ def test_a_deployed_run_begins_within_seconds_and_says_what_is_wrong_with_its_pa
         "1",
     )
     assert "finished in state 'Failed'" in watched.stdout, watched.stdout + watched.stderr
+    named = re.search(r"UUID: (\S+)", watched.stdout)
+    assert named is not None
     with up.client() as client:
-        (run,) = client.read_flow_runs()
+        run = client.read_flow_run(UUID(named[1]))
         assert run.state is not None
         assert run.state.is_failed()
         assert "config_path: experiment.yaml is a relative path" in str(run.state.message)
         assert begun_within(run) < LATENCY_S
         # Refused when it is asked for: nothing is started.
+        before = len(client.read_flow_runs())
         refused = up.prefect("deployment", "run", "tune/local", "--param", "method=best")
         assert refused.returncode != 0
         assert "'best'" in refused.stdout + refused.stderr
-        assert len(client.read_flow_runs()) == 1
+        assert len(client.read_flow_runs()) == before
 
 
 def test_its_processes_hear_signals_and_a_second_one_is_refused(up: Up) -> None:

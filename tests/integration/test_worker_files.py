@@ -25,7 +25,7 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-@pytest.mark.parametrize("ended_by", ["itself", "the deadline"])
+@pytest.mark.parametrize("ended_by", ["itself", pytest.param("the deadline", marks=pytest.mark.long)])
 def test_a_trial_with_data_loader_workers_leaves_no_temporary_file(
     trials: Trials, temporary: Path, launcher: str, ended_by: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -141,8 +142,8 @@ def check_locks(environment: Mapping[str, str]) -> Check:
     stale = [folder / "lock" for folder in build_folders(environment) if is_stale(folder / "lock")]
     if not stale:
         return ok(LOCKS, "none that a killed build has left")
-    paths = " ".join(map(str, stale))
-    return fail(LOCKS, f"{len(stale)} that a killed build has left: all who need the op wait for ever", f"rm {paths}")
+    remedy = shlex.join(["rm", *map(str, stale)])
+    return fail(LOCKS, f"{len(stale)} that a killed build has left: all who need the op wait for ever", remedy)
 
 
 def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[str, Any] | str) -> Check:

@@ -5,9 +5,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
+
+from trial_lib.experiment.errors import InputError
 
 _HOST_RESERVE = 0.1
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -35,9 +38,13 @@ class Host:
         return self.devices.get(slot, slot)
 
 
-def this_host() -> Host:
-    """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured."""
-    gpus = _gpus()
+def this_host(visible: str | None = None) -> Host:
+    """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured.
+
+    Args:
+        visible: a value of CUDA_VISIBLE_DEVICES in the place of this process's; None for that.
+    """
+    gpus = _gpus(os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible)
     if gpus is not None:
         return gpus
     cores = sorted(os.sched_getaffinity(0))
@@ -53,24 +60,46 @@ def _host_memory() -> int:
     return total
 
 
-def _gpus() -> Host | None:
+def _gpus(variable: str | None) -> Host | None:
+    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, all for None; None where this host has none.
+
+    Raises:
+        InputError: there is a driver, and it does not answer: to tune on the processor instead is what nobody wants.
+    """
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
+    except pynvml.NVMLError as error:
+        raise _broken_driver(error) from None
     try:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        gpus = {
-            pynvml.nvmlDeviceGetUUID(handle): int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles
-        }
+        gpus = {pynvml.nvmlDeviceGetUUID(handle): _gpu_memory(handle) for handle in handles}
+    except pynvml.NVMLError as error:
+        raise _broken_driver(error) from None
     finally:
         pynvml.nvmlShutdown()
-    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible_devices(",".join(map(str, range(len(gpus)))) if variable is None else variable, list(gpus))
     if not devices:
         return None
     memory = min(gpus.get(device, min(gpus.values())) for device in devices.values())
     return Host("cuda", list(devices), memory, devices)
+
+
+def _gpu_memory(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError_NotSupported:
+        # A GPU that has the host's memory has none of its own to tell of.
+        return _host_memory()
+
+
+def _broken_driver(error: Exception) -> InputError:
+    return InputError(
+        f"it cannot say which GPUs there are ({error}).",
+        where="the NVIDIA driver",
+        remedy="See what `nvidia-smi` says; mostly the driver was updated, or lost a GPU, and the host has to restart.",
+    )
 
 
 def visible_devices(variable: str, uuids: Sequence[str]) -> dict[str, str]:

@@ -8,12 +8,13 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch import bootstrap, rank_process
+from trial_lib.launch import bootstrap, hosted_rank, rank_process
 from trial_lib.launch.guard import become_subreaper, kill_descendants, remove_shared_memory
 
 RANKS_ENDED, RANK_FAILED, LOST = 0, 1, 2
@@ -32,15 +33,17 @@ def main(arguments: list[str]) -> None:
         # Stays behind as the guard's parent: when the guard is killed, what it has started comes here.
         _, status = os.waitpid(guard, 0)
         kill_descendants()
+        if told["guard"] is None:
+            shutil.rmtree(rank_process.workers_folder(told["environment"], os.getpid()), ignore_errors=True)
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code in (RANKS_ENDED, RANK_FAILED) else LOST)
     rank_process.die_with_parent(os.getppid())
     become_subreaper()
-    os._exit(_run(told))
+    os._exit(_run(told, told["guard"] or os.getppid()))
 
 
-def _run(told: dict[str, Any]) -> int:
-    environment = told["environment"]
+def _run(told: dict[str, Any], workers_of: int) -> int:
+    environment = {**told["environment"], hosted_rank.WORKERS_OF: str(workers_of)}
     with contextlib.ExitStack() as opened:
         # A launcher that does not come up says why in the log of the host's first rank.
         log = opened.enter_context(Path(told["log"]).open("ab"))

@@ -7,7 +7,7 @@ expects of all but the last: a shared file system, mostly. Other hosts are reach
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,43 @@ from trial_lib.launch.launcher import HOST, Ending, Launched, LaunchRequest
 # What DeepSpeed's launcher sets for each rank by itself.
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 
+# A host that is gone without a word is found so within a quarter of a minute.
+_SSH_OPTIONS = (
+    "-T",
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectTimeout=20"),
+    *("-o", "ServerAliveInterval=5"),
+    *("-o", "ServerAliveCountMax=3"),
+)
+
 
 @dataclass(frozen=True)
-class _Part:
-    """One host's part of a trial."""
+class HostPart:
+    """One host's part of a trial.
+
+    Attributes:
+        host: its name.
+        ranks: those that run there.
+    """
 
     host: str
     ranks: range
+
+
+def ranks_of(request: LaunchRequest, parts: Sequence[HostPart]) -> list[dict[str, Any]]:
+    """Returns what each rank reads of itself: its log, its cores, and CUDA_VISIBLE_DEVICES where its host is this one.
+
+    DeepSpeed's launcher gives out the first devices of a host, and locked here are those that zerotune may use.
+    """
+    told: list[dict[str, Any]] = []
+    for part in parts:
+        here = is_this_host(part.host)
+        for rank in (request.ranks[number] for number in part.ranks):
+            visible = rank.environment.get("CUDA_VISIBLE_DEVICES") if here else None
+            # There it names the slots of all ranks.
+            own = None if visible is None else visible.split(",")[part.ranks.start : part.ranks.stop]
+            told.append({"log": rank.log, "cores": rank.cores, "devices": None if own is None else ",".join(own)})
+    return told
 
 
 class HostfileLauncher(ColdLauncher):
@@ -54,9 +84,9 @@ class HostfileLauncher(ColdLauncher):
         super().__init__(interpreter, builders, environment, note)
         self._hosts = dict(hosts)
         first = 0
-        self._parts: list[_Part] = []
+        self._parts: list[HostPart] = []
         for host, slots in hosts.items():
-            self._parts.append(_Part(host, range(first, first + slots)))
+            self._parts.append(HostPart(host, range(first, first + slots)))
             first += slots
 
     def launch(self, request: LaunchRequest) -> Launched:
@@ -68,14 +98,14 @@ class HostfileLauncher(ColdLauncher):
             "entry": request.entry,
             "payload": request.payload,
             "cwd": request.cwd,
-            "ranks": [{"log": rank.log, "cores": rank.cores} for rank in request.ranks],
+            "ranks": ranks_of(request, self._parts),
         }
         write_whole(paths.launch, json.dumps(launch))
         parts = [self._part(number, part, request, paths) for number, part in enumerate(self._parts)]
         message = {"ranks": parts, "deadline_s": request.deadline_s, "grace_s": request.grace_s}
         return _OverHosts(self._start_guard("trial_lib.launch.hosts_guard", message, request), self._parts)
 
-    def _part(self, number: int, part: _Part, request: LaunchRequest, paths: TrialPaths) -> dict[str, Any]:
+    def _part(self, number: int, part: HostPart, request: LaunchRequest, paths: TrialPaths) -> dict[str, Any]:
         first = request.ranks[part.ranks[0]]
         address = self._parts[0].host
         told = {
@@ -92,24 +122,28 @@ class HostfileLauncher(ColdLauncher):
         here = is_this_host(part.host)
         command = bootstrap.command(sys.executable if here else request.interpreter, "trial_lib.launch.host_guard")
         if not here:
-            command = ["ssh", "-T", "-o", "BatchMode=yes", part.host, shlex.join(command)]
-        rendezvous = {"MASTER_ADDR": address, "MASTER_PORT": told["master_port"]}
-        return {"command": command, "log": first.log, "told": told, "environment": rendezvous}
+            command = ["ssh", *_SSH_OPTIONS, "--", part.host, shlex.join(command)]
+        # What the trial's guard removes when all have ended.
+        left = {"MASTER_ADDR": address, "MASTER_PORT": told["master_port"], "TMPDIR": first.environment.get("TMPDIR")}
+        return {"command": command, "here": here, "log": first.log, "told": told, "environment": left}
 
 
 class _OverHosts(Launched):
     """The parts that run; their end is told by rank."""
 
-    def __init__(self, guard: Any, parts: list[_Part]) -> None:
+    def __init__(self, guard: Any, parts: list[HostPart]) -> None:
         super().__init__(guard, len(parts))
         self._parts = parts
 
     def wait(self) -> Ending:
-        """Waits until no process of the trial is left on any host."""
+        """Waits until every host's part has ended, and no process of the trial is left on this host.
+
+        Where the trial is cut short, those on the others end by themselves, when they find their connection closed.
+        """
         ending = super().wait()
         by_part = list(zip(self._parts, ending.statuses, strict=True))
         by_rank = [status for part, status in by_part for _ in part.ranks]
-        lost = [part.host for part, status in by_part if status not in (RANKS_ENDED, RANK_FAILED, None)]
+        lost = [part for part, status in by_part if status not in (RANKS_ENDED, RANK_FAILED, None)]
         if ending.ended_by == "ranks" and lost:
-            return Ending(HOST, by_rank, host=lost[0])
+            return Ending(HOST, by_rank, host=lost[0].host, host_rank=lost[0].ranks[0])
         return replace(ending, statuses=by_rank)

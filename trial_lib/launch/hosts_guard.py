@@ -1,6 +1,7 @@
 """The guard of a trial that spans several hosts: holds the leash of each host's part, keeps the deadline."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ def _start_host(part: dict[str, Any], request: dict[str, Any]) -> subprocess.Pop
     with Path(part["log"]).open("ab") as log:
         process = subprocess.Popen(part["command"], stdin=subprocess.PIPE, stdout=log, stderr=log)
     assert process.stdin is not None
+    # By its name the folder of the ranks' workers is found: this guard removes it here, a part's own elsewhere.
+    told = {**part["told"], "guard": os.getpid() if part["here"] else None}
     try:
         # By the pipe and not by the command line, which everybody on the host can read.
-        process.stdin.write(json.dumps(part["told"]).encode() + b"\n")
+        process.stdin.write(json.dumps(told).encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
         # It has ended already, and says so by its status.

@@ -70,12 +70,14 @@ class Ending:
         ended_by: `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard itself was killed), or
             `host` (a host has died).
         statuses: exit status by rank; negative for a signal, None for a rank that was killed here.
-        host: the host that has died.
+        host: the host that has died, or could not be reached.
+        host_rank: the first rank there.
     """
 
     ended_by: str
     statuses: list[int | None]
     host: str = ""
+    host_rank: int = 0
 
 
 class Launched:

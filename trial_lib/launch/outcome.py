@@ -94,7 +94,11 @@ def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_
 
 def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple[Outcome, str]:
     if ending.ended_by == HOST:
-        return Outcome.CRASHED, f"The host {ending.host} died while the trial ran. Log: {ranks[0].log}"
+        lost = ranks[ending.host_rank]
+        if not lost.log_tail.strip():
+            return Outcome.CRASHED, f"The host {ending.host} could not be reached or died. Log: {ranks[0].log}"
+        said = f"{_last_line(lost)} Log: {lost.log}"
+        return Outcome.CRASHED, f"The host {ending.host} could not be reached or died: {said}"
     roots = [rank for rank in ranks if rank.failure and not _PEER_DIED.search(rank.failure["message"])]
     if roots:
         root = min(roots, key=lambda rank: rank.failure["time"] if rank.failure else 0.0)

@@ -39,13 +39,14 @@ def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
     return Path(environment.get("TMPDIR") or "/tmp") / f"zerotune-workers-{guard}"
 
 
-def become(request: dict[str, Any], rank: int, guard: int) -> None:
+def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | None = None) -> None:
     """Turns this process into a rank and runs the entry in it.
 
     Args:
         request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
         rank: this rank, among those that are started here.
         guard: the process id of its guard.
+        workers_of: the process id by which the folder of its workers is named; None for the guard's.
     """
     die_with_parent(guard)
     own = request["ranks"][rank]
@@ -53,7 +54,7 @@ def become(request: dict[str, Any], rank: int, guard: int) -> None:
     os.environ.clear()
     os.environ.update(own["environment"])
     os.chdir(request["cwd"])
-    folder = workers_folder(os.environ, guard)
+    folder = workers_folder(os.environ, guard if workers_of is None else workers_of)
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         # Somebody else may have made it first.

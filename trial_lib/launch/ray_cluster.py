@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -65,21 +66,30 @@ def has_other_machines() -> bool:
     return not all(is_this_host(str(node["NodeManagerAddress"])) for node in living_nodes())
 
 
-def slots_by_node() -> tuple[str, dict[str, int]]:
-    """Returns what Ray calls a slot, and how many each living node has: GPUs where any has them, else processors."""
-    nodes = {node["NodeID"]: node["Resources"] for node in living_nodes()}
-    resource = "GPU" if any(resources.get("GPU", 0) >= 1 for resources in nodes.values()) else "CPU"
-    counted = {node_id: int(resources.get(resource, 0)) for node_id, resources in nodes.items()}
-    return resource, {node_id: count for node_id, count in counted.items() if count}
+def kind_of_slots() -> str:
+    """Returns what Ray calls a slot: a GPU where any living node has one, else a processor."""
+    has_gpus = any(node["Resources"].get("GPU", 0) >= 1 for node in living_nodes())
+    return "GPU" if has_gpus else "CPU"
 
 
-def share_of(slots_per_trial: int, where: str) -> Share:
+def slots_by_node(resource: str) -> dict[str, int]:
+    """Returns how many slots of a kind each living node has that has any."""
+    counted = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in living_nodes()}
+    return {node_id: count for node_id, count in counted.items() if count}
+
+
+def share_of(slots_per_trial: int, resource: str, where: str) -> Share:
     """Returns how a trial is laid out over the nodes: on one where that has enough slots, else on as few as possible.
+
+    Args:
+        slots_per_trial: that it takes.
+        resource: what Ray calls a slot.
+        where: how an error names the place that asks for them.
 
     Raises:
         InputError: it does not fit.
     """
-    resource, nodes = slots_by_node()
+    nodes = slots_by_node(resource)
     for hosts in range(1, len(nodes) + 1):
         slots, rest = divmod(slots_per_trial, hosts)
         if not rest and sum(count >= slots for count in nodes.values()) >= hosts:
@@ -92,13 +102,16 @@ def share_of(slots_per_trial: int, where: str) -> Share:
     )
 
 
-def slots_of_all_nodes() -> Host:
+def slots_of_all_nodes(resource: str) -> Host:
     """Returns the slots of all nodes as one host's, with the memory of the smallest.
+
+    Args:
+        resource: what Ray calls a slot.
 
     Raises:
         InputError: the nodes have devices of different kinds, or cannot run trials.
     """
-    resource, nodes = slots_by_node()
+    nodes = slots_by_node(resource)
     described = [
         ray.remote(this_host).options(num_cpus=0, runtime_env=_SEES_ALL, scheduling_strategy=_on(node_id)).remote()
         for node_id in nodes
@@ -119,8 +132,29 @@ def slots_of_all_nodes() -> Host:
             where="--ray",
             remedy="Start every node with the number of its GPUs: `ray start --num-gpus N`.",
         )
+    if device == "cpu":
+        check_processors(list(nodes.values()), hosts)
     slots = [f"{node_id}/{number}" for node_id, count in nodes.items() for number in range(count)]
     return Host(device, slots, min(host.memory_per_slot for host in hosts))
+
+
+def check_processors(counts: Sequence[int], hosts: Sequence[Host]) -> None:
+    """Refuses nodes of which Ray counts more processors than trials can be given there: those would wait for ever.
+
+    Args:
+        counts: what Ray counts on each node.
+        hosts: what each node may use, in the same order.
+
+    Raises:
+        InputError: there is such a node.
+    """
+    for count, host in zip(counts, hosts, strict=True):
+        if count > len(host.slots):
+            raise InputError(
+                f"Ray counts {count} processors on a node that may use {len(host.slots)}.",
+                where="--ray",
+                remedy=f"Start it with `ray start --num-cpus {len(host.slots)}`.",
+            )
 
 
 def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
@@ -132,21 +166,24 @@ class RayCluster:
 
     Args:
         setup: what the study needs on each host.
+        resource: what Ray calls a slot. It stays what it was: the last host with GPUs may go meanwhile.
     """
 
-    def __init__(self, setup: HostSetup) -> None:
+    def __init__(self, setup: HostSetup, resource: str) -> None:
         self._setup = setup
+        self._resource = resource
         self._actors: dict[str, Any] = {}
         self._modules: list[str] = []
         self.refresh()
 
     def refresh(self) -> None:
         """Starts an actor on each node that has joined."""
-        _, nodes = slots_by_node()
-        self._actors = {node_id: actor for node_id, actor in self._actors.items() if node_id in nodes}
-        for node_id in nodes.keys() - self._actors.keys():
+        nodes = slots_by_node(self._resource)
+        # Other threads go through the old ones meanwhile.
+        actors = {node_id: actor for node_id, actor in self._actors.items() if node_id in nodes}
+        for node_id in nodes.keys() - actors.keys():
             actor: Any = ray.remote(RayHost)
-            self._actors[node_id] = actor.options(
+            actors[node_id] = actor.options(
                 name=actor_name(self._setup.study_id, node_id),
                 namespace=NAMESPACE,
                 num_cpus=0,
@@ -156,11 +193,12 @@ class RayCluster:
                 scheduling_strategy=_on(node_id),
             ).remote(self._setup)
             if self._modules:
-                self._actors[node_id].prime.remote(self._modules)
+                actors[node_id].prime.remote(self._modules)
+        self._actors = actors
 
     def has_room_for(self, share: Share) -> bool:
         """Returns whether a trial could run if no other did."""
-        _, nodes = slots_by_node()
+        nodes = slots_by_node(share.resource)
         return sum(count >= share.slots for count in nodes.values()) >= share.hosts
 
     def prime(self, modules: list[str]) -> None:

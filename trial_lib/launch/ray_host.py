@@ -17,6 +17,7 @@ from trial_lib.experiment.study import TrialPaths
 from trial_lib.launch.carried import Files, moved, packed, result_from
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host, this_host
+from trial_lib.launch.host_folder import HostFolder
 from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
 from trial_lib.launch.outcome import kernel_kills
 from trial_lib.launch.place import ThisHost
@@ -75,8 +76,8 @@ class RayHost:
 
     def __init__(self, setup: HostSetup) -> None:
         self._setup = setup
-        self._folder = setup.lock_dir / "trials" / setup.study_id
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._held_folder = HostFolder(setup.lock_dir, setup.study_id)
+        self._folder = self._held_folder.path
         self._notes: list[str] = []
         self._cancelled: dict[str, threading.Event] = {}
         self._is_closed = False
@@ -159,7 +160,7 @@ class RayHost:
         self._is_closed = True
         self.cancel()
         self._launcher.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held_folder.remove()
 
     def _host(self, devices: list[str]) -> Host:
         host = this_host()

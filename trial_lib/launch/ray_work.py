@@ -121,10 +121,11 @@ def _delivery(running: list[_Running], share: Share, addresses: dict[str, str]) 
     statuses: list[int | None] = []
     for end in ends:
         statuses += [None] * share.slots if end is None else end.ending.statuses
-    lost = [addresses[part.node_id] for part, end in zip(running, ends, strict=True) if end is None]
+    lost = [number for number, end in enumerate(ends) if end is None]
     there = [end for end in ends if end is not None]
     if lost:
-        ending = Ending(HOST, statuses, host=lost[0])
+        host = addresses[running[lost[0]].node_id]
+        ending = Ending(HOST, statuses, host=host, host_rank=lost[0] * share.slots)
     else:
         # A part that was ended because another had failed says nothing by itself.
         own = [end.ending for end in there if end.ending.ended_by != "cancel"] or [end.ending for end in there]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects
+from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, percent
 from trial_lib.report.plot_parts import (
     COLOURS,
     GREY,
@@ -18,7 +18,6 @@ from trial_lib.report.plot_parts import (
     error_bars,
     holds,
     is_confirming,
-    percent,
     three,
     ticks,
 )

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.figures import Drawn
-from trial_lib.report.study_view import StudyView, TrialView
+from trial_lib.report.study_view import StudyView, TrialView, duration
 
 _MIB = 2**20
 _ANSWER_METRICS = ("throughput", "FLOPS_per_gpu", "latency", "cpu_time_per_sample", "mfu")
@@ -67,15 +67,6 @@ def _template(name: str) -> jinja2.Template:
     environment.filters["setting"] = _setting
     environment.tests["best"] = _is_best
     return environment.get_template(name)
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration as people say it, such as `1 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _number(value: float | None) -> str:

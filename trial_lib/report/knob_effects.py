@@ -33,6 +33,11 @@ _OCTAVES = 1.5
 _NORMAL_90 = 1.645
 
 
+def percent(ratio: float) -> float:
+    """Returns a ratio as percent above 1."""
+    return 100 * (ratio - 1)
+
+
 @dataclass(frozen=True)
 class KnobEffect:
     """What a knob does to the study's metric, all else being equal.

@@ -143,11 +143,6 @@ def is_confirming(trial: TrialView) -> bool:
     return trial.row.purpose is Purpose.CONFIRM
 
 
-def percent(ratio: float) -> float:
-    """Returns a ratio as percent above 1."""
-    return 100 * (ratio - 1)
-
-
 def plain(text: str) -> str:
     """Returns a text as plotly shows it, which takes HTML for markup, and `%{` for a variable."""
     return html.escape(text, quote=False).replace("%{", "% {")

@@ -226,6 +226,15 @@ class StudyView:
         }
 
 
+def duration(seconds: float) -> str:
+    """Returns a duration as people say it, such as `1 h 05 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
 def _trial_document(trial: TrialView) -> dict[str, Any]:
     return {
         **trial.row.model_dump(mode="json"),

@@ -6,10 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trial_lib.report.failures import failure_groups
-from trial_lib.report.html_report import duration
-from trial_lib.report.knob_effects import knob_effects
-from trial_lib.report.plot_parts import percent
-from trial_lib.report.study_view import Interval, StudyView
+from trial_lib.report.knob_effects import knob_effects, percent
+from trial_lib.report.study_view import Interval, StudyView, duration
 
 _MIB = 2**20
 _STATUS_STYLES = {"completed": "green", "failed": "red", "running": "cyan"}

@@ -150,11 +150,12 @@ class StudyDriver:
     def _ask(self) -> Decided | None:
         if self.minutes_are_over:
             return None
-        asked: Candidate | Sweep | None = None if self.search else first_candidate(self)
+        is_first, search = self.search is None, self._searching()
+        asked: Candidate | Sweep | None = first_candidate(self) if is_first else None
         if asked is None:
-            asked = self._searching().ask()
+            asked = search.ask()
         else:
-            self._searching().apply(asked)
+            search.apply(asked)
         if asked is None:
             return None
         first = self._next_number

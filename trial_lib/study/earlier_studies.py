@@ -71,6 +71,7 @@ class EarlierStudy(_Record):
         own: the user's own configuration; None where it did not complete.
         other: the best of the others.
         winner: which of the two it is that the study chose.
+        regressed: whether its winner was slower than the last known one beyond the noise.
         trials: those of its search; none of the older studies'.
     """
 
@@ -81,6 +82,7 @@ class EarlierStudy(_Record):
     own: Measured | None
     other: Measured
     winner: Literal["own", "other"]
+    regressed: bool = False
     trials: tuple[KnownTrial, ...] = ()
 
     @property
@@ -180,6 +182,7 @@ def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierS
         own=own,
         other=other,
         winner="own" if is_own else "other",
+        regressed=bool(record.regression),
         trials=tuple(map(_brief, searched)) if with_trials else (),
     )
 
@@ -230,7 +233,10 @@ def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
 
 
 def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
-    """Returns the last study and those right before it that measured the same winner under the same conditions."""
+    """Returns the last study and those right before it that measured the same winner under the same conditions.
+
+    None from before a regression: what they measured lies where the winner was before, and is no noise.
+    """
     last = studies[-1]
     same: list[EarlierStudy] = []
     for study in reversed(studies):
@@ -238,4 +244,6 @@ def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
         if not is_same or set(study.fingerprint.changed_since(last.fingerprint)) - {"search"}:
             break
         same.append(study)
+        if study.regressed:
+            break
     return same[::-1]

@@ -17,7 +17,7 @@ def find_study(named: str | None, work_dir: Path) -> Path:
     Raises:
         InputError: there is none.
     """
-    if named is not None and (Path(named).is_dir() or "/" in named):
+    if named is not None and ("/" in named or (Path(named) / "study.json").is_file()):
         # What it lacks, reading it says.
         return Path(named)
     folder = work_dir / STUDIES

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.result import ModelProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.yaml_document import parse_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.known_secrets import KnownSecrets
 from trial_lib.study.program import environment_of
 
 SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
@@ -29,6 +33,7 @@ _SUFFIXES = frozenset(
 )
 _MOST_BYTES = 2**20  # what is larger is data, whatever it is called
 _MOST_ENTRIES = 2000  # of a folder; one with more holds data
+_MOST_FILES = 20_000  # of code, of one folder: that many are hashed in seconds
 # What trainings, tools and ZeroTune itself leave behind beside the code.
 _LEFT_BEHIND = ("zerotune-", "mlruns", "mlartifacts", "wandb", "runs", "logs", "lightning_logs", "checkpoint", "output")
 _NO_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
@@ -75,6 +80,11 @@ class Fingerprint(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     search: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there may be more code than was looked at."""
+        return len(self.code) >= _MOST_FILES
+
     def with_profile(self, profiled: TrialResult) -> "Fingerprint":
         """Returns it with what a profile trial found."""
         model = {} if profiled.profile is None else _model(profiled.profile)
@@ -114,9 +124,10 @@ def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host
         arguments: the study's.
         host: the devices.
     """
-    code = dict(_hashes(experiment.model_dir))
+    code = dict(islice(_hashes(experiment.model_dir), _MOST_FILES))
     for path in arguments.include:
-        code |= {f"{path.name}/{name}".rstrip("/"): hashed for name, hashed in _hashes(path.resolve())}
+        hashes = islice(_hashes(path.resolve()), _MOST_FILES)
+        code |= {f"{path.name}/{name}".rstrip("/"): hashed for name, hashed in hashes}
     variables = environment_of(experiment, arguments.include)
     return Fingerprint(
         code=code,
@@ -142,7 +153,9 @@ def _submitted(experiment: Experiment) -> dict[str, str]:
     """Returns the YAML's values but for those that are for people, and for DeepSpeed's, which stand for themselves."""
     config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
     config["hyperparameters"].pop("deepspeed_config", None)
-    return _flat(redact(config), "")
+    # A secret may stand elsewhere, too, without the name that gives it away.
+    secrets = KnownSecrets.within(parse_yaml(experiment.text, experiment.source).data)
+    return {name: secrets.hide(value) for name, value in _flat(redact(config), "").items()}
 
 
 def _hashes(root: Path) -> Iterator[tuple[str, str]]:
@@ -157,7 +170,7 @@ def _hashes(root: Path) -> Iterator[tuple[str, str]]:
         folders[:] = sorted(name for name in folders if not _is_left_out(Path(folder, name)))
         for name in sorted(names):
             path = Path(folder, name)
-            if path.suffix in _SUFFIXES and not name.startswith(".") and _is_small(path):
+            if path.suffix in _SUFFIXES and not name.startswith(".") and _is_small_file(path):
                 yield path.relative_to(root).as_posix(), _hash(path)
 
 
@@ -167,11 +180,13 @@ def _is_left_out(folder: Path) -> bool:
     return is_hidden or (folder / "pyvenv.cfg").exists()
 
 
-def _is_small(path: Path) -> bool:
+def _is_small_file(path: Path) -> bool:
     try:
-        return path.stat().st_size <= _MOST_BYTES
+        found = path.stat()
     except OSError:
         return False
+    # Reading a pipe waits for somebody to write into it.
+    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
 
 
 def _hash(path: Path) -> str:
@@ -191,14 +206,20 @@ def _hardware(host: Host) -> dict[str, str]:
         "processor": _processor(),
         "cores": str(psutil.cpu_count() or 0),
     }
-    return {**found, **(_gpus() if host.device == "cuda" else {})}
+    return {**found, **(_gpus(host) if host.device == "cuda" else {})}
 
 
-def _gpus() -> dict[str, str]:
-    pynvml.nvmlInit()
+def _gpus(host: Host) -> dict[str, str]:
     try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        names = {str(pynvml.nvmlDeviceGetName(handle)) for handle in handles}
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        # The GPUs are those of a cluster's other hosts.
+        return {}
+    try:
+        handles = list(map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())))
+        # A part of a GPU is none of them by its name.
+        own = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle) in host.devices.values()] or handles
+        names = {str(pynvml.nvmlDeviceGetName(handle)) for handle in own}
         return {"GPU": ", ".join(sorted(names)), "driver": str(pynvml.nvmlSystemGetDriverVersion())}
     finally:
         pynvml.nvmlShutdown()

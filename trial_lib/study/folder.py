@@ -13,15 +13,15 @@ from pathlib import Path
 import yaml
 from filelock import FileLock, Timeout
 
-from trial_lib.experiment.environment import redact
+from trial_lib.experiment.environment import REDACTED, redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
+from trial_lib.study.known_secrets import KnownSecrets
 
 _LONG_LINE = 100_000  # a value that is broken into lines cannot be searched
-_SHORTEST_SECRET = 6  # a shorter value also stands in words that are none
 
 
 class FinishedError(InputError):
@@ -83,12 +83,11 @@ def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
     text = experiment.text
     if not whole.exists() or whole.read_text(encoding="utf-8") != text:
         write_whole(whole, text, mode=0o600)
-    shown_text = yaml.safe_dump(redact(read_yaml(whole).data), sort_keys=False, allow_unicode=True, width=_LONG_LINE)
-    # A variable's value may stand elsewhere, too: as a bare argument of the command, say.
-    variables = experiment.environment_variables
-    for name, replacement in redact(variables).items():
-        if replacement != variables[name] and len(variables[name]) >= _SHORTEST_SECRET:
-            shown_text = shown_text.replace(variables[name], replacement)
+    written = read_yaml(whole).data
+    shown_text = yaml.safe_dump(redact(written), sort_keys=False, allow_unicode=True, width=_LONG_LINE)
+    # A secret may stand elsewhere, too: as a bare argument of the command, say.
+    for value in KnownSecrets.within(written).values:
+        shown_text = shown_text.replace(value, REDACTED)
     write_whole(shown, shown_text)
 
 

@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
@@ -35,23 +36,34 @@ def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Check:
     said = f"{folder}: {mebibytes(usage.free)} free of {mebibytes(usage.total)}"
     left = abandoned_buffers(folder)
     if left:
-        size = sum(buffer.stat().st_blocks * 512 for buffer in left)
+        size = sum(left.values())
         said += f", {mebibytes(size)} of it in {len(left)} buffers of DeepSpeed runs that are gone"
     if usage.free < _LITTLE_SHARED_MEMORY:
-        return fail(name, said, f"rm {' '.join(map(str, left))}" if left else remedy)
+        return fail(name, said, _removal(left) if left else remedy)
     if left:
-        return warn(name, said, f"rm {' '.join(map(str, left))}")
+        return warn(name, said, _removal(left))
     return ok(name, said)
 
 
-def abandoned_buffers(folder: Path) -> list[Path]:
-    """Returns the buffers of DeepSpeed's CPU collectives in shared memory that no process of this user's has mapped."""
+def _removal(paths: Iterable[Path]) -> str:
+    return shlex.join(["rm", *map(str, paths)])
+
+
+def abandoned_buffers(folder: Path) -> dict[Path, int]:
+    """Returns the buffers of DeepSpeed's CPU collectives that no process of this user's has mapped, and their bytes."""
     buffers = {str(path): path for path in folder.glob("deepspeed_allreduce_buffer_*")}
     for maps in Path("/proc").glob("[0-9]*/maps") if buffers else ():
         with contextlib.suppress(OSError):
             text = maps.read_text()
             buffers = {name: path for name, path in buffers.items() if name not in text}
-    return [path for path in buffers.values() if path.stat().st_uid == os.getuid()]
+    sizes = {}
+    for path in buffers.values():
+        # A run that ends meanwhile takes its own away.
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            if found.st_uid == os.getuid():
+                sizes[path] = found.st_blocks * 512
+    return sizes
 
 
 def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
@@ -64,8 +76,8 @@ def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
 
 
 def _write_access(what: str, folder: Path) -> Check:
-    there = next(place for place in (folder, *folder.parents) if place.exists())
     try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"1")
             file.flush()

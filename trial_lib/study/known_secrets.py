@@ -27,6 +27,11 @@ class KnownSecrets:
             written = read_yaml(experiment).data
         except InputError:
             written = {}
+        return cls.within(written)
+
+    @classmethod
+    def within(cls, written: Mapping[str, Any]) -> "KnownSecrets":
+        """Returns those of what stands in an experiment's YAML, and of this process's environment."""
         found = {*_hidden(written, redact(written)), *_hidden(dict(os.environ), redact(os.environ))}
         return cls(tuple(sorted((value for value in found if len(value) >= _SHORTEST), key=len, reverse=True)))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.search.space_coordinates import SpaceCoordinates
 from trial_lib.study.confirmation import Confirmation, Contender
 from trial_lib.study.earlier_studies import EarlierStudy, Measured
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_in
@@ -91,8 +92,11 @@ def holds(driver: "StudyDriver") -> bool:
 
 
 def ended_on_known_winner(driver: "StudyDriver") -> bool:
-    """Returns whether a study has come to its answer without a search."""
-    return driver.has_searched and _first_of_search(driver) is None and holds(driver)
+    """Returns whether a study has come to its answer without a search: the winner held, or no time was left for one."""
+    if not driver.has_searched or _first_of_search(driver) is not None:
+        return False
+    confirmation = known_confirmation(driver)
+    return confirmation is not None and confirmation.next is None and confirmation.finding().winner is not None
 
 
 def confirmed_after_search(driver: "StudyDriver") -> list[TrialResult]:
@@ -122,13 +126,15 @@ def _contender(driver: "StudyDriver", measured: Measured) -> Contender:
 def first_candidate(driver: "StudyDriver") -> Candidate | None:
     """Returns what a search starts from: the last study's winner, with the slots and the global batch of this one.
 
-    None where there is none, where it is the user's own configuration, and where its micro-batch size does not go into
-    that batch.
+    The search is open. None where there is no winner, where it is the user's own configuration or none of the search's
+    space any more, and where its micro-batch size does not go into that batch.
     """
     last = last_study(driver)
     if last is None or last.winner == "own" or driver.profile is None or driver.profile.profile is None:
         return None
     profile, known = driver.profile.profile, last.other.candidate
+    if driver.search is None or SpaceCoordinates(driver.search.space).locate(known.knobs) is None:
+        return None
     accumulation = known.gradient_accumulation_steps
     batch = kept_batch(driver.arguments, driver.base_config, profile, driver.log)
     if batch is not None:

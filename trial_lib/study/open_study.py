@@ -3,7 +3,6 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
@@ -15,7 +14,6 @@ from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperi
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.hardware import Host, this_host
-from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirming import answer_of, since_last_study
@@ -132,7 +130,7 @@ class OpenStudy:
     def _update(self, **changes: object) -> None:
         self._record = self._record.model_copy(update=changes)
         with disk_full_told(self.paths.root):
-            write_whole(self.paths.record, self._record.model_dump_json(indent=2))
+            _write_record(self.paths, self._record)
         self.tracker.notify()
 
 
@@ -164,9 +162,11 @@ def new_study(arguments: StudyArguments, work_dir: Path, flow_run_id: str | None
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
     new_folder(paths.trials, "study", experiment, paths.experiment, paths.shown_experiment)
-    write_whole(paths.fingerprint, fingerprint_of(experiment, arguments, host).model_dump_json(indent=2))
-    if arguments.from_earlier:
-        keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
+    fingerprint = fingerprint_of(experiment, arguments, host)
+    with disk_full_told(paths.root):
+        write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
+        if arguments.from_earlier:
+            keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
     record = StudyRecord(
         study_id=study_id,
         name=experiment.name,
@@ -178,7 +178,10 @@ def new_study(arguments: StudyArguments, work_dir: Path, flow_run_id: str | None
         started_at=time.time(),
         flow_run_id=flow_run_id,
     )
-    return _open(record, arguments, experiment, host, paths, tracking_uri)
+    study = _open(record, arguments, experiment, host, paths, tracking_uri)
+    if fingerprint.is_cut_off:
+        study.driver.log.warning("There is more code than a study looks at: not every change of it will be noticed.")
+    return study
 
 
 def _read_experiment(arguments: StudyArguments, host: Host) -> Experiment:
@@ -291,20 +294,20 @@ def _open(
     lock = hold_lock(paths.lock, "study")
     # From here on `resume` goes on with it, whatever ends this process.
     with disk_full_told(paths.root):
-        write_whole(paths.record, record.model_dump_json(indent=2))
+        _write_record(paths, record)
     log = file_logger(record.study_id, paths.log)
     place: Place
     if arguments.ray_address is None:
-        place = ThisHost(_launcher(arguments, experiment, host, paths, log.info), host, host_lock_dir())
+        launcher = launcher_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
+        place = ThisHost(launcher, host, host_lock_dir())
     else:
-        place = cluster_of(experiment, arguments, host, record.study_id)
+        place = cluster_of(experiment, arguments, host, record.study_id, log.info)
     driver = StudyDriver(record.study_id, time.time(), experiment, arguments, paths, host, place, log)
     study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock)
     _opened[paths.root] = study
     return study
 
 
-def _launcher(
-    arguments: StudyArguments, experiment: Experiment, host: Host, paths: StudyPaths, note: Callable[[str], None]
-) -> Launcher:
-    return launcher_of(experiment, arguments, host, str(paths.fork_server_log), note)
+def _write_record(paths: StudyPaths, record: StudyRecord) -> None:
+    """Writes a study's record, for this user alone: its arguments and its configuration may hold secrets."""
+    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)

@@ -49,8 +49,9 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
     connect_to_ray(ray_address)
     from trial_lib.launch import ray_cluster
 
-    ray_cluster.share_of(experiment.config.resources.slots_per_trial, experiment.source)
-    return ray_cluster.slots_of_all_nodes()
+    resource = ray_cluster.kind_of_slots()
+    ray_cluster.share_of(experiment.config.resources.slots_per_trial, resource, experiment.source)
+    return ray_cluster.slots_of_all_nodes(resource)
 
 
 def connect_to_ray(address: str) -> None:
@@ -100,7 +101,7 @@ def launcher_of(experiment: Experiment, arguments: StudyArguments, host: Host, l
     return launcher
 
 
-def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, study_id: str) -> Place:
+def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, study_id: str, note: Note) -> Place:
     """Returns the hosts of the cluster that this process is connected to; their launchers come up in the background.
 
     Args:
@@ -108,6 +109,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
         arguments: the study's.
         host: the slots of all hosts.
         study_id: the study's.
+        note: told what the trials ask Ray for.
     """
     from trial_lib.launch.ray_cluster import RayCluster, share_of
     from trial_lib.launch.ray_host import HostSetup
@@ -123,8 +125,10 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
         is_warm=arguments.launcher == "warm",
         lock_dir=host_lock_dir(),
     )
-    share = share_of(experiment.config.resources.slots_per_trial, experiment.source)
-    return RayPlace(study_id, RayCluster(setup), share)
+    resource = "GPU" if host.device == "cuda" else "CPU"
+    share = share_of(experiment.config.resources.slots_per_trial, resource, experiment.source)
+    note(f"trials ask the Ray cluster for {resource}s: {share.slots} on each of {share.hosts} host(s)")
+    return RayPlace(study_id, RayCluster(setup, resource), share)
 
 
 def _may_offload(arguments: StudyArguments, experiment: Experiment, host: Host) -> bool:

@@ -30,6 +30,8 @@ from trial_lib.study.log_ends import LogEnds
 from trial_lib.study.memory_views import memory_views
 from trial_lib.study.study_facts import study_facts
 
+_RESTORE = "Restore the file."
+
 
 @dataclass
 class _Told:
@@ -40,6 +42,15 @@ class _Told:
     results: dict[int, TrialResult] = field(default_factory=dict)
     withdrawn: int = 0
     stopped: str = ""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a study's answer says: what was measured, the winning configuration, how to train with it."""
+
+    measured: dict[str, Any]
+    config: dict[str, Any]
+    command: str
 
 
 def read_study(root: Path) -> StudyView:
@@ -56,10 +67,10 @@ def read_study(root: Path) -> StudyView:
     told = _told(paths)
     secrets = KnownSecrets.of(paths.experiment)
     base = _base_config(record, told.results)
-    finding = _finding(paths) if record.finding else None
-    has_answer = record.status is StudyStatus.COMPLETED and paths.best_ds_config.exists()
-    answer = json.loads(paths.best_ds_metrics.read_text()) if has_answer else {}
-    best_config = redact(json.loads(paths.best_ds_config.read_text())) if has_answer else None
+    answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
+    measured = {} if answer is None else answer.measured
+    best_config = None if answer is None else redact(answer.config)
+    finding = _finding(measured) if record.finding else None
     metric = SEARCH_METRICS[record.metric]
     trials = _trials(paths, record, told, base, secrets)
     status = INTERRUPTED if _is_interrupted(record, paths) else record.status.value
@@ -76,13 +87,13 @@ def read_study(root: Path) -> StudyView:
         smaller_is_better=metric.smaller_is_better,
         headline=_headline(record, status, trials, secrets),
         notes=() if finding is None else tuple(secrets.hide(line) for line in finding.lines),
-        gain=record.gain if has_answer else None,
-        gain_interval=record.gain_interval if has_answer else None,
+        gain=None if answer is None else record.gain,
+        gain_interval=None if answer is None else record.gain_interval,
         best_number=record.best_number,
-        before=answer.get("submitted") or {},
-        after=answer.get("metrics") or {},
+        before=measured.get("submitted") or {},
+        after=measured.get("metrics") or {},
         best_config=best_config,
-        best_command=secrets.hide(paths.best_command.read_text().rstrip()) if has_answer else "",
+        best_command="" if answer is None else secrets.hide(answer.command),
         changes=() if best_config is None else tuple(_changes(redact(base), best_config)),
         trials=trials,
         running={
@@ -91,13 +102,13 @@ def read_study(root: Path) -> StudyView:
             if number not in told.results
         },
         withdrawn=told.withdrawn,
-        stopped=told.stopped,
+        stopped=secrets.hide(told.stopped),
         max_trials=int(record.arguments.get("max_trials", 0)),
         searched=sum(told.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in told.results),
         failed=sum(not trial.completed for trial in trials),
         seconds=(record.ended_at or time.time()) - record.started_at,
         started_at=record.started_at,
-        confirmed=() if finding is None else confirmed_views(finding, told.candidates),
+        confirmed=() if finding is None else confirmed_views(finding, told.candidates, secrets),
         facts=study_facts(paths, record, told.results.values(), secrets),
     )
 
@@ -120,7 +131,7 @@ def read_record(paths: StudyPaths) -> StudyRecord:
         raise InputError(
             f"the study's record is damaged or of another version ({error.error_count()} mistakes).",
             where=str(paths.record),
-            remedy="Restore the file.",
+            remedy=_RESTORE,
         ) from None
 
 
@@ -164,18 +175,38 @@ def _base_config(record: StudyRecord, results: Mapping[int, TrialResult]) -> dic
     return base if program is None else completed_config(base, program, {})
 
 
-def _finding(paths: StudyPaths) -> Finding | None:
-    """Returns what the confirming trials found, from the study's answer; None where there is none."""
+def _answer(paths: StudyPaths) -> _Answer | None:
+    """Returns a study's answer; None where one of its files is missing.
+
+    Raises:
+        InputError: one is damaged.
+    """
     try:
-        document = json.loads(paths.best_ds_metrics.read_text()).get("confirmation")
-        return (
-            None
-            if document is None
-            else Finding.model_validate(
-                {name: value for name, value in document.items() if name in Finding.model_fields}
-            )
+        return _Answer(
+            _document(paths.best_ds_metrics), _document(paths.best_ds_config), paths.best_command.read_text().rstrip()
         )
-    except (OSError, ValueError):
+    except FileNotFoundError:
+        return None
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text())
+    except ValueError as error:
+        raise InputError(f"the study's answer is damaged ({error}).", where=str(file), remedy=_RESTORE) from None
+    if not isinstance(document, dict):
+        raise InputError("the study's answer is damaged: this is no JSON object.", where=str(file), remedy=_RESTORE)
+    return document
+
+
+def _finding(measured: Mapping[str, Any]) -> Finding | None:
+    """Returns what the confirming trials found, from the study's answer; None where there is none."""
+    document = measured.get("confirmation")
+    if not isinstance(document, dict):
+        return None
+    try:
+        return Finding.model_validate({name: value for name, value in document.items() if name in Finding.model_fields})
+    except ValidationError:
         return None
 
 

@@ -89,10 +89,16 @@ class Runner:
         """
         ends: list[Ended] = []
         root = work.plans[0].paths.root.parents[1]
+        files = {plan.number: plan.paths for plan in work.plans}
 
         def put(end: Ended) -> None:
             if isinstance(end, TrialResult):
-                check_end(root, end)
+                try:
+                    check_end(root, end)
+                except DiskFullError:
+                    # A resumed study would take it for the end of a trial that it has not heard of.
+                    files[end.number].result.unlink(missing_ok=True)
+                    raise
             ends.append(end)
             self._ended.put(end)
 

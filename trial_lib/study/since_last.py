@@ -23,8 +23,8 @@ class SinceLast(BaseModel):
     """A study's winner beside that of the last study.
 
     Attributes:
-        study_id: the last study.
-        ended_at: when that ended, in seconds since the epoch.
+        last_study_id: the last study.
+        last_ended_at: when that ended, in seconds since the epoch.
         throughput: of the winner (samples/s), the median of its confirming trials.
         last_throughput: of the last study's winner, likewise.
         quantity: what was compared, in words.
@@ -34,8 +34,8 @@ class SinceLast(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    study_id: str
-    ended_at: float
+    last_study_id: str
+    last_ended_at: float
     throughput: float
     last_throughput: float
     quantity: str
@@ -51,10 +51,10 @@ class SinceLast(BaseModel):
     def sentence(self) -> str:
         """All of it for people."""
         beside = "below" if self.is_regression else "beside"
-        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.ended_at))
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last_ended_at))
         return (
             f"{self.throughput:.4g} samples/s, {beside} the last known {self.last_throughput:.4g} samples/s "
-            f"({self.study_id}, {day}): {self.ratio.times}, compared by {self.quantity}. {self._changes}"
+            f"({self.last_study_id}, {day}): {self.ratio.times}, compared by {self.quantity}. {self._changes}"
         )
 
     @property
@@ -95,8 +95,8 @@ def since_last(
     ratio, quantity = _compare(histories, device)
     ours, theirs = (statistics.median(trial.metrics["throughput"] for trial in trials) for trials in histories[:2])
     return SinceLast(
-        study_id=last.study_id,
-        ended_at=last.ended_at,
+        last_study_id=last.study_id,
+        last_ended_at=last.ended_at,
         throughput=ours,
         last_throughput=theirs,
         quantity=quantity,

@@ -17,7 +17,7 @@ from trial_lib.experiment.config import MAPPING_TARGET, BatchKey
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import Experiment, read_typed_experiment
-from trial_lib.launch.hardware import Host
+from trial_lib.launch.hardware import Host, this_host
 
 _WHERE = "the command"
 _PROGRAMS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
@@ -83,7 +83,14 @@ def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
         )
     # Where it is told of devices, or of a number of them, `deepspeed` takes no notice of the variable.
     if host.device == "cuda" and visible is not None and (entrypoint.launched_by != "deepspeed" or is_free):
-        return replace(host, slots=[name for name in visible.split(",") if name])
+        seen = this_host(visible)
+        if seen.device != "cuda":
+            raise InputError(
+                f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this host.",
+                where=_WHERE,
+                remedy="Name one, or set the variable for zerotune itself to tune on processors.",
+            )
+        return seen
     for device in (*(entrypoint.devices or ()), *entrypoint.excluded_devices):
         if device >= len(host.slots):
             raise InputError(

@@ -85,7 +85,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         **dict(zip(("gain_low", "gain_high"), record.gain_interval or (), strict=False)),
     }
     tags = {
-        "reason": record.reason,
+        "reason": redact_text(record.reason),
         "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
         "finding": record.finding,
         # Where there is one, so that a search for the tag finds those studies alone.
@@ -138,7 +138,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         "purpose": result.purpose.value,
         "outcome": result.outcome.value,
         "measured": "swept" if result.swept else "fresh",
-        "reason": result.reason,
+        "reason": redact_text(result.reason),
         "host": result.host,
         "config_hash": result.config_hash,
         **{f"version.{name}": version for name, version in result.versions.items()},
@@ -202,14 +202,16 @@ def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, An
         f"({metric.unit}){_program(record, paths)}."
     )
     if record.best_number is None or not answer:
-        return f"{tuned}\n\nStatus: {record.status.value}. {record.reason}".rstrip()
+        return f"{tuned}\n\nStatus: {record.status.value}. {redact_text(record.reason)}".rstrip()
     value = answer["metrics"][record.metric]
     lines = [tuned, f"**Answer:** trial {record.best_number:04d}, {value:.4g} {metric.unit}."]
     if record.regression:
         lines.append(f"**Slower than before:** {record.regression}")
     if record.finding:
         lines.append(f"**Confirmed:** {record.finding}")
-        lines.append("\n".join(f"- {note}" for note in (answer.get("confirmation") or {}).get("notes", ())))
+        lines.append(
+            "\n".join(f"- {redact_text(note)}" for note in (answer.get("confirmation") or {}).get("notes", ()))
+        )
     elif record.gain is None:
         lines.append("The submitted configuration did not complete, so there is no gain to state.")
     else:
@@ -257,7 +259,7 @@ def full_experiment_content(
         **({} if record.study_id is None else {STUDY_ID: record.study_id}),
         RECORD_ID: record.experiment_id,
         KIND: FULL_EXPERIMENT,
-        "reason": record.reason,
+        "reason": redact_text(record.reason),
         "attempts": str(record.attempts),
         "batches": "" if record.batches is None else str(record.batches),
         "best_checkpoint": record.best_checkpoint or "",
@@ -291,7 +293,7 @@ def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
 
 def _training_description(record: FullExperimentRecord, paths: FullExperimentPaths) -> str:
     lines = [f"The full experiment of **{record.name}**: trained at full length."]
-    lines.append(f"Status: {record.status.value}. {record.reason}".rstrip())
+    lines.append(f"Status: {record.status.value}. {redact_text(record.reason)}".rstrip())
     if record.best_checkpoint is not None:
         lines.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
     return "\n\n".join(lines)

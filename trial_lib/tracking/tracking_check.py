@@ -1,11 +1,13 @@
 """What the doctor looks at of MLflow: whether its store or server answers, and its version."""
 
+import http.client
 import os
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from trial_lib.experiment.check import Check, fail, ok, warn
 from trial_lib.experiment.errors import InputError
@@ -27,6 +29,8 @@ def check_mlflow(work_dir: Path) -> Check:
     shown, ours = without_password(uri), version("mlflow")
     if is_server(uri):
         return _check_server(uri, shown, ours)
+    if "://" not in uri or uri.startswith("databricks"):
+        return warn(NAME, f"{shown} is not looked at, MLflow {ours} here", f"See that it answers, {_LATER}")
     if sqlite_file(uri) is not None:
         return ok(NAME, f"{shown}, MLflow {ours}")
     try:
@@ -38,8 +42,11 @@ def check_mlflow(work_dir: Path) -> Check:
 
 
 def _check_server(uri: str, shown: str, ours: str) -> Check:
-    request = urllib.request.Request(f"{uri.rstrip('/')}/version", headers=_authorization())
+    # urllib would take a password in the address for its port, and say it in the exception.
+    parts = urlsplit(uri)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     try:
+        request = urllib.request.Request(f"{bare}/version", headers=_authorization(parts.username, parts.password))
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             theirs = answer.read(100).decode().strip()
     except urllib.error.HTTPError as error:
@@ -51,22 +58,27 @@ def _check_server(uri: str, shown: str, ours: str) -> Check:
                 "reached by a name needs it in MLFLOW_SERVER_ALLOWED_HOSTS.",
             )
         return warn(NAME, f"{shown} answers, but not which version it is ({error.code})", "See that it is an MLflow.")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return fail(NAME, f"{shown} does not answer ({error})", f"Start it, {_LATER}")
     if theirs.split(".")[0] != ours.split(".")[0]:
         return warn(NAME, f"{shown} is MLflow {theirs}, this is {ours}", "Bring both to the same major version.")
     return ok(NAME, f"{shown} answers, MLflow {theirs} there, {ours} here")
 
 
-def _authorization() -> dict[str, str]:
-    """Returns what MLflow's own client would send of the user's credentials."""
+def _authorization(user: str | None, password: str | None) -> dict[str, str]:
+    """Returns what MLflow's own client would send of the credentials in the address, or else in the environment."""
+    if user:
+        return _basic(unquote(user), unquote(password or ""))
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
     if token:
         return {"Authorization": f"Bearer {token}"}
     if user:
-        both = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
-        return {"Authorization": f"Basic {b64encode(both.encode()).decode()}"}
+        return _basic(user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
     return {}
+
+
+def _basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
 
 
 def _connect(uri: str) -> None:

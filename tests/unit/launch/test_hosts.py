@@ -7,8 +7,9 @@ import pytest
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.hardware import Host
+from trial_lib.launch.hostfile import HostPart, ranks_of
 from trial_lib.launch.hosts import is_this_host, spanned
-from trial_lib.launch.launcher import HOST, Ending
+from trial_lib.launch.launcher import HOST, Ending, LaunchRequest, RankRequest
 from trial_lib.launch.outcome import RankRecord, classify
 
 HERE = Host("cpu", ["4", "5", "6"], 2**30)
@@ -42,9 +43,28 @@ def test_more_slots_than_this_host_has_are_refused():
         spanned(HERE, {"127.0.0.1": 4, "192.0.2.1": 4}, "hosts")
 
 
-def test_a_host_s_death_is_the_reason_and_not_what_its_peers_say_of_it():
+def test_a_rank_on_this_host_is_given_the_devices_that_are_locked_and_elsewhere_deepspeed_s_own():
+    environment = {"CUDA_VISIBLE_DEVICES": "2,GPU-8f3a,192.0.2.1/0,192.0.2.1/1"}
+    ranks = [RankRequest(environment, f"rank{number}.log", []) for number in range(4)]
+    parts = [HostPart("127.0.0.1", range(2)), HostPart("192.0.2.1", range(2, 4))]
+    told = ranks_of(LaunchRequest("python", "m:f", {}, "/", ranks, 60.0), parts)
+    assert [rank["devices"] for rank in told] == ["2,GPU-8f3a", "2,GPU-8f3a", None, None]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "Warning\nme@node-2: Permission denied (publickey).\n",
+            "The host node-2 could not be reached or died: me@node-2: Permission denied (publickey). Log: /t/rank1.log",
+        ),
+        # Of a host of a cluster nothing has come back.
+        ("", "The host node-2 could not be reached or died. Log: /t/rank0.log"),
+    ],
+)
+def test_a_host_s_death_is_the_reason_and_not_what_its_peers_say_of_it(log, said):
     peer = {"type": "RuntimeError", "message": "something broke", "traceback": "", "time": 1.0, "ended_early": False}
-    ranks = [RankRecord(None, peer, "", "/t/rank0.log"), RankRecord(None, None, "", "/t/rank1.log")]
-    outcome, reason = classify(Ending(HOST, [1, -9], host="node-2"), ranks, 60.0, kernel_killed=False)
+    ranks = [RankRecord(None, peer, "", "/t/rank0.log"), RankRecord(None, None, log, "/t/rank1.log")]
+    outcome, reason = classify(Ending(HOST, [1, -9], host="node-2", host_rank=1), ranks, 60.0, kernel_killed=False)
     assert outcome is Outcome.CRASHED
-    assert reason == "The host node-2 died while the trial ran. Log: /t/rank0.log"
+    assert reason == said

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import pynvml
 import pytest
+from nvml_fixtures import pretend_gpus
 
 from trial_lib.launch.hardware import Host, this_host, visible_devices
 from trial_lib.launch.slots import held_slots
@@ -16,12 +16,7 @@ class Nvml:
     """What NVML says of a host with three GPUs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("nvmlInit", "nvmlShutdown"):
-            monkeypatch.setattr(pynvml, name, lambda: None)
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(UUIDS))
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: UUIDS[index])
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: handle)
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: Info(MEMORY[handle]))
+        pretend_gpus(monkeypatch, MEMORY)
         self._monkeypatch = monkeypatch
 
     def host(self, visible: str | None) -> Host:
@@ -30,11 +25,6 @@ class Nvml:
         if visible is not None:
             self._monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         return this_host()
-
-
-class Info:
-    def __init__(self, total: int) -> None:
-        self.total = total
 
 
 @pytest.fixture
@@ -70,6 +60,14 @@ def test_without_the_variable_every_gpu_is_a_slot(nvml: Nvml) -> None:
 
 def test_the_memory_of_a_slot_is_that_of_the_smallest_visible_gpu(nvml: Nvml) -> None:
     assert nvml.host("0,1").memory_per_slot == 40
+
+
+def test_a_value_given_takes_the_place_of_this_process_s_own(nvml: Nvml) -> None:
+    nvml.host("2")
+    host = this_host("GPU-8f3b, 0")
+    assert host.slots == ["GPU-8f3b", "0"]
+    assert [host.device_of(slot) for slot in host.slots] == [UUIDS[1], UUIDS[0]]
+    assert this_host().slots == ["2"]
 
 
 def test_where_no_gpu_is_visible_the_cores_are_the_slots(nvml: Nvml) -> None:

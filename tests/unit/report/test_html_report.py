@@ -8,7 +8,8 @@ from report_fixtures import MARKUP, SECRET, only_history, recorded_study, study_
 
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.report.figures import draw_figures
-from trial_lib.report.html_report import duration, render_figures, render_report
+from trial_lib.report.html_report import render_figures, render_report
+from trial_lib.report.study_view import duration
 from trial_lib.study.read_study import read_study
 from trial_lib.study.write_report import write_report
 

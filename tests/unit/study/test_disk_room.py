@@ -1,14 +1,21 @@
 """When a trial's failure is the disk's, and the study stops in its place."""
 
 import errno
+import threading
 from pathlib import Path
 
 import pytest
+from simulated_studies import Experiment
 
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.launch.hardware import this_host
+from trial_lib.launch.place import Note, ThisHost
+from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
 from trial_lib.study import disk_room
 from trial_lib.study.disk_room import DiskFullError, check_end, check_room, disk_full_told
+from trial_lib.study.interrupted import unheard
+from trial_lib.study.runner import Runner, Work
 
 
 def result(outcome: Outcome, reason: str = "") -> TrialResult:
@@ -58,3 +65,25 @@ def test_errors_of_a_full_disk_are_told_as_such_and_others_are_not(tmp_path: Pat
             raise OSError(number, "full")
     with pytest.raises(PermissionError), disk_full_told(tmp_path):
         raise PermissionError(errno.EACCES, "not yours")
+
+
+def test_a_trial_that_crashed_on_a_full_disk_is_not_found_by_the_study_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullHost(ThisHost):
+        """One whose disk is full when the trial ends, with just enough room left for its record."""
+
+        def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
+            crashed = unstarted(plan, Outcome.CRASHED, "its rank ended with 1")
+            write_unstarted(plan, crashed)
+            give_room(monkeypatch, 2**20)
+            return crashed
+
+    with Experiment(tmp_path).opened() as study:
+        driver, plan = study.driver, study.driver.profile_plan()
+        place = FullHost(None, this_host(), tmp_path)  # type: ignore[arg-type]
+        runner = Runner(place, driver.log, lambda _: None, lambda _: None)
+        with pytest.raises(DiskFullError):
+            runner.run(Work((plan,)))
+        assert plan.paths.candidate.exists()
+        assert list(unheard(study.paths, [plan.number])) == []

@@ -36,6 +36,18 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_way_round(tmp_path: Pa
     assert "may write to" in check.remedy
 
 
+def test_a_folder_behind_one_that_may_not_be_looked_into_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    (check,) = check_write_access({STUDIES: tmp_path / "zerotune-studies"})
+    assert check.verdict is Verdict.FAIL
+    assert "Permission denied" in check.said
+
+
 def test_small_shared_memory_is_told_with_the_ways_to_enlarge_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,20 @@ def test_only_studies_of_one_winner_under_the_same_conditions_tell_how_nights_va
     assert levels(team.tune()) == 1
 
 
+def test_a_regression_is_a_new_beginning_and_no_noise(tmp_path: Path) -> None:
+    team = Experiment(tmp_path)
+    for _ in range(2):
+        team.tune()
+    team.speed = lambda candidate: 0.6 * larger_is_faster(candidate)
+    assert team.tune().record.regression
+    earlier = find_earlier_studies(team.folder / "zerotune-studies", "team", team.arguments())
+    assert [study.regressed for study in earlier] == [False, False, True]
+    assert levels_of(earlier) == [earlier[-1]]
+    team.tune()
+    earlier = find_earlier_studies(team.folder / "zerotune-studies", "team", team.arguments())
+    assert levels_of(earlier) == list(earlier[-2:])
+
+
 def test_sizes_alone_are_nothing_to_learn_from(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="--from-earlier is for methods that confirm a winner"):
         StudyArguments(config_path=tmp_path, model_dir=tmp_path, method="micro_batch", from_earlier=True)

@@ -1,8 +1,10 @@
 """What an experiment is: what belongs to its fingerprint, what does not, and how a change is said."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 import yaml
 
@@ -10,6 +12,7 @@ from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.launch.hardware import Host
+from trial_lib.study import fingerprint
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_of
 
@@ -134,6 +137,34 @@ def test_data_do_not_whatever_they_are_called(submitted: Submitted) -> None:
     assert submitted.fingerprint() == before
 
 
+def test_what_cannot_be_read_to_its_end_does_not_nor_what_a_link_leads_to(submitted: Submitted, tmp_path: Path) -> None:
+    before = submitted.fingerprint()
+    os.mkfifo(submitted.model / "pipe.py")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.py").touch()
+    (submitted.model / "linked").symlink_to(tmp_path / "elsewhere")
+    assert submitted.fingerprint() == before
+
+
+def test_of_very_much_code_a_part_is_looked_at(submitted: Submitted, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not submitted.fingerprint().is_cut_off
+    monkeypatch.setattr(fingerprint, "_MOST_FILES", 1)
+    found = submitted.fingerprint()
+    assert found.is_cut_off
+    assert list(found.code) == ["train.py"]
+
+
+def test_a_host_without_gpus_of_its_own_has_a_fingerprint(
+    submitted: Submitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(fingerprint.pynvml, "nvmlInit", none)
+    submitted.host = Host("cuda", ["0"], 2**30)
+    assert "GPU" not in submitted.fingerprint().hardware
+
+
 def test_the_configuration_is_said_with_both_values(submitted: Submitted) -> None:
     before = submitted.fingerprint()
     submitted.write(optimizer={"type": "Adam", "params": {"lr": 0.2}}, gradient_clipping=1.0)
@@ -150,6 +181,9 @@ def test_a_secret_is_neither_kept_nor_said(submitted: Submitted) -> None:
     now = submitted.fingerprint()
     assert now == before
     assert "hf_" not in now.model_dump_json()
+    submitted.write({"HF_TOKEN": "hf_second", "HUB": "https://hub/hf_second"})
+    assert "hf_" not in str(submitted.fingerprint().configuration)
+    assert "https://hub/<redacted>" in str(submitted.fingerprint().configuration)
 
 
 def test_variables_that_libraries_read_belong_to_it(submitted: Submitted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from simulated_studies import BASE, CutShortError, Experiment, larger_is_faster
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.study.confirming import answer_of, since_last_study
+from trial_lib.study.driver import StudyDriver
 from trial_lib.study.known_winner import first_candidate, starting_from, told_before
 
 
@@ -35,6 +36,7 @@ def test_the_first_study_says_that_there_is_nothing_to_learn_from_and_searches(t
         assert since_last_study(study.driver) is None
     assert Purpose.SEARCH in team.purposes
     assert not study.record.regression
+    assert study.paths.record.stat().st_mode & 0o777 == 0o600
 
 
 def test_where_nothing_has_changed_the_known_winner_is_confirmed_and_there_is_no_search(tuned: Experiment) -> None:
@@ -175,6 +177,33 @@ def test_where_the_user_s_own_had_won_it_is_confirmed_against_the_best_of_the_ot
     with team.opened() as study:
         team.finish(study)
         assert first_candidate(study.driver) is None
+
+
+def test_a_winner_with_settings_that_the_search_may_no_longer_choose_is_left_out(team: Experiment) -> None:
+    team.write(BASE, search_space={"zero_optimization.reduce_bucket_size": [1_000_000, 2_000_000]})
+    team.speed = lambda candidate: 50.0 if candidate.zero_stage == 0 else larger_is_faster(candidate)
+    team.tune()
+    team.write(BASE)
+    with team.opened() as study:
+        team.finish(study)
+        known = study.driver.earlier[-1].other.candidate
+        assert first_candidate(study.driver) is None
+    assert "reduce_bucket_size" in str(known.knobs)
+    assert known.knobs not in [candidate.knobs for candidate in team.searched]
+
+
+def test_a_regression_is_kept_where_no_time_is_left_to_search(
+    tuned: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned.speed = slower
+    monkeypatch.setattr(StudyDriver, "minutes_are_over", True)
+    with tuned.opened() as study:
+        tuned.finish(study)
+        answer = answer_of(study.driver)
+    assert Purpose.SEARCH not in tuned.purposes
+    assert answer is not None
+    assert answer.finding is not None
+    assert "Between them nothing has changed that ZeroTune knows of." in study.record.regression
 
 
 def test_a_study_that_is_not_to_learn_takes_no_notice(tuned: Experiment) -> None:

@@ -88,6 +88,24 @@ def test_an_exception_stands_in_the_place_of_the_log(tmp_path: Path) -> None:
     assert trials[CRASH].log == "Traceback: here"
 
 
+@pytest.mark.parametrize("file", ["best_ds_metrics.json", "best_ds_config.json"])
+@pytest.mark.parametrize("text", ['{"half":', "[]"])
+def test_an_answer_that_was_damaged_is_bad_input_and_names_its_file(file: str, text: str, tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path)
+    (paths.root / file).write_text(text)
+    with pytest.raises(InputError, match=rf"{file}: the study's answer is damaged"):
+        read_study(paths.root)
+
+
+@pytest.mark.parametrize("file", ["best_ds_metrics.json", "best_ds_config.json", "best_command.txt"])
+def test_a_study_that_a_file_of_its_answer_is_missing_from_shows_no_answer(file: str, tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path)
+    (paths.root / file).unlink()
+    view = read_study(paths.root)
+    assert (view.gain, view.best_config, view.best_command) == (None, None, "")
+    assert len(view.trials) == 35
+
+
 def test_a_long_log_is_cut_to_its_end(tmp_path: Path) -> None:
     paths = study_with_failures(tmp_path)
     paths.trial(CRASH).log(1).write_text("".join(f"line {number}\n" for number in range(100_000)))
@@ -108,6 +126,9 @@ def test_no_secret_is_in_anything_that_is_shown(tmp_path: Path, monkeypatch: pyt
     paths = study_with_failures(tmp_path, reason=f"Could not log in with {SECRET}.")
     paths.trial(CRASH).log(0).write_text("inherited-secret")
     paths.trial(36).log(1).write_text("said inherited-secret aloud")
+    answer = json.loads(paths.best_ds_metrics.read_text())
+    answer["confirmation"]["own"]["losses"] = f"{SECRET} in the losses"
+    paths.best_ds_metrics.write_text(json.dumps(answer))
     shown = json.dumps(read_study(paths.root).document()) + "".join(t.log for t in read_study(paths.root).trials)
     for secret in (SECRET, "hunter22", "inherited-secret"):
         assert secret not in shown
@@ -156,6 +177,15 @@ def test_a_study_is_found_by_path_id_and_name_and_the_newest_without_any(tmp_pat
     paths = recorded_study(tmp_path)
     for named in (str(paths.root), STUDY_ID, "programs", None):
         assert find_study(named, tmp_path) == paths.root
+
+
+def test_a_name_is_a_study_s_though_a_folder_has_it_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = recorded_study(tmp_path)
+    (tmp_path / "programs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_study("programs", tmp_path) == paths.root
+    monkeypatch.chdir(paths.root)
+    assert read_study(find_study(".", tmp_path)).study_id == STUDY_ID
 
 
 @pytest.mark.parametrize("named", ["nothing", None])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nvml_fixtures import pretend_gpus
 
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import StudyPaths
@@ -19,6 +20,7 @@ from trial_lib.study.typed_command import check_mappings, devices_of, read_comma
 
 CPUS = Host("cpu", ["4", "5", "6", "7"], 2**30)
 GPUS = Host("cuda", ["0", "1", "2", "3"], 2**30)
+UUIDS = {"GPU-a0": 2**30, "GPU-b1": 2**30, "GPU-c2": 2**30, "GPU-d3": 2**30}
 MICRO_BATCH = "train_micro_batch_size_per_gpu"
 
 
@@ -89,12 +91,29 @@ def test_a_word_that_is_no_text_is_refused(folder: Path) -> None:
     ],
 )
 def test_the_launcher_says_how_many_ranks_start_and_where(
-    folder: Path, command: str, host: Host, slots: int, devices: list[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, host: Host, slots: int, devices: list[str]
 ) -> None:
+    pretend_gpus(monkeypatch, UUIDS)
     experiment = read(folder, command, host)
     for one in (experiment, kept(folder, experiment)):
         assert one.config.resources.slots_per_trial == slots
         assert devices_of(one.entrypoint, host).slots == devices
+
+
+@pytest.mark.parametrize("visible", ["GPU-c, 1", "2,GPU-b1"])
+def test_a_typed_device_is_the_same_one_however_it_is_spelt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    pretend_gpus(monkeypatch, UUIDS)
+    command = [f"CUDA_VISIBLE_DEVICES={visible}", "deepspeed", "train.py"]
+    host = devices_of(read_command(command, {}, folder, GPUS).entrypoint, GPUS)
+    assert [host.device_of(slot) for slot in host.slots] == ["GPU-c2", "GPU-b1"]
+
+
+def test_a_typed_variable_that_names_no_device_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, UUIDS)
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES=7 names no GPU of this host"):
+        read(folder, "CUDA_VISIBLE_DEVICES=7 torchrun train.py")
 
 
 def test_on_processors_deepspeed_starts_a_rank_for_each_memory_node(

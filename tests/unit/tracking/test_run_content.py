@@ -192,3 +192,7 @@ def test_secrets_are_in_no_param_and_in_no_description(tmp_path: Path) -> None:
     study.best_command.write_text("deepspeed train.py --api_key abc --lr 1")
     tags = study_content(RECORD.model_copy(update={"best_number": 1}), study).tags
     assert "deepspeed train.py --api_key <redacted> --lr 1" in tags["mlflow.note.content"]
+    failed = RECORD.model_copy(update={"status": StudyStatus.FAILED, "reason": "postgres://me:pw@host/db is away"})
+    tags = study_content(failed, StudyPaths(tmp_path / "failed")).tags
+    assert tags["reason"] == "<redacted> is away"
+    assert "me:pw" not in tags["mlflow.note.content"]

@@ -1,0 +1,49 @@
+"""Telling Prefect: when its server counts as away, and how long one that hangs may hold up a study."""
+
+import logging
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES
+
+from tasks import telling
+from tasks.telling import is_of_server, told_if_possible
+
+LOG = logging.getLogger("telling")
+
+
+@pytest.fixture
+def away() -> Iterator[None]:
+    """A server that nobody has told anything yet; afterwards it is there again."""
+    yield
+    telling._Server.is_away, telling._Server.patient_at = False, 0.0
+
+
+def tell() -> tuple[int, float]:
+    """Tells a server that hangs; returns the retries and the seconds that the client had for it."""
+    with told_if_possible(LOG):
+        given = PREFECT_CLIENT_MAX_RETRIES.value(), PREFECT_API_REQUEST_TIMEOUT.value()
+        raise httpx.ReadTimeout("")
+    return given
+
+
+def answered(status: int) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError("", request=httpx.Request("GET", "http://x"), response=httpx.Response(status))
+
+
+def test_a_server_is_away_where_a_proxy_says_so_and_not_where_it_refuses() -> None:
+    assert is_of_server(httpx.ConnectError(""))
+    assert is_of_server(answered(502))
+    assert not is_of_server(answered(422))
+    assert not is_of_server(ValueError())
+
+
+def test_a_server_that_hangs_is_given_its_time_only_now_and_then(away: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(telling.time, "monotonic", lambda: now)
+    assert tell() == (1, 10.0)
+    assert tell() == (0, 0.5)
+    now += 31
+    assert tell() == (0, 10.0)
+    assert tell() == (0, 0.5)
