@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
@@ -40,6 +42,9 @@ def open_search(
     Raises:
         InputError: no candidate satisfies the batch policy.
     """
+    # In this process from here on: the search's matrices are small, and threads would wait for one another, on cores
+    # that the ranks have.
+    threadpool_limits(1, "blas")
     _, profile_trial = known[0]
     assert profile_trial.profile is not None
     profile = profile_trial.profile
