@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,10 +136,19 @@ class Worker:
         return psutil.Process(self.process.process.pid).children()[-1]
 
     def close(self) -> None:
-        """Ends it."""
-        if self.process.process.poll() is None:
-            self.process.process.send_signal(signal.SIGTERM)
-            self.process.end(timeout=60)
+        """Ends it; Prefect's worker at times does not hear SIGTERM, and is killed then, with what it has started."""
+        worker = self.process.process
+        if worker.poll() is not None:
+            return
+        worker.send_signal(signal.SIGTERM)
+        try:
+            worker.wait(20)
+        except subprocess.TimeoutExpired:
+            for process in self.process.look():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            worker.kill()
+            worker.wait()
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def test_when_the_driver_is_killed_all_it_started_is_gone_within_a_second(trials
     driver.join()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_killed_rank_is_a_crash_that_takes_its_peers_along(trials, victim):
     running = started(trials, window=ENDLESS)
     pids = running.pids()
@@ -207,6 +207,7 @@ def test_closing_does_not_wait_for_a_server_that_still_primes(trials, own_launch
     assert not trials.is_alive(server)
 
 
+@pytest.mark.long
 def test_twenty_warm_trials_leak_no_descriptor_no_process_and_no_thread(trials, warm_launcher):
     assert completes(trials) == (True, "")
     server = psutil.Process(warm_launcher._server.pid).children()[0]

@@ -189,6 +189,7 @@ def known_to_kubernetes(job: dict[str, Any]) -> Any:
     return understood
 
 
+@pytest.mark.long
 def test_a_prefect_server_takes_the_deployments_as_they_stand(server: "PrefectServer", tmp_path: Path) -> None:
     with temporary_settings({PREFECT_API_URL: server.api_url}), get_client(sync_client=True) as client:
         for name, kind in POOLS.items():

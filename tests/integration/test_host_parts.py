@@ -4,6 +4,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from conftest import Trials
 
 from trial_lib.experiment.window import StepWindow
@@ -22,6 +23,7 @@ def host(trials: Trials, name: str) -> RayHost:
     return RayHost(HostSetup(name, sys.executable, [], rank_environment(), False, trials.lock_dir))
 
 
+@pytest.mark.long
 def test_the_parts_of_two_hosts_are_one_trial_whose_files_come_back(trials: Trials, tmp_path: Path) -> None:
     plan = trials.plan("plain.py", slots=2, window=SHORT)
     plan.paths.root.mkdir(parents=True)

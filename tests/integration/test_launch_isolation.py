@@ -23,7 +23,7 @@ def found_by(trials, result, rank=0):
     return json.loads(match.group(1))
 
 
-@pytest.fixture(params=["warm", "cold"])
+@pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.long)])
 def inspected(trials, request, monkeypatch):
     """What two ranks found, in an environment that the driver does not have."""
     environment = {**rank_environment(), "ONLY_FOR_RANKS": "yes"}

@@ -162,7 +162,7 @@ def assert_there_once(uri: str, trials: int, study_id: str = "hello-1") -> None:
         assert files_of(uri, run) == {"ds_config.json", "result.json", "rank0.log"}
 
 
-@pytest.mark.parametrize("where", ["store", "server"])
+@pytest.mark.parametrize("where", ["store", pytest.param("server", marks=pytest.mark.long)])
 def test_all_of_a_study_arrives(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     uri = request.getfixturevalue(where)
     paths = new_study(tmp_path, trials=3, study_id="whole")

@@ -27,6 +27,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_a_configuration_that_cannot_run_is_told_in_the_program_s_own_words(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home, program="--fail_above 0")
     ended = zerotune.run("asha", "-mt", "5")
