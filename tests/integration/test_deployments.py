@@ -142,17 +142,17 @@ def test_the_docker_worker_asks_for_gpus_shared_memory_and_volumes() -> None:
         {"Driver": "nvidia", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]], "Options": {}}
     ]
     assert host["ShmSize"] == 16 * 1024**3
-    assert host["Binds"] == ["/srv/zerotune:/work", "zerotune-torch-extensions:/opt/torch_extensions"]
+    assert host["Binds"] == ["/srv/zerotune:/zerotune", "zerotune-torch-extensions:/opt/torch_extensions"]
     assert sent["environment"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
     assert sent["command"] == "prefect flow-run execute"
 
-    on_a_cpu = rendered("docker", device_requests=[], shm_size="2g", volumes=["/data:/work:ro"])
+    on_a_cpu = rendered("docker", device_requests=[], shm_size="2g", volumes=["/data:/zerotune:ro"])
     host = _create_container_args({**worker._build_container_settings(None, on_a_cpu), "version": "1.44"})[
         "host_config"
     ]
     assert not host.get("DeviceRequests")
     assert host["ShmSize"] == 2 * 1024**3
-    assert host["Binds"] == ["/data:/work:ro"]
+    assert host["Binds"] == ["/data:/zerotune:ro"]
 
 
 def test_the_kubernetes_worker_asks_for_gpus_shared_memory_and_a_volume() -> None:
@@ -163,7 +163,7 @@ def test_the_kubernetes_worker_asks_for_gpus_shared_memory_and_a_volume() -> Non
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}, "requests": {"memory": "64Gi"}}
     assert {"name": "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "value": "30"} in container["env"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounts == {"work": "/work", "shared-memory": "/dev/shm"}
+    assert mounts == {"work": "/zerotune", "shared-memory": "/dev/shm"}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["work"]["persistentVolumeClaim"] == {"claimName": "zerotune-work"}
     assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
@@ -209,7 +209,7 @@ def test_a_prefect_server_takes_the_deployments_as_they_stand(server: "PrefectSe
         assert [(schedule.schedule.cron, schedule.active) for schedule in nightly.schedules] == [("0 2 * * *", False)]
         assert nightly.parameters["work_dir"] == str(tmp_path)
         in_a_pod = client.read_deployment_by_name("tune/kubernetes")
-        assert in_a_pod.parameters == {"work_dir": "/work"}
+        assert in_a_pod.parameters == {"work_dir": "/zerotune"}
         assert in_a_pod.pull_steps == []
         for described in yaml.safe_load((DEPLOYMENTS / "automations.yaml").read_text())["automations"]:
             client.create_automation(AutomationCore.model_validate(described))
