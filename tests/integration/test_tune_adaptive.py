@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory, home: Path) -> tuple[Zerotune, dict[str, Any]]:
-    zerotune = Zerotune(tmp_path_factory.mktemp("adaptive"), home, slots=2, memory="600 MiB")
-    ended = zerotune.run("adaptive", "--free-batch", "-mt", "12", "-m", "throughput", "--json", timeout=350)
+    zerotune = Zerotune(tmp_path_factory.mktemp("adaptive"), home, slots=2, program="--layers 4")
+    ended = zerotune.run("adaptive", "--free-batch", "-mt", "9", "-m", "throughput", "--json", timeout=350)
     assert ended.returncode == 0, ended.stderr
     return zerotune, json.loads(ended.stdout)
 

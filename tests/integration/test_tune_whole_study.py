@@ -180,8 +180,10 @@ def test_prefect_s_record_of_the_flow_is_final(ran: Ran) -> None:
 def test_prefect_shows_a_growing_leaderboard_the_progress_the_profile_and_the_answer(ran: Ran) -> None:
     artifacts = ran.prefect("select key, type, data from artifact where flow_run_id = ? order by created")
     tables = [json.loads(json.loads(data)) for key, kind, data in artifacts if key == "leaderboard" and kind == "table"]
-    assert len(tables) > 2
-    assert len(tables[0]) < len(tables[-1]) == 5
+    # How often it is told depends on how long telling takes: at most a twentieth of the search's time.
+    rows = [len(table) for table in tables]
+    assert rows == sorted(rows)
+    assert 1 <= rows[0] < rows[-1] == 5
     progress = [data for key, kind, data in artifacts if key == "progress" and kind == "progress"]
     assert progress == [100.0]
     pages = {key: data for key, kind, data in artifacts if kind == "markdown"}

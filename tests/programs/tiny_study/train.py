@@ -27,6 +27,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--num_steps", type=int, default=40, help="optimizer steps of the whole training")
     parser.add_argument("--start_seconds", type=float, default=0.0, help="how long it sleeps before the first step")
+    parser.add_argument("--layers", type=int, default=1, help="more save more for the backward pass than it takes itself")
     parser.add_argument("--step_seconds", type=float, default=0.0, help="how long a step sleeps")
     parser.add_argument("--largest_micro_batch", type=int, default=10**9, help="a larger one is out of memory")
     parser.add_argument("--fail_above", type=int, default=10**9, help="a larger micro-batch fails by a bug")
@@ -46,7 +47,8 @@ def main() -> None:
     args = parse_arguments()
     print(f"pid {os.getpid()} cores {sorted(os.sched_getaffinity(0))} at {time.time()}", flush=True)
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), Widen(), torch.nn.Linear(64, CLASSES))
+    wide = [Widen() for _ in range(args.layers)]
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), *wide, torch.nn.Linear(64, CLASSES))
     engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
     micro_batch = engine.train_micro_batch_size_per_gpu()
     time.sleep(args.start_seconds)
