@@ -21,7 +21,7 @@ from flows.arguments import (
     with_options,
 )
 from flows.interrupts import EXIT_CODE, interrupts
-from flows.prefect_server import ServerError
+from flows.service import ServerError
 from trial_lib.experiment.errors import InputError
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.disk_room import DiskFullError

@@ -14,12 +14,12 @@ from flows.interrupts import interrupts
 from flows.live import LiveView
 from flows.prefect_server import (
     PrefectServer,
-    ServerError,
     prefect_server,
     require_configured_server,
     require_server_for_all,
 )
 from flows.result_text import result_document, tell_failed_training, tell_result
+from flows.service import ServerError
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.arguments import StudyArguments

@@ -26,7 +26,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed
 
 from flows.local_servers import POOL
-from flows.prefect_server import ServerError
+from flows.service import ServerError
 
 DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
 _LOCAL, _NIGHTLY = "local", "nightly"  # of the flow tune; experiment has a local one too

@@ -6,28 +6,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import platformdirs
 from filelock import FileLock
 
+from flows.service import LOOPBACK, ServerError, Service
 from trial_lib.experiment.errors import InputError
-from trial_lib.launch.leash import Leashed
 
-_READY_S = 120.0
-_POLL_S = 0.05
 _KEEP_S = 1.0
 
 # What a server for one command has no use for.
 _IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "TRIGGERS")
-
-
-class ServerError(RuntimeError):
-    """The Prefect server does not answer: the one that the command started, or the user's own."""
 
 
 class PrefectServer:
@@ -41,62 +33,62 @@ class PrefectServer:
 
     def __init__(self) -> None:
         migrate_own_database()
-        self._home = own_home()
-        self._log = self._home / "server.log"
         self._port = _free_port()
-        self.api_url = f"http://127.0.0.1:{self._port}/api"
+        settings = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
+        self._service = own_service(self._port, own_home() / "server.log", settings)
+        self.api_url = f"http://{LOOPBACK}:{self._port}/api"
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._server = self._start()
-
-    def _start(self) -> Leashed:
-        return Leashed(
-            [
-                *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
-                *("--host", "127.0.0.1", "--port", str(self._port)),
-                *("--timeout-keep-alive", "5", "--log-level", "warning"),
-            ],
-            {
-                **own_environment(self._home),
-                "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
-                **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES},
-            },
-            self._log,
-        )
+        self._service.start()
 
     def wait_until_ready(self) -> None:
         """Waits until the server answers.
 
         Raises:
-            ServerError: it ended, or did not answer in two minutes.
+            ServerError: it ended, or did not answer in three minutes.
         """
-        deadline = time.monotonic() + _READY_S
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        while time.monotonic() < deadline and self._server.is_running:
-            with contextlib.suppress(OSError), direct.open(f"{self.api_url}/health", timeout=2):
-                threading.Thread(target=self._keep, daemon=True, name="keep-server").start()
-                return
-            time.sleep(_POLL_S)
-        self.close()
-        raise ServerError(f"The Prefect server did not come up; its log is {self._log}.")
+        try:
+            self._service.wait_until_ready()
+        except ServerError:
+            self.close()
+            raise
+        threading.Thread(target=self._keep, daemon=True, name="keep-server").start()
 
     def use(self) -> None:
         """Points this process, in which Prefect must not be imported yet, at the server."""
         os.environ["PREFECT_API_URL"] = self.api_url
-        os.environ["PREFECT_HOME"] = str(self._home)
+        os.environ["PREFECT_HOME"] = str(own_home())
         os.environ.update(past_proxies())
 
     def _keep(self) -> None:
         while not self._closing.wait(_KEEP_S):
             with self._lock:
-                if not self._server.is_running and not self._closing.is_set():
-                    self._server = self._start()
+                if not self._service.is_running and not self._closing.is_set():
+                    self._service.start()
 
     def close(self) -> None:
         """Stops the server."""
         self._closing.set()
         with self._lock:
-            self._server.close()
+            self._service.close()
+
+
+def own_service(port: int, log: Path, settings: Mapping[str, str]) -> Service:
+    """Returns a Prefect server over ZeroTune's own database, which is migrated already.
+
+    Args:
+        port: of loopback.
+        log: file of what it says.
+        settings: Prefect's, as environment variables, besides those that every server of ours has.
+    """
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", LOOPBACK, "--port", str(port), "--timeout-keep-alive", "5", "--log-level", "warning"]
+    environment = {
+        **own_environment(own_home()),
+        "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
+        **settings,
+    }
+    return Service("The Prefect server", command, environment, log, f"http://{LOOPBACK}:{port}/api/health")
 
 
 def own_home() -> Path:
@@ -122,7 +114,7 @@ def past_proxies() -> dict[str, str]:
     """Returns the variables, under both their names, by which what goes to loopback goes through no proxy."""
     # Where both are set, Python's clients read the lower case alone.
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    hosts = own if own == "*" else ",".join(filter(None, (own, "127.0.0.1")))
+    hosts = own if own == "*" else ",".join(filter(None, (own, LOOPBACK)))
     return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
@@ -222,6 +214,6 @@ def prefect_server() -> Iterator[PrefectServer | None]:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port

@@ -9,7 +9,8 @@ import click
 
 from flows.command import FULL_EXPERIMENT_FAILED, NoteHandler, run_flow
 from flows.interrupts import interrupts
-from flows.prefect_server import ServerError, prefect_server
+from flows.prefect_server import prefect_server
+from flows.service import ServerError
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment

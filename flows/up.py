@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 
 from flows.interrupts import interrupts
-from flows.local_servers import Service, mlflow_service, prefect_service, worker_service
-from flows.prefect_server import ServerError, own_home, past_proxies
+from flows.local_servers import mlflow_service, prefect_service, worker_service
+from flows.prefect_server import own_home, past_proxies
 from flows.running_servers import hold, stop, up_folder
+from flows.service import ServerError, Service
 from trial_lib.experiment.errors import InputError
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
 

@@ -27,7 +27,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--num_steps", type=int, default=40, help="optimizer steps of the whole training")
     parser.add_argument("--start_seconds", type=float, default=0.0, help="how long it sleeps before the first step")
-    parser.add_argument("--layers", type=int, default=1, help="more save more for the backward pass than it takes itself")
+    parser.add_argument(
+        "--layers", type=int, default=1, help="more save more for the backward pass than it takes itself"
+    )
     parser.add_argument("--step_seconds", type=float, default=0.0, help="how long a step sleeps")
     parser.add_argument("--largest_micro_batch", type=int, default=10**9, help="a larger one is out of memory")
     parser.add_argument("--fail_above", type=int, default=10**9, help="a larger micro-batch fails by a bug")

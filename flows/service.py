@@ -1,0 +1,74 @@
+"""A server on a leash: it is started, waited for, and gone with the process that has started it."""
+
+import contextlib
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trial_lib.launch.leash import Leashed
+
+LOOPBACK = "127.0.0.1"
+_READY_S = 180.0
+_POLL_S = 0.05
+
+
+class ServerError(RuntimeError):
+    """A server does not answer: one that ZeroTune has started, or the user's own."""
+
+
+@dataclass
+class Service:
+    """A process that serves for as long as the one that has started it needs it.
+
+    Attributes:
+        name: for people.
+        command: without a shell.
+        environment: all of its environment variables.
+        log: file with what it says since it was started.
+        health: the URL that answers once it is ready; None for one that serves nothing.
+    """
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    log: Path
+    health: str | None = None
+    _process: Leashed | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Starts it; its log begins anew, and the one before is kept."""
+        with contextlib.suppress(FileNotFoundError):
+            self.log.replace(self.log.with_suffix(".before.log"))
+        self._process = Leashed(self.command, self.environment, self.log)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is alive."""
+        return self._process is not None and self._process.is_running
+
+    def wait_until_ready(self) -> None:
+        """Waits until it answers.
+
+        Raises:
+            ServerError: it ended, or did not answer in three minutes.
+        """
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline and self.is_running:
+            if self._answers():
+                return
+            time.sleep(_POLL_S)
+        raise ServerError(f"{self.name} did not come up; its log is {self.log}.")
+
+    def _answers(self) -> bool:
+        if self.health is None:
+            return True
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with contextlib.suppress(OSError), direct.open(self.health, timeout=2):
+            return True
+        return False
+
+    def close(self) -> None:
+        """Ends it, with all that it has started; returns when that is gone."""
+        if self._process is not None:
+            self._process.close()
