@@ -20,7 +20,7 @@ def reserved_port(lock_dir: Path) -> Iterator[int]:
     Raises:
         OSError: none of ten thousand is free.
     """
-    lock_dir.mkdir(parents=True, exist_ok=True)
+    lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     # One file for all of them, whose byte N is port N's lock: ten thousand files would stay behind.
     descriptor = os.open(lock_dir / "ports.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -46,7 +46,7 @@ def held_slots(
         is_cancelled: asked while waiting.
         note: told when there is something to wait for.
     """
-    lock_dir.mkdir(parents=True, exist_ok=True)
+    lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = _take(lock_dir, host, count)
     if held is None:
         note(f"waiting for {count} of this host's {len(host.slots)} slots, which other studies hold")

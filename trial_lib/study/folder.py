@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -128,6 +129,24 @@ def hold_lock(path: Path, what: str) -> FileLock:
 def host_lock_dir() -> Path:
     """Returns where the locks of slots and ports stand: of this host and this boot, like what they hand out."""
     return Path("/tmp") / f"zerotune-{os.getuid()}"
+
+
+def own_lock_dir() -> Path:
+    """Returns `host_lock_dir`, made where it is not there yet.
+
+    Raises:
+        InputError: another user has made it, or may write to it, and could take or withhold its locks.
+    """
+    folder = host_lock_dir()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    there = folder.lstat()
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid() or there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InputError(
+            "others own it or may write to it, so that the locks of GPUs and ports in it are not safe.",
+            where=str(folder),
+            remedy="Remove it, or have its owner do so.",
+        )
+    return folder
 
 
 def check_slots(experiment: Experiment, host: Host) -> None:

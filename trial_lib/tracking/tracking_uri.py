@@ -1,6 +1,7 @@
 """Where MLflow keeps the runs, and how to look at them."""
 
 import os
+import re
 import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -50,8 +51,14 @@ def artifact_location(tracking_uri: str) -> str | None:
 
 def without_password(tracking_uri: str) -> str:
     """Returns the URI as it may be shown."""
-    password = urlsplit(tracking_uri).password
-    return tracking_uri.replace(f":{password}@", ":***@") if password else tracking_uri
+    parts = urlsplit(tracking_uri)
+    if parts.password:
+        return tracking_uri.replace(f":{parts.password}@", ":***@")
+    _, _, port = parts.netloc.rpartition(":")
+    if parts.password is None and not (is_server(tracking_uri) and port.isdigit()):
+        # A password whose "/" or "#" is not escaped, after which the parser sees neither it nor the host.
+        return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", tracking_uri)
+    return tracking_uri
 
 
 def is_server(tracking_uri: str) -> bool:

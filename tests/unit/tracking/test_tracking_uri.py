@@ -54,6 +54,10 @@ def test_the_command_quotes_a_folder_with_a_space() -> None:
 
 def test_a_password_is_not_shown() -> None:
     assert without_password("https://me:secret@host/mlflow") == "https://me:***@host/mlflow"
+    assert without_password("https://host:5000/of/me@here") == "https://host:5000/of/me@here"
+    assert without_password("sqlite:////w/me:too@here.db") == "sqlite:////w/me:too@here.db"
+    for unescaped in ("se/cret", "se#cret", "se?cret", "1/2@3"):
+        assert without_password(f"postgresql://me:{unescaped}@host/db") == "postgresql://me:***@host/db"
     assert "secret" not in run_url("https://me:secret@host", "1", "ab")
     assert "secret" not in ui_command("postgresql://me:secret@host/db")
 
