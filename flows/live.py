@@ -20,6 +20,8 @@ from trial_lib.study.history import Asked, AskedSweep, HistoryReader, Told, With
 
 _REFRESH_S = 0.5
 _ROWS = 8
+# The metric and the column that show the same.
+_TWICE = ("throughput", "samples/s")
 
 
 class LiveView:
@@ -140,15 +142,15 @@ class LiveView:
     def _table(self, rows: list[Row]) -> Table:
         metric = SEARCH_METRICS[self._arguments.metric]
         table = Table(box=None, pad_edge=False)
-        for column in ("", "trial", "candidate", f"{metric.name} ({metric.unit})", "samples/s", "peak MiB"):
-            table.add_column(column, justify="left" if column in ("", "candidate") else "right")
-        table.add_column("measured")
-        table.add_column("outcome")
+        numbers = [name for name in (metric.name, "samples/s", "peak MiB") if (metric.name, name) != _TWICE]
+        columns = ["trial", "candidate", *numbers, "measured", "outcome"]
+        for column in ("", *columns):
+            title = f"{metric.name} ({metric.unit})" if column == metric.name else column
+            table.add_column(title, justify="right" if column in ("trial", *numbers) else "left")
         for place, row in enumerate(rows[:_ROWS]):
             shown = row.for_people()
-            cells = [shown["trial"], shown["candidate"], shown[metric.name], shown["samples/s"], shown["peak MiB"]]
             mark = "best" if place == 0 and row.value is not None else ""
-            table.add_row(mark, *cells, shown["measured"], shown["outcome"])
+            table.add_row(mark, *(shown[column] for column in columns))
         if len(rows) > _ROWS:
             table.caption = f"and {len(rows) - _ROWS} more"
         return table

@@ -1,0 +1,27 @@
+"""The table that a terminal shows while a study runs."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.live import LiveView
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.study.arguments import StudyArguments
+
+RECORDED = Path(__file__).parents[2] / "recorded_study"
+
+
+@pytest.mark.parametrize("metric", ["throughput", "FLOPS_per_gpu", "latency"])
+def test_the_samples_a_second_stand_there_once(
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    shutil.copy(RECORDED / "history.jsonl", tmp_path)
+    arguments = StudyArguments(config_path=tmp_path / "experiment.yaml", model_dir=tmp_path, metric=metric)
+    with LiveView(StudyPaths(tmp_path), arguments):
+        pass
+    header = next(line for line in capsys.readouterr().err.splitlines() if "peak MiB" in line)
+    assert header.count(metric) == 1
+    assert header.count("samples/s") == 1
