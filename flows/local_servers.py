@@ -63,14 +63,14 @@ def mlflow_service(store: str, port: int, logs: Path) -> Service | None:
         if migration.returncode != 0:
             said = migration.stdout.strip().splitlines() or ["it said nothing"]
             raise ServerError(f"MLflow could not bring its store {store} to this version's schema ({said[-1]}).")
-    artifacts = artifact_location(store)
     # Files, and not through the server: a study that records to the store itself can then add to the same experiment.
-    artifacts_root = () if artifacts is None else ("--no-serve-artifacts", "--default-artifact-root", artifacts)
+    files = artifact_location(store)
+    artifacts = ["--no-serve-artifacts", *([] if files is None else ["--default-artifact-root", files])]
     return Service(
         "The MLflow UI",
         [
             *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"),
-            *artifacts_root,
+            *artifacts,
         ],
         environment,
         logs / "mlflow.log",
