@@ -67,6 +67,7 @@ def _measured(payload: dict[str, Any]) -> dict[str, Any]:
             "throughput": rate,
             "FLOPS_per_gpu": rate * PROFILE["flops_per_sample"],
             "latency": size / rate,
+            "cpu_time_per_sample": 1 / rate,
             "forward": size / rate / 4,
             "backward": size / rate / 2,
             "step": size / rate / 4,

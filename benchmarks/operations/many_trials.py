@@ -24,6 +24,12 @@ import psutil
 RESULTS = Path(__file__).parents[1] / "results" / "operations_many_trials.json"
 MODEL = Path(__file__).parents[2] / "tests" / "programs" / "tiny_study"
 _WINDOW = 200  # trials that the first and the last figures are of
+# More configurations than trials: a search that has tried all there is ends.
+_SPACE = """
+search_space:
+  zero_optimization.reduce_bucket_size: [1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000]
+  zero_optimization.allgather_bucket_size: [1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000]
+"""
 
 
 class Samples:
@@ -88,12 +94,13 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
         stand_in(live.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
     stand_in(sync.StudySync, "_send", timed(sends.append))
     shown = moments_of_updates(live.Live)
+    config = folder / "experiment.yaml"
+    config.write_text((MODEL / "deepspeed.yaml").read_text() + _SPACE)
     arguments = StudyArguments(
-        config_path=MODEL / "deepspeed.yaml",
+        config_path=config,
         model_dir=MODEL,
         method="random",
         max_trials=trials,
-        max_micro_batch=300,
         max_search_runner_restarts=0,
     )
     began = time.monotonic()
