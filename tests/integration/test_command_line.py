@@ -112,7 +112,7 @@ def test_a_mistake_in_a_flag_is_told_with_its_name_and_its_remedy(zerotune: Zero
         assert words in message, message
 
 
-@pytest.mark.parametrize("command", ["tune", "micro-batch"])
+@pytest.mark.parametrize("command", ["tune", pytest.param("micro-batch", marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", TYPED)
 def test_a_mistake_in_a_command_is_told_with_its_place_and_its_remedy(
     zerotune: Zerotune, command: str, case: str

@@ -16,6 +16,8 @@ from trial_lib.experiment.candidate import Purpose
 if TYPE_CHECKING:
     from flows.prefect_server import PrefectServer
 
+pytestmark = pytest.mark.long
+
 # A step costs what it costs, so larger batches win by far.
 COMMAND = ("adaptive", "--from-earlier", "-mt", "3", "--free-batch", "--max-micro-batch", "8", "-m", "throughput")
 # Many times a step's own processor time, which a busy machine does not take away.
@@ -108,7 +110,6 @@ def test_the_first_night_searches_and_keeps_what_the_experiment_was(first: Night
     assert fingerprint["hardware"]["processor"]
 
 
-@pytest.mark.long
 def test_edited_code_is_searched_again_from_the_known_winner_on(first: Night, slower: Night) -> None:
     assert "Changed since: train.py (edited)." in slower.ended.stderr
     known = first.document["confirmation"]["winner"]["number"]
@@ -151,7 +152,6 @@ def test_mlflow_has_a_tag_of_it_which_finds_that_night_alone(nights: Nights, fir
     assert "regression" not in nights.parent(first).data.tags
 
 
-@pytest.mark.long
 def test_a_night_on_which_nothing_has_changed_confirms_the_known_winner_and_does_not_search(
     slower: Night, quiet: Night
 ) -> None:

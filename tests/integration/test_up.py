@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from study_fixtures import BIN, Running, Zerotune, is_alive
+from study_fixtures import BIN, Running, Study, Zerotune, is_alive
 
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"
@@ -166,7 +166,6 @@ def test_the_readmes_command_tunes_and_the_mlflow_ui_has_the_study(up: Up) -> No
     assert {file.path for file in client.list_artifacts(parents[0].info.run_id)} >= {"best_ds_config.json"}
 
 
-@pytest.mark.long
 def test_a_run_that_is_cancelled_ends_soon_with_all_its_ranks(up: Up) -> None:
     up.zerotune.write_config(program=SLOW)
     with up.client() as client:
@@ -188,15 +187,15 @@ def test_a_run_that_is_cancelled_ends_soon_with_all_its_ranks(up: Up) -> None:
 
 def in_its_ranks(up: Up) -> list[psutil.Process]:
     """Waits until a rank runs the user's program; returns the processes of the flow run."""
-    before = up.command.process.pid
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        time.sleep(0.2)
-        engines = [p for p in psutil.Process(before).children(recursive=True) if "prefect.engine" in " ".join(cmd(p))]
-        children = [child for engine in engines for child in engine.children(recursive=True)]
-        if any("rank_process" in " ".join(cmd(child)) for child in children):
-            return [*engines, *children]
-    raise AssertionError(up.command.said)
+
+    def is_training() -> bool:
+        studies = [Study(record.parent) for record in up.zerotune.folder.glob("zerotune-studies/*/study.json")]
+        running = [study for study in studies if study.record["status"] == "running"]
+        return any(" cores " in log.read_text() for study in running for log in study.paths.trials.glob("*/rank0.log"))
+
+    up.command.wait_until(is_training, "a rank", 120)
+    (engine,) = [process for process in up.command.look() if "prefect.engine" in cmd(process)]
+    return [engine, *engine.children(recursive=True)]
 
 
 def cmd(process: psutil.Process) -> list[str]:
