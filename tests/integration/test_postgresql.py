@@ -37,7 +37,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     folder = tmp_path_factory.mktemp("team")
     with postgresql() as database:
         servers = [
-            mlflow_server(folder / "mlflow", f"postgresql:{database.new_database('mlflow')}"),
+            mlflow_server(folder / "mlflow", f"postgresql+psycopg2:{database.new_database('mlflow')}"),
             prefect_server(folder / "prefect", f"postgresql+asyncpg:{database.new_database('prefect')}"),
         ]
         try:
