@@ -103,20 +103,23 @@ class Runner:
             self._ended.put(end)
 
         try:
-            with disk_full_told(root):
-                check_room(root)
-                self._run_work(work, put)
+            try:
+                with disk_full_told(root):
+                    check_room(root)
+                    self._run_work(work, put)
+            except DiskFullError:
+                raise
+            except Exception as error:  # noqa: BLE001 - logged, and a result
+                # Ours to mend, but it costs this work and nothing else.
+                self._log.exception("%s could not be run", work.label)
+                left = work.plans[len(ends) :]
+                reason = f"The trial could not be run: {type(error).__name__}: {error}"
+                put(unstarted(left[0], Outcome.CRASHED, reason))
+                for plan in left[1:]:
+                    put(Withdrawn(plan.number, Withdrawal.ENDED))
         except DiskFullError as full:
             self._ended.put(full)
             raise
-        except Exception as error:  # noqa: BLE001 - logged, and a result
-            # Ours to mend, but it costs this work and nothing else.
-            self._log.exception("%s could not be run", work.label)
-            left = work.plans[len(ends) :]
-            reason = f"The trial could not be run: {type(error).__name__}: {error}"
-            put(unstarted(left[0], Outcome.CRASHED, reason))
-            for plan in left[1:]:
-                put(Withdrawn(plan.number, Withdrawal.ENDED))
         return ends
 
     def _run_work(self, work: Work, put: Callable[[Ended], None]) -> None:

@@ -87,3 +87,21 @@ def test_a_trial_that_crashed_on_a_full_disk_is_not_found_by_the_study_that_goes
             runner.run(Work((plan,)))
         assert plan.paths.candidate.exists()
         assert list(unheard(study.paths, [plan.number])) == []
+
+
+def test_an_error_of_our_own_on_a_full_disk_is_heard_as_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BrokenHost(ThisHost):
+        def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
+            give_room(monkeypatch, 2**20)
+            raise RuntimeError("the guard did not answer")
+
+    with Experiment(tmp_path).opened() as study:
+        driver = study.driver
+        place = BrokenHost(None, this_host(), tmp_path)  # type: ignore[arg-type]
+        runner = Runner(place, driver.log, lambda _: None, lambda _: None)
+        with pytest.raises(DiskFullError):
+            runner.run(Work((driver.profile_plan(),)))
+        with pytest.raises(DiskFullError):
+            runner.next_ended(timeout_s=1)
