@@ -133,8 +133,14 @@ def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> st
 
 def _tell_last_words(study: OpenStudy) -> None:
     """Prints what the trial that decided the failure has left: its program's traceback, or the end of its log."""
-    failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
+    results = study.driver.results.values()
+    failed = max(results, key=lambda result: result.number, default=None)
     if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
+        return
+    # A search in which something ran was ended by something else: a full disk, say.
+    searched = (Purpose.SUBMITTED, Purpose.SEARCH)
+    ran = any(result.purpose in searched and result.outcome is Outcome.COMPLETED for result in results)
+    if failed.purpose in searched and ran:
         return
     paths = study.paths.trial(failed.number)
     # A reason names the log of the rank that failed first.
