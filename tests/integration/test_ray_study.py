@@ -44,7 +44,12 @@ def test_trials_are_spread_over_the_hosts_and_the_study_s_folder_has_all_of_them
         assert "trained" in paths.log(0).read_text() or "pid" in paths.log(0).read_text()
         assert json.loads(paths.measurement(0).read_text())["outcome"] == "completed"
         assert paths.ds_config.exists()
-    runs = query(zerotune.prefect_database, "select name, state_type from task_run where name like 'trial-%'")
+    runs = query(
+        zerotune.prefect_database,
+        "select task_run.name, task_run.state_type from task_run join flow_run on flow_run.id = flow_run_id"
+        " where flow_run.name = ? and task_run.name like 'trial-%'",
+        study.paths.root.name,
+    )
     assert len(runs) >= len(results)
     assert {state for _, state in runs} == {"COMPLETED"}
 
@@ -52,8 +57,8 @@ def test_trials_are_spread_over_the_hosts_and_the_study_s_folder_has_all_of_them
 def test_a_sweep_runs_on_one_host_and_nothing_stays_behind_on_any(
     tmp_path: Path, home: Path, cluster: LocalCluster
 ) -> None:
-    zerotune = Zerotune(tmp_path, home)
-    arguments = ("adaptive", "-mt", "8", "-z", "1", "--max-micro-batch", "8", "--free-batch", "--ray", cluster.address)
+    zerotune = Zerotune(tmp_path, home, program="--layers 4")
+    arguments = ("adaptive", "-mt", "6", "-z", "1", "--free-batch", "--ray", cluster.address)
     ended = zerotune.run(*arguments, timeout=280)
     assert ended.returncode == 0, ended.stderr
     study = zerotune.study
