@@ -136,8 +136,7 @@ class Running:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 self._descendants.setdefault(process.pid, process)
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self._commands[process.pid] = process.cmdline() or self._commands.get(process.pid, [])
+                self._commands[process.pid] = words_of(process) or self._commands.get(process.pid, [])
         return list(self._descendants.values())
 
     def left_over(self, within_s: float) -> list[str]:
@@ -157,11 +156,16 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def describe(process: psutil.Process) -> str:
+def words_of(process: psutil.Process) -> list[str]:
+    """Returns a process's command line; nothing of one that has ended."""
     try:
-        return f"{process.pid} {' '.join(process.cmdline()[-3:])}"
+        return list(process.cmdline())
     except psutil.NoSuchProcess:
-        return f"{process.pid}"
+        return []
+
+
+def describe(process: psutil.Process) -> str:
+    return f"{process.pid} {' '.join(words_of(process)[-3:])}"
 
 
 class Study:

@@ -15,7 +15,7 @@ import pytest
 from conftest import Trials
 from hosts_fixtures import HOSTS, part_of
 from ray_fixtures import LocalCluster, local_cluster
-from study_fixtures import Zerotune, is_alive
+from study_fixtures import Zerotune, is_alive, words_of
 
 from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.window import StepWindow
@@ -94,7 +94,7 @@ def test_a_cluster_s_host_that_dies_costs_its_running_trial_and_the_study_goes_o
 
     running.wait_until(both_work, "a trial on each host", 200)
     killed = cluster.processes_of(dying)
-    servers = [process for process in killed if "trial_lib.launch.fork_server" in process.cmdline()]
+    servers = [process for process in killed if "trial_lib.launch.fork_server" in words_of(process)]
     assert servers, "a warm server is on the host as long as the study"
     kill_all(killed)
     killed_at = time.time()
@@ -148,7 +148,7 @@ def test_when_the_driver_is_killed_nothing_of_the_study_is_left_on_any_host(
         for node in cluster.nodes:
             processes = cluster.processes_of(node)
             found += ranks_below(processes, zerotune)
-            found += [process for process in processes if "trial_lib.launch.fork_server" in process.cmdline()]
+            found += [process for process in processes if "trial_lib.launch.fork_server" in words_of(process)]
         return found
 
     running.wait_until(lambda: ranks_below(of_the_study(), zerotune), "a trial", 200)

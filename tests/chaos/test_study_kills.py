@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from study_fixtures import Running, Study, Zerotune, is_alive, query
+from study_fixtures import Running, Study, Zerotune, is_alive, query, words_of
 from worker_fixtures import alive, is_training, pids_of, wait_until, with_sessions_of_its_own
 
 from flows.prefect_server import PrefectServer
@@ -110,7 +110,7 @@ def test_a_killed_guard_costs_its_trial_which_says_so(command: Running, zerotune
 def test_the_command_s_own_prefect_server_is_started_again_and_has_the_whole_history(zerotune: Zerotune) -> None:
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: is_training(zerotune, 2), "trial 2", 120)
-    (uvicorn,) = [process for process in command.look() if is_alive(process) and "uvicorn" in process.cmdline()[2:4]]
+    (uvicorn,) = [process for process in command.look() if is_alive(process) and "uvicorn" in words_of(process)[2:4]]
     uvicorn.kill()
     study = end(command, zerotune)
     (state,) = query(

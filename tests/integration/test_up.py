@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from study_fixtures import BIN, Running, Study, Zerotune, is_alive
+from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"
@@ -68,7 +68,7 @@ class Up:
             return str(answer.read().decode())
 
     def worker(self) -> psutil.Process:
-        return next(process for process in self.command.look() if cmd(process)[3:5] == ["worker", "start"])
+        return next(process for process in self.command.look() if words_of(process)[3:5] == ["worker", "start"])
 
 
 @pytest.fixture(scope="module")
@@ -194,15 +194,8 @@ def in_its_ranks(up: Up) -> list[psutil.Process]:
         return any(" cores " in log.read_text() for study in running for log in study.paths.trials.glob("*/rank0.log"))
 
     up.command.wait_until(is_training, "a rank", 120)
-    (engine,) = [process for process in up.command.look() if "prefect.engine" in cmd(process)]
+    (engine,) = [process for process in up.command.look() if "prefect.engine" in words_of(process)]
     return [engine, *engine.children(recursive=True)]
-
-
-def cmd(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.NoSuchProcess:
-        return []
 
 
 @pytest.mark.long
@@ -211,7 +204,9 @@ def test_what_is_killed_is_started_again(up: Up) -> None:
     worker = up.worker()
     worker.kill()
     up.command.wait_until(lambda: "The worker has ended, and is started again" in up.command.said, "the new worker")
-    up.command.wait_until(lambda: any(is_alive(p) and "worker" in cmd(p) for p in up.command.look()), "its process")
+    up.command.wait_until(
+        lambda: any(is_alive(p) and "worker" in words_of(p) for p in up.command.look()), "its process"
+    )
 
 
 def test_down_stops_everything_from_another_terminal(up: Up) -> None:
