@@ -13,6 +13,7 @@ from uuid import UUID
 
 import httpx
 import psutil
+from server_fixtures import free_port
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive
 
 POOL, HEARTBEAT_S = "tests", 10
@@ -163,6 +164,21 @@ def process_worker(folder: Path, home: Path, api_url: str, name: str = "tests") 
         yield worker
     finally:
         worker.close()
+
+
+@contextlib.contextmanager
+def whole_server(folder: Path) -> Iterator[str]:
+    """Yields the API of a Prefect server with all its services, as `zerotune up` starts it."""
+    from flows.local_servers import prefect_service
+
+    port = free_port()
+    service = prefect_service(port, folder)
+    try:
+        service.start()
+        service.wait_until_ready()
+        yield f"http://127.0.0.1:{port}/api"
+    finally:
+        service.close()
 
 
 def _template() -> dict[str, Any]:

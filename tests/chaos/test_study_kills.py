@@ -25,6 +25,7 @@ pytestmark = pytest.mark.long
 
 # A trial takes seconds: long enough to be caught in the middle of it.
 SLOW = "--largest_micro_batch 300 --num_steps 100 --step_seconds 0.05"
+FITS = 3  # the one before it is too large, and ends by itself
 SEARCH = ("binary", "-mt", "5", "-z", "1", "-mct", "1")
 
 
@@ -37,9 +38,9 @@ def zerotune(tmp_path: Path, home: Path) -> Zerotune:
 
 @pytest.fixture
 def command(zerotune: Zerotune, server: PrefectServer) -> Running:
-    """A study against a Prefect server that stays, in its third trial."""
+    """A study against a Prefect server that stays, in a trial whose size fits."""
     command = zerotune.start(*SEARCH, PREFECT_API_URL=server.api_url)
-    command.wait_until(lambda: is_training(zerotune, 2), "trial 2", 120)
+    command.wait_until(lambda: is_training(zerotune, FITS), "a trial that fits", 120)
     return command
 
 
@@ -80,15 +81,15 @@ def end(command: Running, zerotune: Zerotune, code: int = 0) -> Study:
 
 
 def test_a_killed_rank_costs_its_trial_which_says_so(command: Running, zerotune: Zerotune) -> None:
-    program_of(zerotune.study, 2).kill()
-    result = end(command, zerotune).results[2]
+    program_of(zerotune.study, FITS).kill()
+    result = end(command, zerotune).results[FITS]
     assert result.outcome is Outcome.CRASHED
     assert "Rank 0 was ended by signal 9" in result.reason
 
 
 @pytest.mark.parametrize("victim", ["server", "keeper"])
 def test_a_killed_fork_server_costs_no_trial(command: Running, zerotune: Zerotune, victim: str) -> None:
-    rank = program_of(zerotune.study, 2)
+    rank = program_of(zerotune.study, FITS)
     guard = rank.parent()
     server = guard.parent()
     keeper = server.parent()
@@ -100,9 +101,9 @@ def test_a_killed_fork_server_costs_no_trial(command: Running, zerotune: Zerotun
 
 def test_a_killed_guard_costs_its_trial_which_says_so(command: Running, zerotune: Zerotune) -> None:
     pids = pids_of(zerotune.study)
-    program_of(zerotune.study, 2).parent().kill()
+    program_of(zerotune.study, FITS).parent().kill()
     wait_until(lambda: not alive(pids), "end of the ranks", 2)
-    result = end(command, zerotune).results[2]
+    result = end(command, zerotune).results[FITS]
     assert result.outcome is Outcome.CRASHED
     assert "guard" in result.reason
 
