@@ -8,7 +8,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 
 from flows.parameters import checked, shows, work_folder
-from tasks.cancellation import is_interrupt
+from tasks.cancellation import is_interrupt, outlive_worker
 from tasks.experiment import report_training, train
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.folder import FinishedError, begun_by
@@ -26,6 +26,7 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
         experiment_dir: the folder of one to go on with, in the place of all other parameters.
         **arguments: of a new full experiment: the fields of `TrainingArguments`.
     """
+    outlive_worker()
     try:
         full_experiment = open_experiment(arguments, experiment_dir, work_dir)
     except FinishedError as finished:

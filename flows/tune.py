@@ -11,7 +11,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.experiment import experiment
 from flows.parameters import checked, shows, work_folder
-from tasks.cancellation import hear_cancellation, is_interrupt
+from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
 from tasks.confirm import tell_finding
 from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
@@ -48,6 +48,7 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
         study_dir: the folder of a study to go on with, in the place of all other parameters.
         **arguments: of a new study: the fields of `StudyArguments`.
     """
+    outlive_worker()
     try:
         study = open_study(arguments, study_dir, work_dir)
     except FinishedError as finished:

@@ -1,4 +1,4 @@
-"""Who has ended a run: a person, or its worker; and, where the worker has died, the server is asked."""
+"""Who has ended a run: a person, or its worker; where that has died, the run goes on, and the server is asked."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import time
 from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
+from rich.console import Console
 
 from tasks.telling import impatient
 
@@ -34,6 +35,19 @@ def hear_cancellation() -> None:
         state = get_client(sync_client=True).read_flow_run(flow_run.id).state
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
             raise KeyboardInterrupt
+
+
+def outlive_worker() -> None:
+    """Lets the run of a deployment go on when its worker has died, who reads what the run prints.
+
+    Prefect's log handler prints by rich, which ends a process whose reader has gone.
+    """
+    if deployment.id is not None:
+        Console.on_broken_pipe = _be_quiet  # type: ignore[method-assign]
+
+
+def _be_quiet(console: Console) -> None:
+    console.quiet = True
 
 
 def is_interrupt(error: BaseException) -> bool:
