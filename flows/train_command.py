@@ -127,3 +127,4 @@ def _tell(full_experiment: FullExperiment) -> None:
     _say(f"In MLflow:       {tracker.ui_command}")
     if tracker.last_error:
         _say(f"Not everything has reached MLflow ({tracker.last_error}); the folder has it all.")
+        _say(f"Send it later:   {shlex.join(['zerotune', 'sync', str(paths.root)])}")
