@@ -22,7 +22,7 @@ def prefect_service(port: int, logs: Path) -> Service:
     """
     migrate_own_database()
     settings = {
-        "PREFECT_SERVER_APILOOPBACK": LOOPBACK,
+        "PREFECT_SERVER_API_HOST": LOOPBACK,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api",
     }
@@ -32,8 +32,10 @@ def prefect_service(port: int, logs: Path) -> Service:
     return service
 
 
-def mlflow_service(store: str, port: int, logs: Path) -> Service | None:
+def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service | None:
     """Returns the MLflow UI over a store, whose tables are made or migrated; None where the store is a server itself.
+
+    Artifacts stand beside a SQLite store, and of any other in the work folder.
 
     Raises:
         ServerError: the store's tables could not be migrated.
@@ -64,13 +66,12 @@ def mlflow_service(store: str, port: int, logs: Path) -> Service | None:
             said = migration.stdout.strip().splitlines() or ["it said nothing"]
             raise ServerError(f"MLflow could not bring its store {store} to this version's schema ({said[-1]}).")
     # Files, and not through the server: a study that records to the store itself can then add to the same experiment.
-    files = artifact_location(store)
-    artifacts = ["--no-serve-artifacts", *([] if files is None else ["--default-artifact-root", files])]
+    files = artifact_location(store) or (work_dir / "mlartifacts").as_uri()
     return Service(
         "The MLflow UI",
         [
             *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"),
-            *artifacts,
+            *("--no-serve-artifacts", "--default-artifact-root", files),
         ],
         environment,
         logs / "mlflow.log",

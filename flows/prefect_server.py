@@ -35,7 +35,7 @@ class PrefectServer:
         migrate_own_database()
         self._port = _free_port()
         settings = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
-        self._service = own_service(self._port, own_home() / "server.log", settings)
+        self._service = own_service(self._port, own_home() / "server.log", settings, shares_log=True)
         self.api_url = f"http://{LOOPBACK}:{self._port}/api"
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -73,13 +73,14 @@ class PrefectServer:
             self._service.close()
 
 
-def own_service(port: int, log: Path, settings: Mapping[str, str]) -> Service:
+def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: bool = False) -> Service:
     """Returns a Prefect server over ZeroTune's own database, which is migrated already.
 
     Args:
         port: of loopback.
         log: file of what it says.
         settings: Prefect's, as environment variables, besides those that every server of ours has.
+        shares_log: whether other servers write to the same log.
     """
     command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
     command += ["--host", LOOPBACK, "--port", str(port), "--timeout-keep-alive", "5", "--log-level", "warning"]
@@ -88,7 +89,7 @@ def own_service(port: int, log: Path, settings: Mapping[str, str]) -> Service:
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
         **settings,
     }
-    return Service("The Prefect server", command, environment, log, f"http://{LOOPBACK}:{port}/api/health")
+    return Service("The Prefect server", command, environment, log, f"http://{LOOPBACK}:{port}/api/health", shares_log)
 
 
 def own_home() -> Path:

@@ -13,7 +13,7 @@ from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.report.leaderboard import Row, leaderboard
-from trial_lib.study.confirming import Answer, answer_of, since_last_study
+from trial_lib.study.confirming import NOTHING_COMPLETED, Answer, answer_of, since_last_study
 from trial_lib.study.open_full_experiment import read_full_experiment
 from trial_lib.study.open_study import OpenStudy
 
@@ -133,14 +133,11 @@ def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> st
 
 def _tell_last_words(study: OpenStudy) -> None:
     """Prints what the trial that decided the failure has left: its program's traceback, or the end of its log."""
-    results = study.driver.results.values()
-    failed = max(results, key=lambda result: result.number, default=None)
+    failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
     if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
         return
-    # A search in which something ran was ended by something else: a full disk, say.
-    searched = (Purpose.SUBMITTED, Purpose.SEARCH)
-    ran = any(result.purpose in searched and result.outcome is Outcome.COMPLETED for result in results)
-    if failed.purpose in searched and ran:
+    # A full disk, say, has ended a study in which some trial had failed before.
+    if failed.reason not in study.record.reason and study.record.reason != NOTHING_COMPLETED:
         return
     paths = study.paths.trial(failed.number)
     # A reason names the log of the rank that failed first.

@@ -27,6 +27,7 @@ class Service:
         environment: all of its environment variables.
         log: file with what it says since it was started.
         health: the URL that answers once it is ready; None for one that serves nothing.
+        shares_log: whether other processes write to the same log.
     """
 
     name: str
@@ -34,13 +35,20 @@ class Service:
     environment: dict[str, str]
     log: Path
     health: str | None = None
+    shares_log: bool = False
     _process: Leashed | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Starts it; its log begins anew, and the one before is kept."""
-        with contextlib.suppress(FileNotFoundError):
-            self.log.replace(self.log.with_suffix(".before.log"))
+        """Starts it; a log of its own begins anew, and the one before is kept as `log_before`."""
+        if not self.shares_log:
+            with contextlib.suppress(FileNotFoundError):
+                self.log.replace(self.log_before)
         self._process = Leashed(self.command, self.environment, self.log)
+
+    @property
+    def log_before(self) -> Path:
+        """File with what it said when it ran before."""
+        return self.log.with_suffix(".before.log")
 
     @property
     def is_running(self) -> bool:

@@ -67,7 +67,7 @@ def _start(
     _say(f"Starting; this takes half a minute. Logs: {up_folder()}")
     prefect = prefect_service(prefect_port, up_folder())
     _open(prefect, open_services)
-    mlflow = mlflow_service(store, mlflow_port, up_folder())
+    mlflow = mlflow_service(store, mlflow_port, up_folder(), work_dir)
     if mlflow is not None:
         _open(mlflow, open_services)
     api_url = f"http://127.0.0.1:{prefect_port}/api"
@@ -132,8 +132,8 @@ def _watch(services: list[Service]) -> None:
             service.close()
             if time.monotonic() - started[service.name] < _TOO_SHORT_S:
                 raise ServerError(f"{service.name} ended shortly after it was started; its log is {service.log}.")
-            _say(f"{service.name} has ended, and is started again; its log was {service.log}.")
             service.start()
+            _say(f"{service.name} has ended, and is started again; its log was {service.log_before}.")
             # The worker needs the server.
             service.wait_until_ready()
             started[service.name] = time.monotonic()

@@ -48,6 +48,11 @@ def outlive_worker() -> None:
 
 def _be_quiet(console: Console) -> None:
     console.quiet = True
+    # Others print as well, what this process starts among them.
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nobody, descriptor)
+    os.close(nobody)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """MLflow away for minutes, and a disk that becomes full: what each costs a study, and what is missing afterwards.
 
-The command, its trials and its servers are real; a step of the training sleeps, so that a trial takes some two seconds.
+The command, its trials and its servers are real; a step of the training sleeps, so that a trial takes most of a second.
 """
 
 import argparse

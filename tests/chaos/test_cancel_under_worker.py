@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from study_fixtures import BIN, Zerotune
+from study_fixtures import BIN, Zerotune, migrated_home
 from worker_fixtures import (
     HEARTBEAT_S,
     Api,
@@ -122,8 +122,10 @@ def test_a_killed_flow_ends_crashed_and_when_it_is_retried_it_goes_on_with_its_s
 
 @pytest.mark.long
 def test_a_killed_worker_is_noticed_after_three_heartbeats_and_its_run_comes_to_its_end(
-    tmp_path: Path, home: Path, zerotune: Zerotune, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, zerotune: Zerotune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Its server would take other tests' workers for lost.
+    home = migrated_home(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(home))
     with (
         whole_server(tmp_path) as api_url,

@@ -40,7 +40,6 @@ def test_one_process_group_measures_several_sizes_each_a_trial_of_its_own(study:
 
 
 def test_few_trials_run_out_of_memory(tuned: tuple[Zerotune, dict[str, Any]]) -> None:
-    # This program takes eight times what it saves for its backward pass, which only measuring shows.
     zerotune, document = tuned
     # Of the search's: a size that fitted narrowly once may not in its confirmation's fresh processes.
     outcomes = [result.outcome for result in zerotune.study.results.values() if result.purpose is not Purpose.CONFIRM]

@@ -20,7 +20,7 @@ from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"
-LATENCY_S = 8.0
+LATENCY_S = CANCELLED_S = 8.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -174,11 +174,11 @@ def test_a_run_that_is_cancelled_ends_soon_with_all_its_ranks(up: Up) -> None:
             deployment.id, parameters={"config_path": str(up.zerotune.config), "model_dir": str(up.zerotune.model)}
         )
         flow = in_its_ranks(up)
-        started = time.monotonic()
         cancelled = up.prefect("flow-run", "cancel", str(run.id))
         assert cancelled.returncode == 0, cancelled.stderr
+        started = time.monotonic()
         while not (state := client.read_flow_run(run.id).state) or not state.is_final():
-            assert time.monotonic() - started < 30
+            assert time.monotonic() - started < CANCELLED_S
             time.sleep(0.1)
         assert state.is_cancelled(), state
         time.sleep(1)

@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+from trial_lib.launch.own_folder import own_folder
+
 
 class HostFolder:
     """Makes a study's folder, and removes those of studies whose actors here were killed.
@@ -21,7 +23,8 @@ class HostFolder:
 
     def __init__(self, lock_dir: Path, study_id: str) -> None:
         self.path = lock_dir / "trials" / study_id
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(lock_dir)
+        self.path.parent.mkdir(exist_ok=True)
         # One at a time: a lock that has just been made is not held yet.
         with (lock_dir / "trials.lock").open("w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from trial_lib.launch.own_folder import own_folder
+
 # Below the range that the kernel gives to outgoing connections (32768 and up).
 _PORTS = range(21000, 31000)
 
@@ -20,7 +22,7 @@ def reserved_port(lock_dir: Path) -> Iterator[int]:
     Raises:
         OSError: none of ten thousand is free.
     """
-    lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(lock_dir)
     # One file for all of them, whose byte N is port N's lock: ten thousand files would stay behind.
     descriptor = os.open(lock_dir / "ports.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

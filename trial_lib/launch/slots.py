@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trial_lib.launch.hardware import Host
+from trial_lib.launch.own_folder import own_folder
 
 _POLL_S = 0.05
 
@@ -46,7 +47,7 @@ def held_slots(
         is_cancelled: asked while waiting.
         note: told when there is something to wait for.
     """
-    lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(lock_dir)
     held = _take(lock_dir, host, count)
     if held is None:
         note(f"waiting for {count} of this host's {len(host.slots)} slots, which other studies hold")

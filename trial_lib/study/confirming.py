@@ -19,6 +19,8 @@ from trial_lib.study.known_winner import (
 from trial_lib.study.runner import seconds_of
 from trial_lib.study.since_last import SinceLast, since_last
 
+NOTHING_COMPLETED = "No trial completed."
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -120,7 +122,7 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
 def no_answer(driver: StudyDriver) -> str:
     """Returns why a study has no answer."""
     confirmation = confirmation_of(driver)
-    return "No trial completed." if confirmation is None else confirmation.finding().sentence
+    return NOTHING_COMPLETED if confirmation is None else confirmation.finding().sentence
 
 
 def _freeing(driver: StudyDriver) -> str:

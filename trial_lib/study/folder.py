@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
+from trial_lib.launch.own_folder import own_folder
 from trial_lib.study.known_secrets import KnownSecrets
 
 _LONG_LINE = 100_000  # a value that is broken into lines cannot be searched
@@ -131,30 +131,13 @@ def host_lock_dir() -> Path:
     return Path("/tmp") / f"zerotune-{os.getuid()}"
 
 
-def own_lock_dir() -> Path:
-    """Returns `host_lock_dir`, made where it is not there yet.
-
-    Raises:
-        InputError: another user has made it, or may write to it, and could take or withhold its locks.
-    """
-    folder = host_lock_dir()
-    folder.mkdir(mode=0o700, exist_ok=True)
-    there = folder.lstat()
-    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid() or there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InputError(
-            "others own it or may write to it, so that the locks of GPUs and ports in it are not safe.",
-            where=str(folder),
-            remedy="Remove it, or have its owner do so.",
-        )
-    return folder
-
-
 def check_slots(experiment: Experiment, host: Host) -> None:
-    """Refuses an experiment that this host has too few slots for.
+    """Refuses an experiment that this host has too few slots for, and a host whose slots cannot be locked.
 
     Raises:
         InputError: it has.
     """
+    own_folder(host_lock_dir())
     slots = experiment.config.resources.slots_per_trial
     if slots > len(host.slots):
         if experiment.config.follow_launcher:

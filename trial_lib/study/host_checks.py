@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
+from trial_lib.experiment.errors import InputError
+from trial_lib.launch.own_folder import own_folder
 
 GIB = 2**30
 # DeepSpeed's CPU collectives take some 70 MB a rank, NCCL and data loaders' workers more.
@@ -77,6 +79,8 @@ def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
 
 def _write_access(what: str, folder: Path) -> Check:
     try:
+        if what == LOCKS and os.path.lexists(folder):
+            own_folder(folder)
         there = next(place for place in (folder, *folder.parents) if place.exists())
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"1")
@@ -84,6 +88,8 @@ def _write_access(what: str, folder: Path) -> Check:
         free = shutil.disk_usage(there).free
     except OSError as error:
         return fail(what, f"{folder} cannot be written ({error.strerror})", _elsewhere(what))
+    except InputError as error:
+        return fail(what, f"{folder}: {error.what}", _elsewhere(what))
     said = f"{folder}: {mebibytes(free)} free"
     if free < _NO_ROOM:
         return fail(what, said, "Make room: a study stops when the disk is full.")

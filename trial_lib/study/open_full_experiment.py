@@ -28,10 +28,10 @@ from trial_lib.study.folder import (
     check_slots,
     file_logger,
     hold_lock,
+    host_lock_dir,
     keep_experiment,
     new_folder,
     new_id,
-    own_lock_dir,
 )
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
 from trial_lib.study.open_study import OpenStudy
@@ -311,7 +311,7 @@ def _open(
     hosts = experiment.config.resources.hosts
     launcher = HostfileLauncher(hosts, *start) if hosts else ColdLauncher(*start)
     tracker = FullExperimentTracker(paths, tracking_uri)
-    opened = FullExperiment(record, experiment, plan, spec, launcher, host, own_lock_dir(), tracker, lock, log)
+    opened = FullExperiment(record, experiment, plan, spec, launcher, host, host_lock_dir(), tracker, lock, log)
     _opened[paths.root] = opened
     return opened
 

@@ -28,9 +28,9 @@ from trial_lib.study.folder import (
     check_slots,
     file_logger,
     hold_lock,
+    host_lock_dir,
     new_folder,
     new_id,
-    own_lock_dir,
 )
 from trial_lib.study.places import cluster_of, launcher_of, slots_for
 from trial_lib.study.typed_command import read_command
@@ -299,7 +299,7 @@ def _open(
     place: Place
     if arguments.ray_address is None:
         launcher = launcher_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
-        place = ThisHost(launcher, host, own_lock_dir())
+        place = ThisHost(launcher, host, host_lock_dir())
     else:
         place = cluster_of(experiment, arguments, host, record.study_id, log.info)
     driver = StudyDriver(record.study_id, time.time(), experiment, arguments, paths, host, place, log)

@@ -14,7 +14,7 @@ from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.place import Note, Place
 from trial_lib.launch.warm import WarmLauncher
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.folder import own_lock_dir
+from trial_lib.study.folder import host_lock_dir
 from trial_lib.study.program import environment_of, interpreter_of
 from trial_lib.study.typed_command import devices_of
 
@@ -123,7 +123,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
         builders=needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host)),
         environment=environment,
         is_warm=arguments.launcher == "warm",
-        lock_dir=own_lock_dir(),
+        lock_dir=host_lock_dir(),
     )
     resource = "GPU" if host.device == "cuda" else "CPU"
     share = share_of(experiment.config.resources.slots_per_trial, resource, experiment.source)

@@ -114,7 +114,8 @@ class Runner:
                 self._log.exception("%s could not be run", work.label)
                 left = work.plans[len(ends) :]
                 reason = f"The trial could not be run: {type(error).__name__}: {error}"
-                put(unstarted(left[0], Outcome.CRASHED, reason))
+                for plan in left[:1]:
+                    put(unstarted(plan, Outcome.CRASHED, reason))
                 for plan in left[1:]:
                     put(Withdrawn(plan.number, Withdrawal.ENDED))
         except DiskFullError as full:

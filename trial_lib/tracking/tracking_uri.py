@@ -51,14 +51,13 @@ def artifact_location(tracking_uri: str) -> str | None:
 
 def without_password(tracking_uri: str) -> str:
     """Returns the URI as it may be shown."""
-    parts = urlsplit(tracking_uri)
-    if parts.password:
-        return tracking_uri.replace(f":{parts.password}@", ":***@")
+    shown = re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", tracking_uri)
+    parts = urlsplit(shown)
     _, _, port = parts.netloc.rpartition(":")
-    if parts.password is None and not (is_server(tracking_uri) and port.isdigit()):
-        # A password whose "/" or "#" is not escaped, after which the parser sees neither it nor the host.
-        return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", tracking_uri)
-    return tracking_uri
+    if is_server(shown) and (parts.password is not None or port.isdigit()):
+        return shown.replace(f":{parts.password}@", ":***@")
+    # To the last @: a password may hold one, or a "/" or "#" that is not escaped, at which the parser stops.
+    return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", shown)
 
 
 def is_server(tracking_uri: str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from trial_lib.experiment.check import Verdict
 from trial_lib.study import host_checks
-from trial_lib.study.host_checks import STUDIES, check_clock, check_shared_memory, check_write_access
+from trial_lib.study.host_checks import LOCKS, STUDIES, check_clock, check_shared_memory, check_write_access
 
 GIB = 2**30
 
@@ -100,3 +100,11 @@ def test_a_clock_that_is_set_while_it_runs_is_told(monkeypatch: pytest.MonkeyPat
     check = check_clock(None, 0.0)
     assert check.verdict is Verdict.WARN
     assert "while it runs" in check.said
+
+
+def test_a_folder_of_locks_that_somebody_else_has_laid_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "locks").symlink_to(tmp_path)
+    (check,) = check_write_access({LOCKS: tmp_path / "locks"})
+    assert check.verdict is Verdict.FAIL
+    assert "not a folder of yours" in check.said
+    assert "It has to be yours" in check.remedy

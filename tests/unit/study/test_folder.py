@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
-from trial_lib.study import folder
-from trial_lib.study.folder import keep_experiment, own_lock_dir
+from trial_lib.study.folder import keep_experiment
 
 YAML = """\
 entrypoint: HF_TOKEN=hf_secret python3 train.py hf_secret
@@ -74,21 +72,3 @@ def test_a_full_disk_leaves_what_was_kept(
     with pytest.raises(OSError, match="No space left"):
         keep_experiment(changed, whole, shown)
     assert whole.read_text() == YAML
-
-
-def test_the_folder_of_locks_is_the_user_s_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "host_lock_dir", lambda: tmp_path / "locks")
-    assert own_lock_dir() == own_lock_dir() == tmp_path / "locks"
-    assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_folder_of_locks_that_others_may_write_to_or_have_laid_elsewhere_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    (tmp_path / "link").symlink_to(tmp_path)
-    for name in ("open", "link"):
-        monkeypatch.setattr(folder, "host_lock_dir", lambda name=name: tmp_path / name)
-        with pytest.raises(InputError, match="others own it or may write to it"):
-            own_lock_dir()

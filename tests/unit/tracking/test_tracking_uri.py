@@ -56,8 +56,9 @@ def test_a_password_is_not_shown() -> None:
     assert without_password("https://me:secret@host/mlflow") == "https://me:***@host/mlflow"
     assert without_password("https://host:5000/of/me@here") == "https://host:5000/of/me@here"
     assert without_password("sqlite:////w/me:too@here.db") == "sqlite:////w/me:too@here.db"
-    for unescaped in ("se/cret", "se#cret", "se?cret", "1/2@3"):
+    for unescaped in ("se/cret", "se#cret", "se?cret", "1/2@3", "a@b/c"):
         assert without_password(f"postgresql://me:{unescaped}@host/db") == "postgresql://me:***@host/db"
+    assert without_password("mysql://host/db?user=me&password=secret&x=1") == "mysql://host/db?user=me&password=***&x=1"
     assert "secret" not in run_url("https://me:secret@host", "1", "ab")
     assert "secret" not in ui_command("postgresql://me:secret@host/db")
 
