@@ -29,6 +29,17 @@ class Interrupts:
         for signal_number in _SIGNALS:
             signal.signal(signal_number, self._hear)
 
+    def hear_again(self) -> None:
+        """Raises what was heard and did not arrive; to be called where nothing that was interrupted goes on.
+
+        Python drops a KeyboardInterrupt that a signal raises within a finalizer, say.
+
+        Raises:
+            KeyboardInterrupt: a signal has been heard.
+        """
+        if self._heard:
+            raise KeyboardInterrupt
+
     def end(self, exit_code: int) -> NoReturn:
         """Ends the process, once everything that was to be said and written has been."""
         if self.prefect_is_away:

@@ -10,6 +10,7 @@ from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.experiment import experiment
+from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
 from tasks.confirm import tell_finding
@@ -226,6 +227,7 @@ def next_ended(driver: StudyDriver, running: Running) -> Ended:
         if end is not None:
             leave(running, end.number)
             return end
+        interrupts.hear_again()
         hear_cancellation()
         for work, future in running:
             # Prefect's own failure costs that work, and nothing else.
