@@ -30,9 +30,9 @@ def test_prefect_s_is_on_loopback_over_zerotune_s_own_database(tmp_path: Path, m
 def test_mlflow_s_over_a_team_s_database_keeps_artifacts_in_the_work_folder_and_the_password_to_itself(
     tmp_path: Path,
 ) -> None:
-    service = mlflow_service("postgresql+psycopg2://me:secret@host/mlflow", 4343, tmp_path, Path("/work"))
+    service = mlflow_service("postgresql+psycopg2://me:secret@host/mlflow", 4343, tmp_path, Path("/team"))
     assert service is not None
-    assert service.command[-2:] == ["--default-artifact-root", "file:///work/mlartifacts"]
+    assert service.command[-2:] == ["--default-artifact-root", "file:///team/mlartifacts"]
     assert "secret" not in " ".join(service.command)
     assert "secret" in service.environment["MLFLOW_BACKEND_STORE_URI"]
 
