@@ -59,6 +59,12 @@ def test_no_slot_is_given_to_two_whoever_is_killed(tmp_path: Path) -> None:
         worker.start()
         return worker
 
+    def kill(worker: multiprocessing.process.BaseProcess) -> None:
+        # Marked before: its slots are free at once, and whoever gets them finds its claim.
+        (tmp_path / f"killed-{worker.pid}").touch()
+        worker.kill()
+        worker.join()
+
     workers = [start() for _ in range(WORKERS)]
     try:
         for _ in range(KILLS):
@@ -67,17 +73,11 @@ def test_no_slot_is_given_to_two_whoever_is_killed(tmp_path: Path) -> None:
             while len(list(tmp_path.glob("rounds-*"))) < rounds + 2:
                 assert time.monotonic() < deadline, "nobody gets any slots"
                 time.sleep(draws.uniform(0, 0.02))
-            victim = workers.pop(draws.randrange(len(workers)))
-            assert victim.pid is not None
-            # Before: its slots are free at once, and whoever gets them finds its claim.
-            (tmp_path / f"killed-{victim.pid}").touch()
-            os.kill(victim.pid, signal.SIGKILL)
-            victim.join()
+            kill(workers.pop(draws.randrange(len(workers))))
             workers.append(start())
     finally:
         for worker in workers:
-            worker.kill()
-            worker.join()
+            kill(worker)
     assert list(tmp_path.glob("twice-*")) == []
 
 
