@@ -16,7 +16,9 @@ import psutil
 from server_fixtures import free_port
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive
 
-POOL, HEARTBEAT_S = "tests", 10
+from flows.local_servers import HEARTBEAT_S
+
+POOL = "tests"
 TUNE = "flows.tune.tune"
 
 

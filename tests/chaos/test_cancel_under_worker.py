@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from study_fixtures import BIN, Zerotune, migrated_home
 from worker_fixtures import (
-    HEARTBEAT_S,
     Api,
     Worker,
     alive,
@@ -22,6 +21,7 @@ from worker_fixtures import (
     with_sessions_of_its_own,
 )
 
+from flows.local_servers import HEARTBEAT_S
 from flows.prefect_server import PrefectServer
 
 # Long enough to be caught in the middle of it.
@@ -138,7 +138,7 @@ def test_a_killed_worker_is_noticed_after_three_heartbeats_and_its_run_comes_to_
         worker.process.process.kill()
         worker.process.process.wait()
         finish_fast(zerotune)
-        offline_s = wait_until(lambda: worker.api.worker_status("killed") == "OFFLINE", "word of the worker", 60)
+        offline_s = wait_until(lambda: worker.api.worker_status("killed") == "OFFLINE", "word of the worker", 120)
         assert offline_s < 3 * HEARTBEAT_S + FOREMAN_S + 2
         state = worker.api.wait_for_state(run, "COMPLETED", "FAILED", "CANCELLED", "CRASHED", timeout_s=120)
         assert state["type"] == "COMPLETED"

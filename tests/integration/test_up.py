@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 
+from flows.local_servers import HEARTBEAT_S, POOL
+
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"
 LATENCY_S = CANCELLED_S = 8.0
+MISSED_S = 3 * HEARTBEAT_S + 30  # three heartbeats, and how often Prefect looks for those that are missing
 
 
 def free_ports(count: int) -> list[int]:
@@ -199,14 +203,37 @@ def in_its_ranks(up: Up) -> list[psutil.Process]:
 
 
 @pytest.mark.long
-def test_what_is_killed_is_started_again(up: Up) -> None:
-    time.sleep(30)  # one that ends sooner would only end again
-    worker = up.worker()
-    worker.kill()
-    up.command.wait_until(lambda: "The worker has ended, and is started again" in up.command.said, "the new worker")
-    up.command.wait_until(
-        lambda: any(is_alive(p) and "worker" in words_of(p) for p in up.command.look()), "its process"
-    )
+def test_a_run_that_dies_with_its_worker_is_crashed_by_its_missing_heartbeats_and_the_worker_is_started_again(
+    up: Up,
+) -> None:
+    up.zerotune.write_config(program=SLOW)
+    time.sleep(30)  # a worker that ends sooner would only end again
+    with up.client() as client:
+        deployment = client.read_deployment_by_name("tune/local")
+        run = client.create_flow_run_from_deployment(
+            deployment.id, parameters={"config_path": str(up.zerotune.config), "model_dir": str(up.zerotune.model)}
+        )
+        flow = in_its_ranks(up)
+        # As when their machine dies: nobody is left who could say it.
+        for process in (up.worker(), flow[0]):
+            process.kill()
+        killed_at = time.monotonic()
+        up.command.wait_until(lambda: not any(map(is_alive, flow)), "end of the ranks", 1)
+        up.command.wait_until(lambda: "The worker has ended, and is started again" in up.command.said, "the new worker")
+        up.command.wait_until(lambda: is_alive(up.worker()), "its process")
+        up.command.wait_until(lambda: client.read_flow_run(run.id).state.is_final(), "the end of the run", MISSED_S)
+        state = client.read_flow_run(run.id).state
+    assert state.is_crashed(), state
+    assert state.message == "Its process has sent no heartbeat for 90 s. `zerotune resume` goes on with its study."
+    assert time.monotonic() - killed_at < MISSED_S
+    assert worker_heartbeat_s(up) == HEARTBEAT_S == 30
+
+
+def worker_heartbeat_s(up: Up) -> int:
+    """Returns the seconds between two heartbeats that the worker has told the server of."""
+    answer = httpx.post(f"{up.api_url}/work_pools/{POOL}/workers/filter", json={}, trust_env=False)
+    (worker,) = answer.raise_for_status().json()
+    return int(worker["heartbeat_interval_seconds"])
 
 
 def test_down_stops_everything_from_another_terminal(up: Up) -> None:
