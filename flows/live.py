@@ -12,9 +12,9 @@ from rich.text import Text
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.study import StudyPaths
-from trial_lib.report.leaderboard import Row, leaderboard
+from trial_lib.report.leaderboard import Row, ranked, row_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.history import Asked, AskedSweep, HistoryReader, Told, Withdrawn
 
@@ -38,13 +38,12 @@ class LiveView:
         self._console = Console(stderr=True)
         self._started = time.monotonic()
         self._message = "starting"
-        self._candidates: dict[int, Candidate] = {}
-        self._purposes: dict[int, Purpose] = {}
-        self._results: dict[int, TrialResult] = {}
+        self._running: dict[int, tuple[Purpose, Candidate]] = {}
+        self._rows: list[Row] = []  # of the trials that have ended, best first; no more of them, of thousands
         self._ended = 0  # trials of the budget
         self._ended_before = 0
-        self._rows: list[Row] = []  # of the trials that have ended, best first
-        self._to_print: list[int] = []
+        self._failed = 0
+        self._to_print: list[Row] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
 
@@ -83,45 +82,39 @@ class LiveView:
 
     def _read(self) -> None:
         events = self._history.read()
+        metric = self._arguments.metric
+        ended = []
         for event in events:
             if isinstance(event, Asked):
-                self._candidates[event.number] = event.candidate
-                self._purposes[event.number] = event.purpose
+                self._running[event.number] = event.purpose, event.candidate
             elif isinstance(event, AskedSweep):
                 for number, candidate in event.numbered:
-                    self._candidates[number] = candidate
-                    self._purposes[number] = Purpose.SEARCH
+                    self._running[number] = Purpose.SEARCH, candidate
             elif isinstance(event, Withdrawn):
-                self._candidates.pop(event.number, None)
+                self._running.pop(event.number, None)
             elif isinstance(event, Told):
-                self._results[event.number] = event.result
-                self._to_print.append(event.number)
-                self._ended += self._purposes[event.number] in (Purpose.PROFILE, Purpose.SEARCH)
-        if events:
-            self._rows = leaderboard(self._results, self._candidates, self._arguments.metric)
+                purpose, candidate = self._running.pop(event.number)
+                ended.append(row_of(event.result, candidate, metric))
+                self._ended += purpose in (Purpose.PROFILE, Purpose.SEARCH)
+                self._failed += event.result.outcome is not Outcome.COMPLETED
+        if ended:
+            self._rows = ranked([*self._rows, *ended], metric)
+            self._to_print += ended
 
     def _print_new(self) -> None:
-        metric = self._arguments.metric
-        for number in self._to_print:
-            result = self._results[number]
-            value = result.metrics.get(metric)
-            said = f"{metric} {value:.4g}" if value is not None else result.reason
-            print(
-                f"trial {number:04d} {self._name(number)}: {result.outcome.value} {said}", file=sys.stderr, flush=True
-            )
+        for row in self._to_print:
+            said = f"{row.metric} {row.value:.4g}" if row.value is not None else row.reason
+            print(f"trial {row.trial:04d} {row.label}: {row.outcome.value} {said}", file=sys.stderr, flush=True)
         self._to_print.clear()
-
-    def _name(self, number: int) -> str:
-        return self._purposes[number].label(self._candidates[number])
 
     def _picture(self) -> Group:
         rows = self._rows
-        running = [number for number in self._candidates if number not in self._results]
+        running = [f"{number:04d} {purpose.label(candidate)}" for number, (purpose, candidate) in self._running.items()]
         parts: list[Text | Table] = [Text(self._headline(), style="bold")]
         if rows:
             parts.append(self._table(rows))
         if running:
-            parts.append(Text("running: " + ", ".join(f"{number:04d} {self._name(number)}" for number in running)))
+            parts.append(Text("running: " + ", ".join(running)))
         parts.append(Text(self._message, style="dim"))
         return Group(*parts)
 
@@ -129,9 +122,8 @@ class LiveView:
         elapsed = time.monotonic() - self._started
         ended = self._ended
         words = [f"{self._arguments.method}: {ended} of at most {self._arguments.max_trials} trials"]
-        failed = sum(result.outcome is not Outcome.COMPLETED for result in self._results.values())
-        if failed:
-            words.append(f"{failed} failed")
+        if self._failed:
+            words.append(f"{self._failed} failed")
         words.append(f"{_clock(elapsed)} so far")
         of_this_run = ended - self._ended_before
         if of_this_run > 2:

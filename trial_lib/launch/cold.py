@@ -12,6 +12,7 @@ from typing import Any
 from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.jit_builds import clear_stale_locks
 from trial_lib.launch.launcher import Launched, LaunchRequest
+from trial_lib.launch.torch_cache import remove_empty_torch_cache
 
 
 class ColdLauncher:
@@ -82,7 +83,8 @@ class ColdLauncher:
         """Does nothing: a fresh interpreter imports for itself."""
 
     def close(self) -> None:
-        """Does nothing: nothing runs between trials."""
+        """Leaves nothing behind; nothing runs between trials."""
+        remove_empty_torch_cache(self._environment)
 
 
 def rank_environment(interpreter: str = sys.executable) -> dict[str, str]:

@@ -159,3 +159,4 @@ class WarmLauncher:
         if server is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(timeout=_CLOSE_S)
+        self._cold.close()

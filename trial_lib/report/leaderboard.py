@@ -1,6 +1,6 @@
 """The trials of a study as rows, best first."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -68,7 +68,11 @@ def flat_knobs(knobs: Mapping[str, Any]) -> str:
 
 def leaderboard(results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str) -> list[Row]:
     """Returns the trials that have ended but for the profile: completed ones best first, then the others in order."""
-    rows = [row_of(result, candidates[number], metric) for number, result in results.items()]
+    return ranked((row_of(result, candidates[number], metric) for number, result in results.items()), metric)
+
+
+def ranked(rows: Iterable[Row], metric: str) -> list[Row]:
+    """Returns the rows but for the profile's: completed ones best first, then the others in order."""
     sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
     return sorted(
         (row for row in rows if row.purpose is not Purpose.PROFILE),
