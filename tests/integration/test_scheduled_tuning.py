@@ -50,13 +50,15 @@ class Nights:
         self.zerotune = Zerotune(folder, home)
         self.zerotune.environment["PREFECT_API_URL"] = server.api_url
         self._seen: set[Path] = set()
+        self.last: Night | None = None
 
     def tune(self) -> Night:
         """Runs the command that a schedule runs."""
         ended = self.zerotune.run(*COMMAND, "--json")
         (root,) = set((self.zerotune.folder / "zerotune-studies").iterdir()) - self._seen
         self._seen.add(root)
-        return Night(ended, Study(root))
+        self.last = Night(ended, Study(root))
+        return self.last
 
     def edit(self) -> None:
         """Somebody edits the code: each step computes something more."""
@@ -169,3 +171,26 @@ def test_a_night_on_which_nothing_has_changed_confirms_the_known_winner_and_does
     assert quiet.document["confirmation"]["winner"]["verdict"] == "faster"
     assert not quiet.document["since_last"]["is_regression"]
     assert quiet.document["since_last"]["last_study_id"] == slower.study.paths.root.name
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "before"), [("versions", "torch", "2.4.0"), ("hardware", "processor", "Another processor")]
+)
+def test_other_versions_or_other_hardware_are_searched_again_from_the_known_winner_on(
+    nights: Nights, quiet: Night, section: str, name: str, before: str
+) -> None:
+    last = nights.last
+    assert last is not None
+    # As if the last night had been on a machine that is not this one.
+    fingerprint = json.loads(last.study.paths.fingerprint.read_text())
+    now = fingerprint[section][name]
+    fingerprint[section][name] = before
+    last.study.paths.fingerprint.write_text(json.dumps(fingerprint))
+    night = nights.tune()
+    assert night.study.record["status"] == "completed", night.ended.stderr
+    assert f"Changed since: {name} {before} -> {now}." in night.ended.stderr
+    known = last.document["confirmation"]["winner"]["number"]
+    (begun,) = [asked for asked in last.study.asked if asked.number == known]
+    searched = next(asked for asked in night.study.asked if asked.purpose is Purpose.SEARCH)
+    assert searched.candidate == begun.candidate
+    assert night.document["since_last"]["changes"] == [f"{name} {before} -> {now}"]
