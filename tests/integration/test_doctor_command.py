@@ -20,12 +20,14 @@ from trial_lib.experiment.check import Verdict
 from trial_lib.tracking.tracking_check import check_mlflow
 
 BIN = Path(sys.executable).parent
+IN_SECONDS = 30.0  # some five on an idle machine
 FOREIGN = ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI")
 
 
 def doctor(folder: Path, **environment: str) -> tuple[int, dict[str, Any]]:
     """Runs the command; returns its exit code and its document, with the checks by name."""
     own = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    began = time.monotonic()
     ended = subprocess.run(
         [str(BIN / "zerotune"), "doctor", "--json"],
         cwd=folder,
@@ -35,6 +37,7 @@ def doctor(folder: Path, **environment: str) -> tuple[int, dict[str, Any]]:
         text=True,
         timeout=120,
     )
+    assert time.monotonic() - began < IN_SECONDS
     document = json.loads(ended.stdout)
     document["checks"] = {check["name"]: check for check in document["checks"]}
     return ended.returncode, document
