@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,24 +174,35 @@ def test_a_night_on_which_nothing_has_changed_confirms_the_known_winner_and_does
     assert quiet.document["since_last"]["last_study_id"] == slower.study.paths.root.name
 
 
-@pytest.mark.parametrize(
-    ("section", "name", "before"), [("versions", "torch", "2.4.0"), ("hardware", "processor", "Another processor")]
-)
+def on_another_processor(last: Study) -> str:
+    """Makes a study one of another machine; returns what has changed since."""
+    fingerprint = json.loads(last.paths.fingerprint.read_text())
+    now = fingerprint["hardware"]["processor"]
+    fingerprint["hardware"]["processor"] = "Another processor"
+    last.paths.fingerprint.write_text(json.dumps(fingerprint))
+    return f"processor Another processor -> {now}"
+
+
+def with_an_older_torch(last: Study) -> str:
+    """Makes a study one of another torch; returns what has changed since."""
+    now = last.results[0].versions["torch"]
+    history = last.paths.history.read_text()
+    last.paths.history.write_text(history.replace(f'"torch": "{now}"', '"torch": "2.4.0"'))
+    return f"torch 2.4.0 -> {now}"
+
+
+@pytest.mark.parametrize("make_other", [with_an_older_torch, on_another_processor])
 def test_other_versions_or_other_hardware_are_searched_again_from_the_known_winner_on(
-    nights: Nights, quiet: Night, section: str, name: str, before: str
+    nights: Nights, quiet: Night, make_other: Callable[[Study], str]
 ) -> None:
     last = nights.last
     assert last is not None
-    # As if the last night had been on a machine that is not this one.
-    fingerprint = json.loads(last.study.paths.fingerprint.read_text())
-    now = fingerprint[section][name]
-    fingerprint[section][name] = before
-    last.study.paths.fingerprint.write_text(json.dumps(fingerprint))
+    changed = make_other(last.study)
     night = nights.tune()
     assert night.study.record["status"] == "completed", night.ended.stderr
-    assert f"Changed since: {name} {before} -> {now}." in night.ended.stderr
+    assert f"Changed since: {changed}." in night.ended.stderr
     known = last.document["confirmation"]["winner"]["number"]
     (begun,) = [asked for asked in last.study.asked if asked.number == known]
     searched = next(asked for asked in night.study.asked if asked.purpose is Purpose.SEARCH)
     assert searched.candidate == begun.candidate
-    assert night.document["since_last"]["changes"] == [f"{name} {before} -> {now}"]
+    assert night.document["since_last"]["changes"] == [changed]
