@@ -26,13 +26,13 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.disk_room import DiskFullError
 
-FOUND, NONE_COMPLETED, BAD_INPUT, INTERRUPTED = 0, 1, 2, EXIT_CODE
+FOUND, NONE_FOUND, BAD_INPUT, INTERRUPTED = 0, 1, 2, EXIT_CODE
 
 
 @click.group(
-    epilog="Exit codes: 0 a configuration was found (train: it has trained to its end), 1 no trial completed, 2 the "
-    "input is wrong, 3 the full experiment failed, 4 the winner is slower than the last known one (--from-earlier), "
-    "130 interrupted."
+    epilog="Exit codes: 0 a configuration was found (train: it has trained to its end), 1 none was (no trial "
+    "completed, or the disk is full), 2 the input is wrong, 3 the full experiment failed, 4 the winner is slower than "
+    "the last known one (--from-earlier; a failed full experiment is told first), 130 interrupted."
 )
 @click.version_option(package_name="zerotune")
 def cli() -> None:
@@ -301,7 +301,7 @@ def _run(command: Callable[[], int]) -> NoReturn:
         interrupts.end(BAD_INPUT)
     except (ServerError, DiskFullError) as error:
         click.echo(f"zerotune: {error}", err=True)
-        interrupts.end(NONE_COMPLETED)
+        interrupts.end(NONE_FOUND)
     except KeyboardInterrupt:
         click.echo(interrupts.message, err=True)
         interrupts.end(INTERRUPTED)

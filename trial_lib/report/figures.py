@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, percent
+from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, measured_trials, percent
 from trial_lib.report.plot_parts import (
     COLOURS,
     GREY,
@@ -73,11 +73,14 @@ def throughput_figure(view: StudyView) -> Drawn:
     figure.update_xaxes(type="log", tickvals=ticks(sizes), ticktext=[str(size) for size in ticks(sizes)])
     figure.update_yaxes(rangemode="tozero")
     says = (
-        "Every completed trial, and a line through the best of each arm (ZeRO stage and offload). Thin bars span the "
-        "middle half of the trial's own steps."
+        "Every completed trial of the search, and a line through the best of each arm (ZeRO stage and offload). Thin "
+        "bars span the middle half of the trial's own steps."
     )
-    if view.confirmed:
-        says += " Stars were measured again in fresh processes; their bars are intervals over those processes."
+    confirmed = [again.throughput for again in view.confirmed if again.throughput is not None]
+    if confirmed:
+        says += " Stars were measured again in fresh processes"
+        known = any(throughput.has_ends for throughput in confirmed)
+        says += "; their bars are intervals over those processes." if known else "."
     rows = tuple(
         (f"{trial.number:04d}", trial.arm, str(trial.row.micro_batch_size), *three(trial.throughput, 1.0, ".1f"))
         for trial in measured
@@ -235,7 +238,7 @@ def knobs_figure(view: StudyView) -> Drawn:
             key, title, f"That takes at least {FEWEST_TRIALS} completed trials that differ in something.", None
         )
     shown = effects[:_KNOBS_SHOWN][::-1]
-    figure = empty_figure("best value over worst value tried (%)", "")
+    figure = empty_figure("best value over worst one tried (%)", "")
     figure.add_bar(
         x=[percent(effect.gain) for effect in shown],
         y=[effect.knob for effect in shown],
@@ -252,13 +255,13 @@ def knobs_figure(view: StudyView) -> Drawn:
         hovertemplate="%{y}<br>%{x:.1f} %<br>%{customdata}<extra></extra>",
         showlegend=False,
     )
-    figure.update_layout(height=max(260, 90 + 34 * len(shown)))
+    figure.update_layout(height=max(260, 90 + 38 * len(shown)))
     figure.update_yaxes(automargin=True, gridcolor="rgba(0,0,0,0)")
     clear = [effect.knob for effect in effects if effect.is_clear]
     found = f"Beyond the noise: {', '.join(clear)}." if clear else "None can be told from noise with these trials."
     says = (
         f"How many percent better the best value of a knob is expected to be than the worst one tried, all else equal, "
-        f"with 90 % intervals, from {sum(trial.row.value is not None for trial in view.trials)} trials. {found} "
+        f"with 90 % intervals, from {len(measured_trials(view))} trials. {found} "
         "Grey: cannot be told from noise."
     )
     rows = tuple(

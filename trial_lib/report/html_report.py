@@ -12,10 +12,9 @@ from plotly.offline import get_plotlyjs
 
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.figures import Drawn
-from trial_lib.report.study_view import StudyView, TrialView, duration
+from trial_lib.report.study_view import StudyView, TrialView, duration, setting_text
 
 _MIB = 2**20
-_ANSWER_METRICS = ("throughput", "FLOPS_per_gpu", "latency", "cpu_time_per_sample", "mfu")
 
 
 def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
@@ -64,7 +63,7 @@ def _template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": duration, "number": _number, "interval": _interval, "mebibytes": _mebibytes}
-    environment.filters["setting"] = _setting
+    environment.filters["setting"] = setting_text
     environment.tests["best"] = _is_best
     return environment.get_template(name)
 
@@ -86,20 +85,12 @@ def _mebibytes(count: int | None) -> str:
     return "-" if count is None else f"{count / _MIB:,.0f}"
 
 
-def _setting(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        return f"{value:,.0f}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
 def _is_best(trial: TrialView, view: StudyView) -> bool:
     return trial.number == view.best_number
 
 
 def _compared(view: StudyView) -> list[tuple[str, float | None, float]]:
-    """Returns what the winner measured beside what the user's own configuration did: name, own, winner."""
-    names = dict.fromkeys((view.metric, *_ANSWER_METRICS))
+    """Returns what the winner measured beside what the user's own configuration did: name and unit, own, winner."""
+    units = {view.metric: f"{view.metric} ({view.unit})", "throughput": "samples/s"}
     after: Mapping[str, float] = view.after
-    return [(name, view.before.get(name), after[name]) for name in names if name in after]
+    return [(unit, view.before.get(name), after[name]) for name, unit in units.items() if name in after]

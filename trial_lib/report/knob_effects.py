@@ -68,7 +68,7 @@ class KnobEffect:
 
 def knob_effects(view: StudyView) -> list[KnobEffect]:
     """Returns the effect of every knob that a study varied, the largest first; nothing of too few trials."""
-    trials = [trial for trial in view.trials if _is_measured(trial)][-_MOST_TRIALS:]
+    trials = measured_trials(view)
     columns = _columns(trials)
     if len(trials) < FEWEST_TRIALS or not columns:
         return []
@@ -80,6 +80,11 @@ def knob_effects(view: StudyView) -> list[KnobEffect]:
         settings = _settings(readings, likenesses)
         effects = [_effect(name, column, readings, likenesses, settings) for name, column in columns.items()]
     return sorted(effects, key=lambda effect: (-effect.low, -effect.gain))
+
+
+def measured_trials(view: StudyView) -> list[TrialView]:
+    """Returns the trials that effects are taken from: the latest of those that measured the study's metric."""
+    return [trial for trial in view.trials if _is_measured(trial)][-_MOST_TRIALS:]
 
 
 def _is_measured(trial: TrialView) -> bool:

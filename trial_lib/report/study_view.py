@@ -1,5 +1,6 @@
 """What there is to tell of a study, as plain data: the report, the terminal and `--json` all show this."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,11 +14,16 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the ends of its interval."""
+    """A value with the ends of its interval; both are the value where nothing says how far off it may be."""
 
     value: float
     low: float
     high: float
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether the interval is known."""
+        return self.low < self.high
 
 
 @dataclass(frozen=True)
@@ -219,6 +225,9 @@ class StudyView:
             "confirmed": [asdict(confirmed) for confirmed in self.confirmed],
             "searched": self.searched,
             "max_trials": self.max_trials,
+            "stopped": self.stopped,
+            "failed": self.failed,
+            "withdrawn": self.withdrawn,
             "seconds": self.seconds,
             "running": [{"trial": number, "label": label} for number, label in self.running.items()],
             "trials": [_trial_document(trial) for trial in self.ranked],
@@ -235,12 +244,24 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def setting_text(value: Any) -> str:
+    """Returns a setting's value as people read it, such as `5,000,000`."""
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
 def _trial_document(trial: TrialView) -> dict[str, Any]:
     return {
         **trial.row.model_dump(mode="json"),
         "arm": trial.arm,
         "started": trial.started,
         "ended": trial.ended,
+        "settings": dict(trial.settings),
+        "throughput_interval": None if trial.throughput is None else asdict(trial.throughput),
+        "note": trial.note,
         "memory": None if trial.memory is None else asdict(trial.memory),
         "log": trial.log_path or None,
     }

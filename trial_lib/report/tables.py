@@ -7,7 +7,7 @@ from rich.text import Text
 
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.knob_effects import knob_effects, percent
-from trial_lib.report.study_view import Interval, StudyView, duration
+from trial_lib.report.study_view import Interval, StudyView, duration, setting_text
 
 _MIB = 2**20
 _STATUS_STYLES = {"completed": "green", "failed": "red", "running": "cyan"}
@@ -25,6 +25,8 @@ def print_study(view: StudyView, console: Console) -> None:
 
 def _tables(view: StudyView) -> list[RenderableType]:
     parts: list[RenderableType] = []
+    if view.changes:
+        parts += ["", _changes(view)]
     if view.confirmed:
         parts += ["", _confirmed(view)]
     if view.trials:
@@ -64,6 +66,13 @@ def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
+def _changes(view: StudyView) -> Table:
+    table = _table("what it changes in your DeepSpeed configuration", "setting", "yours", "winner")
+    for change in view.changes:
+        table.add_row(escape(change.setting), *(escape(setting_text(value)) for value in (change.own, change.winner)))
+    return table
+
+
 def _confirmed(view: StudyView) -> Table:
     numbers = ("samples/s", "over yours", "trials")
     table = _table("measured again in fresh processes", "configuration", *numbers, "verdict", right=numbers)
@@ -73,7 +82,7 @@ def _confirmed(view: StudyView) -> Table:
             _interval(again.throughput, ".1f", ""),
             _interval(again.gain, ".2f", "x"),
             str(len(again.trials)),
-            again.verdict,
+            "yours" if again.verdict == "own" else again.verdict,
             style="green" if again.is_winner else None,
         )
     return table
@@ -100,7 +109,8 @@ def _trials(view: StudyView) -> Table:
             style="green" if row.trial == view.best_number else None if trial.completed else "dim",
         )
     if len(view.trials) > _TRIALS_SHOWN:
-        table.caption = f"and {len(view.trials) - _TRIALS_SHOWN} more: --json, or report.html"
+        more = "--json" if view.status == "running" else "--json, or report.html"
+        table.caption = f"and {len(view.trials) - _TRIALS_SHOWN} more: {more}"
     return table
 
 
@@ -133,4 +143,4 @@ def _interval(interval: Interval | None, style: str, unit: str) -> str:
     if interval is None:
         return ""
     value, low, high = (format(each, style) for each in (interval.value, interval.low, interval.high))
-    return f"{value}{unit} ({low}, {high})"
+    return f"{value}{unit} ({low}, {high})" if interval.has_ends else f"{value}{unit}"

@@ -27,7 +27,7 @@
   const byFinger = matchMedia("(pointer: coarse)").matches;
   const draw = () => {
     const style = getComputedStyle(document.documentElement);
-    const [ink, line, card] = ["--ink", "--line", "--card"].map((name) => style.getPropertyValue(name).trim());
+    const [ink, line, card, bad] = ["--ink", "--line", "--card", "--bad"].map((name) => style.getPropertyValue(name).trim());
     const narrow = innerWidth < 700;
     for (const [key, drawing] of Object.entries(drawings)) {
       const layout = structuredClone(drawing.layout);
@@ -38,9 +38,19 @@
       }
       if (byFinger) layout.dragmode = false;
       if (narrow) layout.margin = { ...layout.margin, l: 48, r: 8 };
+      for (const note of layout.annotations ?? []) note.font = { ...note.font, color: bad };
       const data = structuredClone(drawing.data);
       for (const trace of data) {
-        if (trace.type === "bar") trace.error_x.color = ink;
+        if (trace.type !== "bar") continue;
+        trace.error_x.color = ink;
+        if (!narrow) continue;
+        // Beside their names there would be no room for the bars.
+        layout.yaxis.showticklabels = false;
+        layout.margin.l = 8;
+        layout.bargap = 0.6;
+        layout.annotations = trace.y.map((name) => ({
+          text: name, x: 0, xref: "paper", xanchor: "left", y: name, yshift: 13, showarrow: false, font: { color: ink },
+        }));
       }
       Plotly.react(`plot-${key}`, data, layout, {
         responsive: true, displayModeBar: false,
