@@ -126,6 +126,9 @@ def run_study(study: OpenStudy) -> str | None:
     """Runs what is left of a study; returns why it failed, or None."""
     driver = study.driver
     profile = driver.profile or run_alone(study, driver.profile_plan())
+    if profile.from_outside:
+        # Somebody killed it, and the whole study stands on it: once more.
+        profile = run_alone(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
         return profile_failure(profile, driver.had_engine(profile), driver.arg_mappings)
     tell_profile(driver)
@@ -247,4 +250,5 @@ def leave(running: Running, number: int) -> None:
 def take_in(study: OpenStudy, end: Ended) -> None:
     """Remembers how a trial ended, and sends it on."""
     study.driver.tell(end)
-    study.tracker.notify()
+    if end.number in study.driver.results:
+        study.tracker.notify()

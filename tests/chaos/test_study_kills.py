@@ -108,6 +108,15 @@ def test_a_killed_guard_costs_its_trial_which_says_so(command: Running, zerotune
     assert "guard" in result.reason
 
 
+def test_a_profile_trial_that_is_killed_is_run_again_and_the_study_goes_on(
+    zerotune: Zerotune, server: PrefectServer
+) -> None:
+    command = zerotune.start(*SEARCH, PREFECT_API_URL=server.api_url)
+    command.wait_until(lambda: is_training(zerotune, 0), "the profile trial", 120)
+    program_of(zerotune.study, 0).kill()
+    assert end(command, zerotune).results[0].outcome is Outcome.COMPLETED
+
+
 def test_the_command_s_own_prefect_server_is_started_again_and_has_the_whole_history(zerotune: Zerotune) -> None:
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: is_training(zerotune, 2), "trial 2", 120)

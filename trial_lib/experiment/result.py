@@ -107,6 +107,7 @@ class TrialResult(_Record):
         step_times: seconds of each counted optimizer step, on the slowest rank.
         losses: mean loss over micro-batches and ranks of each of the first optimizer steps, from step 1 on; empty where
             the code shows none.
+        from_outside: whether somebody killed its ranks, their guard or their host, which says nothing of the candidate.
         swept: whether the ranks had measured other micro-batch sizes before this one; else they were fresh.
         micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
         longest_sequence: tokens in a sample of the longest micro-batch that a rank trained on, whose memory is in the
@@ -132,6 +133,7 @@ class TrialResult(_Record):
     metrics: dict[str, float] = Field(default_factory=dict)
     step_times: list[float] = Field(default_factory=list)
     losses: list[float] = Field(default_factory=list)
+    from_outside: bool = False
     swept: bool = False
     micro_batch_arrived: int | None = None
     longest_sequence: int | None = None

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from trial_lib.launch import channel
 
-HOST = "host"
+HOST, GUARD = "host", "guard"
 """What ended a trial's processes: the death of a host."""
 
 _POLL_S = 0.1
@@ -99,7 +99,7 @@ class Launched:
             self._open = False
             self._guard.close()
         if received is None:
-            return Ending("guard", [None] * self._ranks)
+            return Ending(GUARD, [None] * self._ranks)
         return Ending(received[0]["ended_by"], received[0]["statuses"])
 
     def wait_or_cancel(self, cancelled: threading.Event) -> Ending:

@@ -2,13 +2,14 @@
 
 import contextlib
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.guard import CANCEL, DEADLINE
-from trial_lib.launch.launcher import HOST, Ending
+from trial_lib.launch.launcher import GUARD, HOST, Ending
 
 # Each was seen, or stands in the source of torch, NCCL or the C library.
 _OUT_OF_MEMORY = re.compile(
@@ -31,6 +32,9 @@ _PEER_DIED = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|failed to recv, got 0 bytes"
     r"|NCCL communicator was aborted|remote process exited|recvValue failed|Connection was likely closed"
 )
+
+# What no program does to itself.
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 # What a table can hold.
 _LONGEST_MESSAGE = 300
@@ -92,6 +96,20 @@ def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_
     return _failed(ending, ranks, deadline_s)
 
 
+def is_from_outside(ending: Ending, outcome: Outcome, ranks: list[RankRecord]) -> bool:
+    """Returns whether somebody killed the ranks, their guard or their host, which says nothing of what they ran.
+
+    Args:
+        ending: how the processes ended.
+        outcome: as `classify` has it: a rank that the kernel killed for its memory is out of memory.
+        ranks: what each left behind.
+    """
+    if outcome is not Outcome.CRASHED:
+        return False
+    killed = any(status in _KILLED for status in ending.statuses) and not any(rank.failure for rank in ranks)
+    return killed or ending.ended_by in (GUARD, HOST)
+
+
 def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple[Outcome, str]:
     if ending.ended_by == HOST:
         lost = ranks[ending.host_rank]
@@ -123,12 +141,12 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
             )
             return Outcome.TIMED_OUT, reason
         return Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s. Log: {ranks[0].log}"
-    if ending.ended_by == "guard":
+    if ending.ended_by == GUARD:
         return Outcome.CRASHED, f"The trial's guard process was killed. Log: {ranks[0].log}"
     killed = next((number for number, status in enumerate(ending.statuses) if status is not None and status < 0), None)
     if killed is not None:
-        signal = -(ending.statuses[killed] or 0)
-        return Outcome.CRASHED, f"Rank {killed} was ended by signal {signal}. Log: {ranks[killed].log}"
+        number = -(ending.statuses[killed] or 0)
+        return Outcome.CRASHED, f"Rank {killed} was ended by signal {number}. Log: {ranks[killed].log}"
     silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
     culprit = next((number for number, status in enumerate(ending.statuses) if status), silent)
     last = _last_line(ranks[culprit])

@@ -133,7 +133,8 @@ class RayPlace:
             self._cluster.cancel(order.name)
             if cancelled.is_set():
                 return unstarted(order.plans[0], Outcome.CANCELLED, "Cancelled while it ran.")
-            lost = unstarted(order.plans[0], Outcome.CRASHED, f"The host died while the trial ran: {error}")
+            said = f"The host died while the trial ran: {error}"
+            lost = unstarted(order.plans[0], Outcome.CRASHED, said, from_outside=True)
             return lost.model_copy(update={"started_at": started_at})
         for text in delivery.notes:
             note(text)

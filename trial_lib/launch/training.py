@@ -2,7 +2,6 @@
 
 import math
 import re
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from trial_lib.experiment.metrics_file import MetricsReader
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
-from trial_lib.launch.outcome import RankRecord, classify, kernel_kills
+from trial_lib.launch.outcome import RankRecord, classify, is_from_outside, kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
@@ -27,8 +26,6 @@ _INVALID_TRIAL = "InvalidTrialError"
 _INVALID_TRIAL_LINE = re.compile(rf"^(?:\w+\.)*{_INVALID_TRIAL}: (.+)$", re.MULTILINE)
 
 
-# Signals that a process does not end itself by.
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
@@ -174,10 +171,7 @@ def _attempt(
         return _AttemptEnd(Outcome.CANCELLED, "Cancelled while it ran.")
     if invalid is not None:
         return _AttemptEnd(outcome, invalid, is_invalid=True)
-    # A rank that the kernel killed for its memory is out of memory, not killed from outside.
-    killed = outcome is Outcome.CRASHED and any(status in _FROM_OUTSIDE for status in ending.statuses)
-    is_from_outside = killed and not any(record.failure for record in records)
-    return _AttemptEnd(outcome, reason, is_from_outside=is_from_outside or ending.ended_by == "guard")
+    return _AttemptEnd(outcome, reason, is_from_outside=is_from_outside(ending, outcome, records))
 
 
 def _run(

@@ -18,7 +18,7 @@ from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
-from trial_lib.launch.outcome import classify, kernel_kills
+from trial_lib.launch.outcome import classify, is_from_outside, kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
@@ -107,8 +107,8 @@ def run_trial(
     return take_result(plan, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
 
 
-def unstarted(plan: TrialPlan, outcome: Outcome, reason: str) -> TrialResult:
-    """Returns the result of a trial that had no process."""
+def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
+    """Returns the result of a trial that had no process, or of whose processes nothing is known."""
     return TrialResult(
         trial_id=plan.trial_id,
         number=plan.number,
@@ -116,6 +116,7 @@ def unstarted(plan: TrialPlan, outcome: Outcome, reason: str) -> TrialResult:
         config_hash=plan.config_hash,
         outcome=outcome,
         reason=reason,
+        from_outside=from_outside,
         host=platform.node(),
         started_at=time.time(),
     )
@@ -262,6 +263,7 @@ def _result(
         metrics=first.get("metrics", {}) if outcome is Outcome.COMPLETED else {},
         step_times=first.get("step_times", []),
         losses=first.get("losses", []),
+        from_outside=is_from_outside(ending, outcome, ranks),
         swept=swept,
         micro_batch_arrived=first.get("micro_batch_arrived"),
         longest_sequence=first.get("longest_sequence"),

@@ -174,7 +174,7 @@ class AdaptiveSearch(Search):
         self._changes += 1
         self._fitting.memory.observe(candidate, result)
         self._fitting.forget()
-        if point is None or result.outcome is Outcome.CANCELLED:
+        if point is None or self._failures.say_nothing(point, result):
             return
         limits, value = self._limits[point.arm], self._value(result)
         if value is not None and value > 0:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from trial_lib.experiment.candidate import Withdrawal
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.search.cost_model import Point
 
 _FAILURES_OF_AN_ARM = 2
 
@@ -68,10 +70,21 @@ class Failures:
         """Starts with none."""
         self.largest_run = 0
         self._failed: dict[tuple[int, int], int] = {}
+        self._lost: set[Point] = set()
 
     def ran(self, size: int) -> None:
         """Takes in that a size ran."""
         self.largest_run = max(self.largest_run, size)
+
+    def say_nothing(self, point: Point, result: TrialResult) -> bool:
+        """Returns whether a trial's end tells of nothing: it was cancelled, or killed from outside for the first time.
+
+        A candidate whose trials are killed each time is not asked for again and again.
+        """
+        if not result.from_outside or point in self._lost:
+            return result.outcome is Outcome.CANCELLED
+        self._lost.add(point)
+        return True
 
     def fail(self, arm: int, index: int, size: int) -> None:
         """Takes in that a size of a lineage failed."""

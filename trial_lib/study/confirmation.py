@@ -98,6 +98,7 @@ class Confirmation:
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
         self._out: dict[str, tuple[Verdict, str]] = {}
+        self._lost: set[str] = set()  # those that were killed from outside once
         self._heats = 0
         self._next_heat()
 
@@ -112,6 +113,11 @@ class Confirmation:
         if contender is None:
             return
         self._queue.remove(contender)
+        if result.from_outside and contender.key not in self._lost:
+            # Nothing is known of it by that; who is killed each time is out, though.
+            self._lost.add(contender.key)
+            self._queue.insert(0, contender)
+            return
         self._results.setdefault(contender.key, []).append(result)
         if not self._is_measured(result):
             self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")

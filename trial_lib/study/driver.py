@@ -9,7 +9,7 @@ from typing import Any
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import MICRO_BATCH
-from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.experiment.result import ProgramProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
@@ -21,7 +21,7 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.completed_config import completed_config, contradiction
 from trial_lib.study.earlier_studies import earlier_studies_of
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
-from trial_lib.study.interrupted import left_of, unheard
+from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_winner import first_candidate, told_before
 from trial_lib.study.plans import TrialPlans, profile_candidate, refusal, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import open_search
@@ -250,7 +250,7 @@ class StudyDriver:
                 self._history.append(end)
                 self._withdraw(end)
             return
-        if end.outcome is Outcome.CANCELLED:
+        if stays_open(end):
             return
         self._history.append(Told(end.number, end))
         self._learn(end)
@@ -369,7 +369,8 @@ class StudyDriver:
             if result.program is not None:
                 self._learn_program(result.program)
             return
-        self._by_hash.setdefault(result.config_hash, result.number)
+        if not result.from_outside:
+            self._by_hash.setdefault(result.config_hash, result.number)
         if result.purpose is Purpose.SEARCH:
             self._searching().tell(self.candidates[result.number], result)
 

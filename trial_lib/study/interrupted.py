@@ -3,11 +3,18 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from trial_lib.experiment.candidate import Sweep, Withdrawal
+from trial_lib.experiment.candidate import Purpose, Sweep, Withdrawal
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.measure.sweep import SizeMemory, will_fit
 from trial_lib.study.history import Decided, Withdrawn
+
+
+def stays_open(result: TrialResult) -> bool:
+    """Returns whether a trial is to run again as if it never had: it was cut short; or the profile, which all the rest
+    stands on, was killed from outside.
+    """
+    return result.outcome is Outcome.CANCELLED or (result.purpose is Purpose.PROFILE and result.from_outside)
 
 
 def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
@@ -20,7 +27,7 @@ def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
     for number in sorted(numbers):
         with contextlib.suppress(OSError, ValueError):
             result = TrialResult.model_validate_json(paths.trial(number).result.read_text())
-            if result.outcome is not Outcome.CANCELLED:
+            if not stays_open(result):
                 yield result
 
 

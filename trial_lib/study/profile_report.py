@@ -73,6 +73,8 @@ def profile_failure(result: TrialResult, had_engine: bool, arg_mappings: Mapping
         had_engine: whether the program had come to a DeepSpeed engine.
         arg_mappings: by which flag or variable the program was given a batch of its own.
     """
+    if result.from_outside:
+        return f"The profile trial was killed twice: {result.reason} `zerotune resume` runs it again."
     ended_by_itself = result.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
     if not had_engine and (ended_by_itself or "import" not in result.phases):
         given = f"given ({', '.join(arg_mappings.values())} apart)" if arg_mappings else "given"

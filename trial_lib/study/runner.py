@@ -115,7 +115,7 @@ class Runner:
                 left = work.plans[len(ends) :]
                 reason = f"The trial could not be run: {type(error).__name__}: {error}"
                 for plan in left[:1]:
-                    put(unstarted(plan, Outcome.CRASHED, reason))
+                    put(unstarted(plan, Outcome.CRASHED, reason, from_outside=True))
                 for plan in left[1:]:
                     put(Withdrawn(plan.number, Withdrawal.ENDED))
         except DiskFullError as full:
@@ -134,7 +134,7 @@ class Runner:
         if not self._ended.empty():
             return
         for plan in plans[:1]:
-            self._ended.put(unstarted(plan, Outcome.CRASHED, reason))
+            self._ended.put(unstarted(plan, Outcome.CRASHED, reason, from_outside=True))
         for plan in plans[1:]:
             self._ended.put(Withdrawn(plan.number, Withdrawal.ENDED))
 

@@ -1,7 +1,8 @@
 import pytest
 
+from trial_lib.experiment.result import Outcome
 from trial_lib.launch.launcher import Ending
-from trial_lib.launch.outcome import RankRecord, classify
+from trial_lib.launch.outcome import RankRecord, classify, is_from_outside
 
 DONE = {"outcome": "completed", "reason": ""}
 PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29500"
@@ -150,6 +151,32 @@ def test_deadline_cancel_and_guard_are_told_apart():
     outcome, reason = ended([rank()], by="guard", statuses=[None])
     assert outcome == "crashed"
     assert "guard" in reason
+
+
+@pytest.mark.parametrize(
+    ("by", "ranks", "statuses"),
+    [
+        ("guard", [rank()], [None]),
+        ("host", [rank()], [None]),
+        ("ranks", [rank(), rank(1, log=PEER)], [-9, 1]),
+        ("ranks", [rank()], [-15]),
+    ],
+)
+def test_who_was_killed_says_nothing_of_what_it_ran(by, ranks, statuses):
+    assert is_from_outside(Ending(by, statuses), Outcome.CRASHED, ranks)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ranks", "statuses"),
+    [
+        (Outcome.CRASHED, [rank(), rank(1, failure=failure("KeyError", "labels"))], [-9, 1]),
+        (Outcome.CRASHED, [rank()], [-11]),
+        (Outcome.OUT_OF_MEMORY, [rank()], [-9]),
+        (Outcome.COMPLETED, [rank(0, DONE)], [-9]),
+    ],
+)
+def test_an_exception_a_fault_and_memory_are_the_program_s_own(outcome, ranks, statuses):
+    assert not is_from_outside(Ending("ranks", statuses), outcome, ranks)
 
 
 def test_a_deadline_without_an_engine_says_so_with_the_last_words():

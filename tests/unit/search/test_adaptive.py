@@ -18,6 +18,7 @@ from adaptive_world import (
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome
+from trial_lib.search.adaptive import _key
 from trial_lib.search.adaptive_settings import AdaptiveSettings
 
 FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGED]
@@ -98,6 +99,31 @@ def test_a_failing_lineage_is_out_and_after_two_its_arm(outcome):
     for label in {arm_of(candidate) for candidate in failed}:
         lineages = [candidate.lineage for candidate in failed if arm_of(candidate) == label]
         assert len(lineages) == len(set(lineages)) <= 2
+
+
+def test_a_trial_that_is_killed_from_outside_rules_nothing_out():
+    model, killed = SimulatedModel(), []
+
+    def run(candidate):
+        if not killed:
+            killed.append(_key(candidate))
+            return ended(Outcome.CRASHED).model_copy(update={"from_outside": True})
+        return model.run(candidate)
+
+    history = drive(adaptive(min_gain=0, max_trials=41), run)
+    assert killed[0] in [_key(candidate) for candidate, _ in trials(history)[1:]]
+
+
+def test_a_candidate_that_is_killed_each_time_is_not_asked_for_a_third_time():
+    model = SimulatedModel()
+
+    def run(candidate):
+        killed = ended(Outcome.CRASHED).model_copy(update={"from_outside": True})
+        return killed if candidate.zero_stage == 2 else model.run(candidate)
+
+    history = trials(drive(adaptive(min_gain=0, max_trials=41), run))
+    keys = [_key(candidate) for candidate, result in history if result.outcome is Outcome.CRASHED]
+    assert max(map(keys.count, keys)) == 2
 
 
 def test_sizes_that_fail_in_two_arms_are_left_alone_in_all():

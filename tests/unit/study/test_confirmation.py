@@ -155,6 +155,35 @@ def test_where_the_user_s_own_fails_the_second_time_the_best_is_left_uncompared(
     assert found.winner.verdict == "uncompared"
 
 
+@pytest.mark.parametrize("victim", ["own", "a"])
+def test_a_trial_that_is_killed_from_outside_is_measured_once_more_and_changes_no_answer(victim: str) -> None:
+    measured = speeds(own=100.0, a=200.0)
+    killed = [result(victim, outcome=Outcome.CRASHED, reason="The host died.", from_outside=True)]
+
+    def measure(key: str) -> TrialResult:
+        return killed.pop() if key == victim and killed else measured(key)
+
+    found, order = confirm([contender("a", 200.0)], measure)
+    undisturbed, order_then = confirm([contender("a", 200.0)], speeds(own=100.0, a=200.0))
+    assert len(order) == len(order_then) + 1
+    assert found.winner is not None
+    assert undisturbed.winner is not None
+    assert (found.winner.name, found.winner.verdict) == (undisturbed.winner.name, "faster")
+    assert found.winner.gain == undisturbed.winner.gain
+
+
+def test_a_candidate_that_is_killed_every_time_is_out() -> None:
+    measured = speeds(own=100.0, a=200.0)
+
+    def measure(key: str) -> TrialResult:
+        return result(key, outcome=Outcome.CRASHED, from_outside=True) if key == "a" else measured(key)
+
+    found, order = confirm([contender("a", 200.0)], measure)
+    assert order.count("a") == 2
+    assert found.winner is not None
+    assert found.winner.verdict == "own"
+
+
 def test_a_resumed_confirmation_goes_on_where_it_was() -> None:
     ranked = [contender("a", 102.0)]
     one = Confirmation(OWN, ranked, "throughput", "cuda", 60.0)

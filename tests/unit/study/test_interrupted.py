@@ -8,7 +8,7 @@ from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.result import Memory, Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.study.history import Decided, Withdrawn
-from trial_lib.study.interrupted import left_of, unheard
+from trial_lib.study.interrupted import left_of, stays_open, unheard
 
 CANDIDATES = tuple(Candidate(micro_batch_size=size) for size in (1, 2, 4, 8))
 SWEEP = Sweep(CANDIDATES, bytes_per_sample=100.0, headroom=0.0)
@@ -24,6 +24,14 @@ def ended(number: int, need: int, outcome: Outcome = Outcome.COMPLETED) -> Trial
 
 def numbers(left: list[Decided]) -> list[list[int]]:
     return [[number for number, _ in decision.numbered] for decision in left]
+
+
+def test_a_profile_that_was_killed_from_outside_is_run_again_and_a_trial_of_the_search_is_not() -> None:
+    killed = ended(0, need=100, outcome=Outcome.CRASHED).model_copy(update={"from_outside": True})
+    assert not stays_open(killed)
+    assert stays_open(killed.model_copy(update={"purpose": Purpose.PROFILE}))
+    failed = {"purpose": Purpose.PROFILE, "from_outside": False}
+    assert not stays_open(killed.model_copy(update=failed))
 
 
 def test_a_sweep_that_had_not_begun_is_run_whole() -> None:
