@@ -14,6 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
@@ -31,11 +32,12 @@ from flows.service import ServerError
 DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
 _LOCAL, _NIGHTLY = "local", "nightly"  # of the flow tune; experiment has a local one too
 _TAG = "zerotune"  # of the deployments; the automation watches the runs that have it
-_CANCEL_S = 15.0
+_CANCEL_S = 35.0  # a training at full length has 20 s of them to save
 _WORKER_S = 120.0
 _POLL_S = 0.2
 _IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
 _BEGUN = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+_IN_BEGUN = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_BEGUN)))
 
 
 def apply_deployments(work_dir: Path) -> None:
@@ -107,7 +109,7 @@ def name_lost_runs() -> int:
     """Gives the runs that an earlier worker had begun, and took with it, the state Crashed; returns how many."""
     with get_client(sync_client=True) as client:
         lost = _begun(client)
-        for run in lost:
+        for run in [*lost, *_begun_within(client, lost)]:
             message = "Its worker was killed. `zerotune resume` goes on with its study."
             client.set_flow_run_state(run.id, Crashed(message=message), force=True)
     return len(lost)
@@ -126,8 +128,15 @@ def cancel_runs() -> int:
 
 
 def _begun(client: SyncPrefectClient) -> list[FlowRun]:
-    in_state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_BEGUN))))
-    return client.read_flow_runs(flow_run_filter=in_state, work_pool_filter=_IN_POOL)
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(state=_IN_BEGUN), work_pool_filter=_IN_POOL)
+
+
+def _begun_within(client: SyncPrefectClient, runs: list[FlowRun]) -> list[FlowRun]:
+    """Returns the full experiments that some runs had begun: those are in no work pool."""
+    if not runs:
+        return []
+    parents = FlowRunFilterParentFlowRunId(any_=[run.id for run in runs])
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(state=_IN_BEGUN, parent_flow_run_id=parents))
 
 
 def wait_for_worker(since: datetime) -> None:

@@ -40,6 +40,6 @@ def tell_since_last(driver: StudyDriver) -> None:
             REGRESSION,
             resource={"prefect.resource.id": f"zerotune.experiment.{name}", "prefect.resource.name": name},
             payload={"study_id": driver.study_id, "folder": str(driver.paths.root), **compared.document()},
-            # A study that is resumed says it once.
+            # Prefect keeps it once, however often a study is resumed; an automation may hear it again after minutes.
             id=uuid5(NAMESPACE_URL, f"{REGRESSION}/{driver.study_id}"),
         )

@@ -4,6 +4,7 @@ Runs in the user's environment.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.2
+_building: set[Path] = set()  # what this process builds
 
 
 def holds_open(path: Path) -> bool:
@@ -30,12 +32,30 @@ def holds_open(path: Path) -> bool:
 def is_stale(lock: Path) -> bool:
     """Returns whether a build's lock is there, and its build was killed; every later build would wait for it for ever.
 
-    One whose holder cannot be seen, for it is another user's, is not taken for stale.
+    One whose holder cannot be seen, for it is another user's, is not taken for stale; nor one of a build by ZeroTune on
+    another host, or in another container, that shares the folder.
     """
     try:
-        return lock.stat().st_uid == os.getuid() and not holds_open(lock)
+        own = lock.stat().st_uid == os.getuid()
     except (FileNotFoundError, NotADirectoryError):
         return False
+    return own and not _builds_elsewhere(lock.parent) and not holds_open(lock)
+
+
+def _builds_elsewhere(build_dir: Path) -> bool:
+    """Returns whether another process holds the lock around torch's own, wherever it runs."""
+    if build_dir in _building:
+        return False
+    with contextlib.suppress(FileNotFoundError), _lock_around(build_dir).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in (errno.EAGAIN, errno.EACCES)
+    return False
+
+
+def _lock_around(build_dir: Path) -> Path:
+    return build_dir.parent / f".{build_dir.name}.zerotune.lock"
 
 
 def clear_stale_lock(build_dir: Path) -> bool:
@@ -71,9 +91,13 @@ def clear_stale_locks(environment: Mapping[str, str]) -> None:
 def _one_at_a_time(build_dir: Path) -> Iterator[None]:
     """Holds a lock that dies with its holder, around torch's own that does not."""
     build_dir.mkdir(parents=True, exist_ok=True)
-    with (build_dir.parent / f".{build_dir.name}.zerotune.lock").open("w") as file:
+    with _lock_around(build_dir).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        _building.add(build_dir)
+        try:
+            yield
+        finally:
+            _building.discard(build_dir)
 
 
 class _BuilderDiedError(Exception):

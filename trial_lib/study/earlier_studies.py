@@ -156,13 +156,17 @@ def _is_same_question(record: StudyRecord, arguments: StudyArguments) -> bool:
 
 
 def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierStudy | None:
-    """Returns what a study found; None where it confirmed nothing, is damaged, or of a version that kept less."""
+    """Returns what a study found; None where it confirmed nothing, is of several experiments, damaged, or of an
+    older version.
+    """
     try:
         fingerprint = Fingerprint.model_validate_json(paths.fingerprint.read_text())
         answer = json.loads(paths.best_ds_metrics.read_text())
         finding = None if answer["confirmation"] is None else Finding.of_document(answer["confirmation"])
         trials = trials_of(paths)
     except (OSError, ValueError, KeyError, InputError):
+        return None
+    if fingerprint.is_mixed:
         return None
     profiled = next((trial.result for trial in trials.values() if trial.result.purpose is Purpose.PROFILE), None)
     if finding is None or finding.winner is None or profiled is None or profiled.profile is None:

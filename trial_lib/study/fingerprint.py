@@ -68,6 +68,7 @@ class Fingerprint(BaseModel):
         hardware: the devices, their memory and driver, the processor.
         versions: of python, torch, deepspeed and the like, from the profile trial; empty before.
         search: what says how thoroughly was searched.
+        is_mixed: whether the study was resumed after some of that had changed, so that its trials are of several.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,6 +80,7 @@ class Fingerprint(BaseModel):
     hardware: dict[str, str] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     search: dict[str, str] = Field(default_factory=dict)
+    is_mixed: bool = False
 
     @property
     def is_cut_off(self) -> bool:

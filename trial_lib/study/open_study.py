@@ -20,7 +20,7 @@ from trial_lib.study.confirming import answer_of, since_last_study
 from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier_studies import keep_earlier_studies
-from trial_lib.study.fingerprint import fingerprint_of
+from trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
 from trial_lib.study.folder import (
     FinishedError,
     check_include,
@@ -238,7 +238,26 @@ def resume_study(root: Path) -> OpenStudy:
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
     tracking_uri = default_tracking_uri(paths.root.parent.parent)
-    return _open(record, arguments, experiment, host, paths, tracking_uri)
+    study = _open(record, arguments, experiment, host, paths, tracking_uri)
+    if record.status is not StudyStatus.COMPLETED:
+        _note_changes(study, fingerprint_of(experiment, arguments, host))
+    return study
+
+
+def _note_changes(study: OpenStudy, now: Fingerprint) -> None:
+    """Says what of the experiment has changed since the study began, and has later studies learn nothing from it."""
+    begun = fingerprint_in(study.paths)
+    changes = "; ".join(now.changes_since(begun))
+    # A study of an older version has kept none.
+    if not changes or begun == Fingerprint():
+        return
+    study.driver.log.warning(
+        "changed since the study began: %s. Its trials from before are compared with those from now on as if they were "
+        "of the same training: a new study is surer.",
+        changes,
+    )
+    with disk_full_told(study.paths.root):
+        write_whole(study.paths.fingerprint, begun.model_copy(update={"is_mixed": True}).model_dump_json(indent=2))
 
 
 def _has_trained(paths: StudyPaths) -> bool:

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import subprocess
@@ -31,6 +32,17 @@ def test_the_lock_of_a_killed_build_is_cleared(tmp_path, holder):
     holder.wait()
     assert clear_stale_lock(tmp_path)
     assert not (tmp_path / "lock").exists()
+
+
+def test_a_lock_whose_builder_cannot_be_seen_is_left_alone_while_zerotune_builds_there(tmp_path):
+    build_dir = tmp_path / "cpu_adam"
+    build_dir.mkdir()
+    # As on another host that shares the folder: nobody here has it open.
+    (build_dir / "lock").touch()
+    with (tmp_path / ".cpu_adam.zerotune.lock").open("w") as around:
+        fcntl.flock(around, fcntl.LOCK_EX)
+        assert not clear_stale_lock(build_dir)
+    assert clear_stale_lock(build_dir)
 
 
 def test_without_a_lock_there_is_nothing_to_clear(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from simulated_studies import Experiment, larger_is_faster
+from simulated_studies import CutShortError, Experiment, larger_is_faster
 
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.study.arguments import StudyArguments
@@ -49,6 +49,27 @@ def test_a_study_that_was_asked_something_else_does_not(team: Experiment, told: 
 
 def test_one_with_another_seed_or_budget_does(team: Experiment) -> None:
     assert len(found_by(team, random_seed=1, max_trials=30)) == 2
+
+
+def test_one_that_was_resumed_after_its_code_had_changed_says_so_and_does_not(tmp_path: Path) -> None:
+    team = Experiment(tmp_path)
+    with pytest.raises(CutShortError), team.opened() as study:
+        team.finish(study, trials=3)
+    (team.model / "train.py").write_text("print('trains otherwise')\n")
+    with team.resumed(study.paths.root) as resumed:
+        team.finish(resumed)
+    assert "changed since the study began: train.py (edited). Its trials" in resumed.paths.log.read_text()
+    assert found_by(team) == []
+
+
+def test_one_that_was_resumed_as_it_was_does(tmp_path: Path) -> None:
+    team = Experiment(tmp_path)
+    with pytest.raises(CutShortError), team.opened() as study:
+        team.finish(study, trials=3)
+    with team.resumed(study.paths.root) as resumed:
+        team.finish(resumed)
+    assert "changed since" not in resumed.paths.log.read_text()
+    assert found_by(team) == [study.paths.root.name]
 
 
 def test_the_winner_comes_with_all_that_confirmed_it(team: Experiment) -> None:
