@@ -40,9 +40,11 @@ def draw_terminal(paths: StudyPaths) -> None:
     view._started = time.monotonic() - ended
     view._message = ""
     view._read()
-    console = Console(record=True, width=96, file=io.StringIO())
+    console = Console(record=True, width=108, file=io.StringIO())
     console.print(
-        "$ zerotune tune --free-batch -- deepspeed --num_gpus 2 raw_engine.py ...", style="bold", highlight=False
+        "$ zerotune tune --free-batch --max-micro-batch 64 -m throughput -- deepspeed --num_gpus 2 raw_engine.py ...",
+        style="bold",
+        highlight=False,
     )
     console.print(view._picture())
     # The reader's own fonts: none is fetched.
