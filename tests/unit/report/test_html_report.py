@@ -1,6 +1,7 @@
 """The report as text: one file that holds all it needs. What a browser makes of it: `test_report_in_browser`."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,41 @@ def test_memory_is_drawn_as_predicted_and_measured_and_what_failed_is_marked(fai
     assert list(traces["did not complete"].x) == ["0035", "0036", "0037"]
     # Of so large a budget only the name fits.
     assert "budget" in memory.figure.layout.annotations[0].text
+
+
+def test_a_budget_near_what_trials_take_is_a_line_above_them(failed: StudyPaths) -> None:
+    view = read_study(failed.root)
+    most = max(trial.memory.measured or 0 for trial in view.trials if trial.memory is not None)
+    near = tuple(
+        replace(trial, memory=trial.memory and replace(trial.memory, budget=most + 2**20)) for trial in view.trials
+    )
+    figure = next(drawn for drawn in draw_figures(replace(view, trials=near)) if drawn.key == "memory").figure
+    assert figure is not None
+    (budget,) = [trace for trace in figure.data if trace.name == "budget"]
+    assert set(budget.y) == {most / 2**20 + 1}
+    assert figure.layout.yaxis.range[1] > most / 2**20 + 1
+
+
+def test_where_the_metric_is_no_throughput_its_readings_have_no_interval_that_looks_like_certainty(
+    tmp_path: Path,
+) -> None:
+    paths = recorded_study(tmp_path, metric="latency")
+    paths.best_ds_metrics.write_text(
+        paths.best_ds_metrics.read_text().replace('"metric": "throughput"', '"metric": "latency"')
+    )
+    view = read_study(paths.root)
+    assert [again.throughput.has_ends for again in view.confirmed if again.throughput] == [False, False]
+    drawn = draw_figures(view)
+    page = without_plotly(render_report(view, drawn))
+    assert "159.9 [" not in page
+    assert "their bars are intervals" not in page
+
+
+def test_the_trials_that_effects_are_taken_from_are_counted_without_the_profile(failed: StudyPaths) -> None:
+    view = read_study(failed.root)
+    measured = [trial for trial in view.trials if trial.row.value is not None and not trial.is_profile]
+    knobs = next(drawn for drawn in draw_figures(view) if drawn.key == "knobs")
+    assert f"from {len(measured)} trials." in knobs.says
 
 
 def test_the_best_so_far_never_falls(failed: StudyPaths) -> None:
