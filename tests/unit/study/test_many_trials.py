@@ -1,22 +1,29 @@
-"""The driver's own work on a study of many trials: what it costs a trial does not grow with those that have ended."""
+"""The driver's own work on a study of many trials: neither its time nor its memory grows faster than they do."""
 
+import contextlib
+import gc
 import logging
 import time
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from benchmarks.operations.instant_launcher import InstantLauncher
+from flows.live import LiveView
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.place import ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.runner import Work
 
 TRIALS = 120
 WINDOW = 30
+DRIVER_KIB, TABLE_KIB = 16.0, 4.0  # of a trial
 MODEL = Path(__file__).parents[2] / "programs" / "tiny_study"
 
 
@@ -33,24 +40,67 @@ def driver(tmp_path: Path) -> StudyDriver:
     return StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
 
 
-def test_the_last_of_many_trials_cost_no_more_than_the_first(driver: StudyDriver) -> None:
-    from trial_lib.study.runner import Work
-
+def begin(driver: StudyDriver) -> None:
+    """Runs the profile trial, and the submitted configuration's."""
     for plan in (driver.profile_plan, driver.submitted_plan):
         found = plan()
         assert found is not None
         (end,) = driver.run(Work((found,)))
         driver.tell(end)
+
+
+def run_next(driver: StudyDriver) -> bool:
+    """Runs what the search asks for next; returns whether there was anything."""
+    work = driver.next_work(1)
+    if not work:
+        return False
+    for end in driver.run(work[0]):
+        driver.tell(end)
+    return True
+
+
+def test_the_last_of_many_trials_cost_no_more_than_the_first(driver: StudyDriver) -> None:
+    begin(driver)
     costs = []
-    while True:
-        began = time.thread_time()
-        work = driver.next_work(1)
-        if not work:
-            break
-        for end in driver.run(work[0]):
-            driver.tell(end)
+    began = time.thread_time()
+    while run_next(driver):
         costs.append(time.thread_time() - began)
+        began = time.thread_time()
     assert driver.searched == TRIALS
     first, last = median(costs[:WINDOW]), median(costs[-WINDOW:])
     assert last < 2 * first + 2e-3
     assert last < 20e-3
+
+
+def test_a_trial_that_has_ended_takes_a_bounded_part_of_the_driver_s_memory_and_of_the_live_table_s(
+    driver: StudyDriver,
+) -> None:
+    begin(driver)
+    for _ in range(WINDOW):
+        run_next(driver)
+    with memory_growth() as grown:
+        while run_next(driver):
+            pass
+    trials = TRIALS - WINDOW
+    assert driver.searched == TRIALS
+    assert sum(grown) / trials < DRIVER_KIB
+
+    view = LiveView(driver.paths, driver.arguments)
+    with memory_growth() as grown:
+        view._read()
+    assert len(view._rows) > trials
+    assert sum(grown) / TRIALS < TABLE_KIB
+
+
+@contextlib.contextmanager
+def memory_growth() -> Iterator[list[float]]:
+    """Yields a list that has, after its body, by how many KiB this process's Python objects have grown."""
+    grown: list[float] = []
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield grown
+        gc.collect()
+        grown.append(tracemalloc.get_traced_memory()[0] / 1024)
+    finally:
+        tracemalloc.stop()
