@@ -72,12 +72,15 @@ class Nights:
 
     def parent(self, night: Night) -> Run:
         """The night's parent run in MLflow."""
+        (run,) = self.runs(f"tags.record_id = '{night.study.paths.root.name}'")
+        return run
+
+    def runs(self, wanted: str) -> list[Run]:
+        """The runs of the experiment in MLflow that a filter finds."""
         client = MlflowClient(tracking_uri=f"sqlite:///{self.zerotune.folder}/mlflow.db")
         experiment = client.get_experiment_by_name("tiny")
         assert experiment is not None
-        wanted = f"tags.record_id = '{night.study.paths.root.name}'"
-        (run,) = client.search_runs([experiment.experiment_id], wanted)
-        return run
+        return list(client.search_runs([experiment.experiment_id], wanted))
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,8 @@ def test_prefect_has_an_event_of_it_and_the_run_a_name_for_it(nights: Nights, fi
 def test_mlflow_has_a_tag_of_it_which_finds_that_night_alone(nights: Nights, first: Night, slower: Night) -> None:
     assert nights.parent(slower).data.tags["regression"] == slower.document["since_last"]["sentence"]
     assert "regression" not in nights.parent(first).data.tags
+    found = nights.runs("tags.regression LIKE '%below%'")
+    assert [run.info.run_id for run in found] == [nights.parent(slower).info.run_id]
 
 
 def test_a_night_on_which_nothing_has_changed_confirms_the_known_winner_and_does_not_search(

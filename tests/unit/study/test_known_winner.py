@@ -213,7 +213,7 @@ def test_a_study_that_is_not_to_learn_takes_no_notice(tuned: Experiment) -> None
 
 
 @pytest.mark.parametrize("ended", [1, 2, 5, 8, 9, 10, 11, 14])
-def test_a_study_that_is_cut_short_goes_on_as_if_it_had_not_been(tuned: Experiment, ended: int) -> None:
+def test_a_study_that_is_cut_short_goes_on_as_if_it_had_not_been(tuned: Experiment, ended: int, tmp_path: Path) -> None:
     tuned.speed = slower
     with tuned.opened() as study:
         root = study.paths.root
@@ -227,9 +227,18 @@ def test_a_study_that_is_cut_short_goes_on_as_if_it_had_not_been(tuned: Experime
     with tuned.resumed(root) as study:
         tuned.finish(study)
         answer = answer_of(study.driver)
-    numbers = [number for number, _, _ in (*begun, *tuned.ran)]
+    whole = [*begun, *tuned.ran]
+    (tmp_path / "other").mkdir()
+    undisturbed = Experiment(tmp_path / "other")
+    undisturbed.tune()
+    undisturbed.speed = slower
+    undisturbed.tune()
+    assert [(purpose, candidate) for _, purpose, candidate in whole] == [
+        (purpose, candidate) for _, purpose, candidate in undisturbed.ran
+    ]
+    numbers = [number for number, _, _ in whole]
     assert len(numbers) == len(set(numbers))
-    kinds = list(dict.fromkeys(purpose for _, purpose, _ in (*begun, *tuned.ran)))
+    kinds = list(dict.fromkeys(purpose for _, purpose, _ in whole))
     assert kinds == [Purpose.PROFILE, Purpose.CONFIRM, Purpose.SUBMITTED, Purpose.SEARCH]
     assert answer is not None
     assert study.record.regression
