@@ -1,9 +1,12 @@
 """Slots and ports: one holder each, on the whole host."""
 
+import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 
@@ -87,6 +90,73 @@ def test_who_cannot_have_all_its_slots_holds_none_while_it_waits(tmp_path):
             assert held.names == ["2"]
         gave_up.set()
         waiting.join()
+
+
+def is_left_alone(folder):
+    """Returns whether a cleaner passes a folder by: `systemd-tmpfiles` does where it cannot have its lock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@pytest.mark.parametrize("hold", [lambda folder: held_slots(folder, HOST, 1, never), reserved_port])
+def test_cleaners_leave_the_locks_alone_while_a_slot_or_a_port_is_held(tmp_path, hold):
+    with hold(tmp_path):
+        assert is_left_alone(tmp_path)
+        with hold(tmp_path):
+            assert is_left_alone(tmp_path)
+        assert is_left_alone(tmp_path)
+    assert not is_left_alone(tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="this host has no systemd-tmpfiles")
+def test_a_held_slot_outlives_systemd_s_cleaner(tmp_path):
+    locks = tmp_path / "tmp" / "locks"
+    (tmp_path / "clean.conf").write_text(f"d {tmp_path}/tmp - - - 1s\n")
+
+    def clean():
+        time.sleep(1.1)
+        subprocess.run(["systemd-tmpfiles", "--clean", tmp_path / "clean.conf"], check=True)
+
+    with held_slots(locks, HOST, 2, never) as held:
+        assert held.names == ["0", "1"]
+        clean()
+        with held_slots(locks, HOST, 2, lambda: True) as another:
+            assert another is None
+    clean()
+    # It would have removed them.
+    assert not list(locks.glob("slot-*"))
+    with held_slots(locks, HOST, 3, never) as held:
+        assert held.names == SLOTS
+
+
+def hold_with_a_child(lock_dir, ready):
+    with held_slots(lock_dir, HOST, 3, never) as held:
+        ready.send(subprocess.Popen(["sleep", "600"], pass_fds=held.descriptors).pid)
+        time.sleep(600)
+
+
+def test_slots_are_held_and_left_alone_as_long_as_anybody_has_their_descriptors(tmp_path):
+    ours, theirs = SPAWN.Pipe()
+    holder = SPAWN.Process(target=hold_with_a_child, args=(tmp_path, theirs))
+    holder.start()
+    child = ours.recv()
+    holder.kill()
+    holder.join()
+    try:
+        assert is_left_alone(tmp_path)
+        with held_slots(tmp_path, HOST, 1, lambda: True) as held:
+            assert held is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+    with held_slots(tmp_path, HOST, 3, never) as held:
+        assert held.names == SLOTS
+    assert not is_left_alone(tmp_path)
 
 
 @pytest.fixture

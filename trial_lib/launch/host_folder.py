@@ -1,11 +1,10 @@
 """The folder that a study has on a host of a Ray cluster, as long as an actor of it lives there."""
 
 import fcntl
-import os
 import shutil
 from pathlib import Path
 
-from trial_lib.launch.own_folder import own_folder
+from trial_lib.launch.lock_files import hold_folder, lock_file, release
 
 
 class HostFolder:
@@ -23,36 +22,34 @@ class HostFolder:
 
     def __init__(self, lock_dir: Path, study_id: str) -> None:
         self.path = lock_dir / "trials" / study_id
-        own_folder(lock_dir)
+        self._locks = [hold_folder(lock_dir)]
         self.path.parent.mkdir(exist_ok=True)
         # One at a time: a lock that has just been made is not held yet.
-        with (lock_dir / "trials.lock").open("w") as starting:
-            fcntl.flock(starting, fcntl.LOCK_EX)
+        starting = lock_file(lock_dir / "trials.lock", fcntl.LOCK_EX)
+        try:
             for other in self.path.parent.iterdir():
                 if other.is_dir() and other != self.path:
                     _remove_if_free(other)
             self.path.mkdir(exist_ok=True)
-            self._lock = os.open(_lock_of(self.path), os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            self._locks.append(lock_file(_lock_of(self.path), fcntl.LOCK_SH))
+        finally:
+            release([starting])
 
     def remove(self) -> None:
         """Removes the folder; called once, when the study has ended."""
         shutil.rmtree(self.path, ignore_errors=True)
         _lock_of(self.path).unlink(missing_ok=True)
-        os.close(self._lock)
+        release(self._locks)
 
 
 def _remove_if_free(folder: Path) -> None:
-    lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = lock_file(_lock_of(folder), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        _lock_of(folder).unlink(missing_ok=True)
-    finally:
-        os.close(lock)
+    shutil.rmtree(folder, ignore_errors=True)
+    _lock_of(folder).unlink(missing_ok=True)
+    release([lock])
 
 
 def _lock_of(folder: Path) -> Path:

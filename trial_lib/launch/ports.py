@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from trial_lib.launch.own_folder import own_folder
+from trial_lib.launch.lock_files import hold_folder, lock_file
 
 # Below the range that the kernel gives to outgoing connections (32768 and up).
 _PORTS = range(21000, 31000)
@@ -22,18 +22,17 @@ def reserved_port(lock_dir: Path) -> Iterator[int]:
     Raises:
         OSError: none of ten thousand is free.
     """
-    own_folder(lock_dir)
-    # One file for all of them, whose byte N is port N's lock: ten thousand files would stay behind.
-    descriptor = os.open(lock_dir / "ports.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, hold_folder(lock_dir))
+        # One file for all of them, whose byte N is port N's lock: ten thousand files would stay behind.
+        descriptor = lock_file(lock_dir / "ports.lock", fcntl.LOCK_SH)
+        held.callback(os.close, descriptor)
         # From a random one on: another user of this host has locks of their own, and asks for ports as well.
         first = secrets.randbelow(len(_PORTS))
         for port in (*_PORTS[first:], *_PORTS[:first]):
             if _lock(descriptor, port) and _is_free(port):
                 yield port
                 return
-    finally:
-        os.close(descriptor)
     raise OSError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
 
 

@@ -2,14 +2,13 @@
 
 import contextlib
 import fcntl
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from trial_lib.launch.hardware import Host
-from trial_lib.launch.own_folder import own_folder
+from trial_lib.launch.lock_files import hold_folder, lock_file, release
 
 _POLL_S = 0.05
 
@@ -20,8 +19,8 @@ class HeldSlots:
 
     Attributes:
         names: of the slots.
-        descriptors: of their locked files. A process that has got them too holds the slots as long as it lives, even
-            when the one that took them has died.
+        descriptors: of their locked files and of the folder, which is kept from cleaners. A process that has got them
+            too holds the slots as long as it lives, even when the one that took them has died.
     """
 
     names: list[str]
@@ -47,55 +46,40 @@ def held_slots(
         is_cancelled: asked while waiting.
         note: told when there is something to wait for.
     """
-    own_folder(lock_dir)
-    held = _take(lock_dir, host, count)
-    if held is None:
-        note(f"waiting for {count} of this host's {len(host.slots)} slots, which other studies hold")
-    while held is None:
-        if is_cancelled():
-            yield None
-            return
-        time.sleep(_POLL_S)
-        held = _take(lock_dir, host, count)
+    folder = hold_folder(lock_dir)
+    held = None
     try:
-        yield held
+        held = _take(lock_dir, host, count)
+        if held is None:
+            note(f"waiting for {count} of this host's {len(host.slots)} slots, which other studies hold")
+        while held is None:
+            if is_cancelled():
+                yield None
+                return
+            time.sleep(_POLL_S)
+            held = _take(lock_dir, host, count)
+        yield HeldSlots(list(held), (*held.values(), folder))
     finally:
         # Not by closing alone: a guard that is still about to end has them too.
-        for descriptor in held.descriptors:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        _close(held.descriptors)
+        release([*(held or {}).values(), folder])
 
 
-def _take(lock_dir: Path, host: Host, count: int) -> HeldSlots | None:
+def _take(lock_dir: Path, host: Host, count: int) -> dict[str, int] | None:
     """Returns the slots taken: all that were wanted or none, so that two trials cannot wait for each other's."""
     held: dict[str, int] = {}
     # One at a time: two that each take half would both fail for ever.
-    allocator = _open(lock_dir / "slots.lock")
+    allocator = lock_file(lock_dir / "slots.lock", fcntl.LOCK_EX)
     try:
-        fcntl.flock(allocator, fcntl.LOCK_EX)
         for slot in host.slots:
-            descriptor = _open(lock_dir / f"slot-{host.device_of(slot).replace('/', '-')}.lock")
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                continue
-            held[slot] = descriptor
+            path = lock_dir / f"slot-{host.device_of(slot).replace('/', '-')}.lock"
+            with contextlib.suppress(BlockingIOError):
+                held[slot] = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if len(held) == count:
-                return HeldSlots(list(held), tuple(held.values()))
-        _close(held.values())
+                return held
+        release(held.values())
         return None
     except BaseException:
-        _close(held.values())
+        release(held.values())
         raise
     finally:
-        os.close(allocator)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+        release([allocator])
