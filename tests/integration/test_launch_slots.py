@@ -53,7 +53,7 @@ def test_no_slot_is_ever_held_twice(tmp_path, kind):
 
 
 def hold(lock_dir, ready):
-    with held_slots(lock_dir, HOST, 3, never):
+    with held_slots(lock_dir, HOST, 3, never, lambda text: ready.send("waits")):
         ready.send("held")
         time.sleep(600)
 
@@ -80,16 +80,102 @@ def test_slots_are_given_back_after_an_error(tmp_path):
         assert held.names == SLOTS
 
 
-def test_who_cannot_have_all_its_slots_holds_none_while_it_waits(tmp_path):
+class Waiting:
+    """Wants slots in a thread of its own, until it has them or gives up."""
+
+    def __init__(self, lock_dir, count, host=HOST):
+        self._gave_up, self._may_end, self._has, self._waits = (threading.Event() for _ in range(4))
+        self._thread = threading.Thread(target=self._run, args=(lock_dir, host, count))
+        self._thread.start()
+        assert self._waits.wait(timeout=10)
+
+    def _run(self, lock_dir, host, count):
+        with held_slots(lock_dir, host, count, self._gave_up.is_set, lambda text: self._waits.set()) as held:
+            self.held = held
+            self._has.set()
+            self._may_end.wait()
+
+    def has(self, timeout_s):
+        return self._has.wait(timeout_s) and self.held is not None
+
+    def end(self):
+        self._gave_up.set()
+        self._may_end.set()
+        self._thread.join()
+
+
+def free(lock_dir, host=HOST):
+    """Returns the slot that somebody who comes now, and does not wait, is given."""
+    with held_slots(lock_dir, host, 1, lambda: True) as held:
+        return None if held is None else held.names[0]
+
+
+def test_the_first_to_wait_keeps_what_it_has_got_until_it_gives_up(tmp_path):
     with held_slots(tmp_path, HOST, 2, never):
-        gave_up = threading.Event()
-        waiting = threading.Thread(target=lambda: held_slots(tmp_path, HOST, 2, gave_up.is_set).__enter__())
-        waiting.start()
-        time.sleep(0.2)
-        with held_slots(tmp_path, HOST, 1, never) as held:
-            assert held.names == ["2"]
-        gave_up.set()
-        waiting.join()
+        waiting = Waiting(tmp_path, 2)
+        assert free(tmp_path) is None
+        waiting.end()
+        assert free(tmp_path) == "2"
+
+
+def test_only_the_first_to_wait_keeps_slots_so_that_two_never_wait_for_each_other(tmp_path):
+    with held_slots(tmp_path, HOST, 1, never):
+        first, second = Waiting(tmp_path, 3), Waiting(tmp_path, 3)
+    assert first.has(timeout_s=2)
+    assert first.held.names == SLOTS
+    assert not second.has(timeout_s=0.2)
+    first.end()
+    assert second.has(timeout_s=2)
+    second.end()
+
+
+def test_who_waits_for_some_devices_keeps_nobody_from_others(tmp_path):
+    with held_slots(tmp_path, HOST, 1, never):
+        waiting = Waiting(tmp_path, 2, Host("cpu", ["0", "1"], 2**30))
+        assert free(tmp_path) == "2"
+        assert free(tmp_path, Host("cpu", ["1"], 2**30)) is None
+        waiting.end()
+
+
+def come_and_go(lock_dir, host):
+    while True:
+        with held_slots(lock_dir, host, 1, never):
+            time.sleep(0.02)
+
+
+def test_who_wants_all_slots_gets_them_beside_many_that_come_and_go(tmp_path):
+    host = Host("cpu", [str(number) for number in range(8)], 2**30)
+    small = [SPAWN.Process(target=come_and_go, args=(tmp_path, host), daemon=True) for _ in range(8)]
+    for process in small:
+        process.start()
+    try:
+        deadline = time.monotonic() + 60
+        while free(tmp_path, host) is not None:
+            assert time.monotonic() < deadline, "they do not hold all"
+        for _ in range(3):
+            started = time.monotonic()
+            with held_slots(tmp_path, host, 8, never) as held:
+                assert held.names == host.slots
+            assert time.monotonic() - started < 3
+    finally:
+        for process in small:
+            process.kill()
+            process.join()
+
+
+def test_a_killed_waiter_s_slots_are_free_again_and_another_waits_first(tmp_path):
+    ours, theirs = SPAWN.Pipe()
+    with held_slots(tmp_path, HOST, 1, never):
+        waiter = SPAWN.Process(target=hold, args=(tmp_path, theirs))
+        waiter.start()
+        assert ours.recv() == "waits"
+        assert free(tmp_path) is None
+        waiter.kill()
+        waiter.join()
+        assert free(tmp_path) == "1"
+        waiting = Waiting(tmp_path, 3)
+    assert waiting.has(timeout_s=2)
+    waiting.end()
 
 
 def is_left_alone(folder):

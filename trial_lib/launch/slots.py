@@ -11,6 +11,7 @@ from trial_lib.launch.hardware import Host
 from trial_lib.launch.lock_files import hold_folder, lock_file, release
 
 _POLL_S = 0.05
+_WAITING = "waiting.lock"
 
 
 @dataclass(frozen=True)
@@ -42,44 +43,100 @@ def held_slots(
     Args:
         lock_dir: where the locks stand, the same for all studies on the host.
         host: whose slots there are to choose from, at least `count`.
-        count: slots wanted, all at once.
+        count: slots wanted, all at once; who waits for them first is given those that come free.
         is_cancelled: asked while waiting.
         note: told when there is something to wait for.
     """
     folder = hold_folder(lock_dir)
-    held = None
+    taking = _Taking(lock_dir, host, count)
     try:
-        held = _take(lock_dir, host, count)
-        if held is None:
+        has_all = taking.take()
+        if not has_all:
             note(f"waiting for {count} of this host's {len(host.slots)} slots, which other studies hold")
-        while held is None:
+        while not has_all:
             if is_cancelled():
+                taking.give_back()
                 yield None
                 return
             time.sleep(_POLL_S)
-            held = _take(lock_dir, host, count)
-        yield HeldSlots(list(held), (*held.values(), folder))
+            has_all = taking.take()
+        # In the host's order, whichever came first: that is the order of the ranks.
+        names = [slot for slot in host.slots if slot in taking.held]
+        yield HeldSlots(names, (*(taking.held[name] for name in names), folder))
     finally:
-        # Not by closing alone: a guard that is still about to end has them too.
-        release([*(held or {}).values(), folder])
+        taking.give_back()
+        release([folder])
 
 
-def _take(lock_dir: Path, host: Host, count: int) -> dict[str, int] | None:
-    """Returns the slots taken: all that were wanted or none, so that two trials cannot wait for each other's."""
-    held: dict[str, int] = {}
-    # One at a time: two that each take half would both fail for ever.
-    allocator = lock_file(lock_dir / "slots.lock", fcntl.LOCK_EX)
-    try:
-        for slot in host.slots:
-            path = lock_dir / f"slot-{host.device_of(slot).replace('/', '-')}.lock"
+class _Taking:
+    """Takes slots: all at once, or one after the other for the one that is the first to wait.
+
+    Of all who wait only that one, which has the lock `waiting.lock`, keeps what it has got so far, so that no two can
+    wait for each other's. What it waits for stands in that file, and nobody else takes it: a trial that wants many
+    slots would get none beside small ones that come and go.
+
+    Args:
+        lock_dir: see `held_slots`.
+        host: see `held_slots`.
+        count: see `held_slots`.
+
+    Attributes:
+        held: the descriptor of each slot's locked file.
+    """
+
+    def __init__(self, lock_dir: Path, host: Host, count: int) -> None:
+        self._lock_dir = lock_dir
+        self._files = {slot: f"slot-{host.device_of(slot).replace('/', '-')}.lock" for slot in host.slots}
+        self._count = count
+        self._waiting: int | None = None
+        self.held: dict[str, int] = {}
+
+    def take(self) -> bool:
+        """Takes what is free; returns whether all that are wanted are held now."""
+        # One at a time: two that each take half would both fail for ever.
+        allocator = lock_file(self._lock_dir / "slots.lock", fcntl.LOCK_EX)
+        try:
+            waited_for = self._waited_for_by_another()
+            for slot, file in self._files.items():
+                if slot not in self.held and file not in waited_for:
+                    with contextlib.suppress(BlockingIOError):
+                        self.held[slot] = lock_file(self._lock_dir / file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if len(self.held) == self._count:
+                    self._stop_waiting()
+                    return True
+            if not self._is_first_to_wait():
+                self.give_back()
+            return False
+        finally:
+            release([allocator])
+
+    def _waited_for_by_another(self) -> set[str]:
+        """Returns the lock files of the slots that are kept for the first to wait, if that is another."""
+        if self._waiting is not None:
+            return set()
+        path = self._lock_dir / _WAITING
+        try:
+            release([lock_file(path, fcntl.LOCK_SH | fcntl.LOCK_NB)])
+        except BlockingIOError:
+            return set(path.read_text().splitlines())
+        return set()
+
+    def _is_first_to_wait(self) -> bool:
+        if self._waiting is None:
+            path = self._lock_dir / _WAITING
             with contextlib.suppress(BlockingIOError):
-                held[slot] = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if len(held) == count:
-                return held
-        release(held.values())
-        return None
-    except BaseException:
-        release(held.values())
-        raise
-    finally:
-        release([allocator])
+                self._waiting = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.write_text("\n".join(self._files.values()))
+        return self._waiting is not None
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            release([self._waiting])
+            self._waiting = None
+
+    def give_back(self) -> None:
+        """Gives everything back at once; nothing is held after."""
+        # Not by closing alone: a guard that is still about to end has them too.
+        release(self.held.values())
+        self.held.clear()
+        self._stop_waiting()
