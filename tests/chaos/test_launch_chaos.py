@@ -14,6 +14,7 @@ from conftest import PROGRAMS
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import ColdLauncher, rank_environment
 from trial_lib.launch.hardware import this_host
+from trial_lib.launch.slots import held_slots
 from trial_lib.launch.trial import run_trial
 from trial_lib.launch.warm import WarmLauncher
 
@@ -54,17 +55,30 @@ def completes(trials, launcher="warm"):
     return result.outcome == "completed", result.reason
 
 
-@pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_when_the_driver_is_killed_all_it_started_is_gone_within_a_second(trials, kind):
+def driven(trials, kind):
+    """Returns a driver whose trial's ranks run, and the process ids that these have printed."""
     plan = trials.plan("children.py", "--hang", "spin", slots=2)
     driver = SPAWN.Process(target=drive, args=(kind, plan, trials.root))
     driver.start()
     logs = [plan.paths.log(rank) for rank in range(2)]
     trials.wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 120, "the ranks")
-    below = [process.pid for process in psutil.Process(driver.pid).children(recursive=True)]
     ranks = [int(line.split()[1]) for log in logs for line in log.read_text().splitlines() if line.startswith("pid ")]
     assert len(ranks) == 6
     assert {pid for pid in ranks if trials.is_alive(pid)} == set(ranks)
+    return driver, ranks
+
+
+def alive_when_all_slots_are_free(trials, pids):
+    """Waits until the host's slots can be had, and returns which processes still live then."""
+    host = this_host()
+    with held_slots(trials.lock_dir, host, len(host.slots), lambda: False):
+        return {pid for pid in pids if trials.is_alive(pid)}
+
+
+@pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_when_the_driver_is_killed_all_it_started_is_gone_within_a_second(trials, kind):
+    driver, ranks = driven(trials, kind)
+    below = [process.pid for process in psutil.Process(driver.pid).children(recursive=True)]
     os.kill(driver.pid, signal.SIGKILL)
     gone(trials, {*below, *ranks})
     driver.join()
@@ -105,6 +119,26 @@ def test_a_killed_guard_is_a_crash_and_leaves_no_rank(trials, launcher):
     assert "guard" in result.reason
     gone(trials, pids)
     assert completes(trials) == (True, "")
+
+
+@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_a_killed_guard_s_slots_are_free_when_no_rank_is_left_and_then_at_once(trials, launcher):
+    running = started(trials, "--hang", "spin", launcher=launcher)
+    pids, killed_at = running.pids(), time.monotonic()
+    psutil.Process(ranks_of(running)[0]).parent().kill()
+    assert alive_when_all_slots_are_free(trials, pids) == set()
+    assert time.monotonic() - killed_at < 2
+    assert running.result().outcome == "crashed"
+
+
+@pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_so_they_are_when_the_driver_is_killed_with_it(trials, kind):
+    driver, pids = driven(trials, kind)
+    guard = psutil.Process(pids[1]).parent()
+    driver.kill()
+    guard.kill()
+    assert alive_when_all_slots_are_free(trials, pids) == set()
+    driver.join()
 
 
 @pytest.fixture

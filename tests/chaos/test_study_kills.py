@@ -91,7 +91,7 @@ def test_a_killed_rank_costs_its_trial_which_says_so(command: Running, zerotune:
 def test_a_killed_fork_server_costs_no_trial(command: Running, zerotune: Zerotune, victim: str) -> None:
     rank = program_of(zerotune.study, FITS)
     guard = rank.parent()
-    server = guard.parent()
+    server = guard.parent().parent()
     keeper = server.parent()
     assert keeper.ppid() == command.process.pid
     (server if victim == "server" else keeper).kill()

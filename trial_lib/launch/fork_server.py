@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from trial_lib.launch import channel, rank_process
-from trial_lib.launch.guard import Guard, become_subreaper, kill_descendants
+from trial_lib.launch.guard import Guard, become_subreaper, kill_descendants, leave_keeper
 from trial_lib.launch.priming import doubt, import_all, prime
 
 _HOUSEKEEPING_S = 0.5
@@ -110,7 +110,7 @@ class ForkServer:
         channel.send(self._driver, {"doubt": reason})
 
     def _reap(self) -> None:
-        """Lets ended guards go, and kills what a killed guard left: the server is the next subreaper above it."""
+        """Lets ended trials go, and kills what a killed keeper left: the server is the next subreaper above it."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -125,6 +125,7 @@ class ForkServer:
 
 def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_keeper()
     guard = os.getpid()
 
     def start_rank(rank: int) -> int:

@@ -51,6 +51,23 @@ def kill_descendants() -> None:
         time.sleep(_POLL_S)
 
 
+def leave_keeper() -> None:
+    """Goes on as a fork, which is to become a guard; this process stays behind as the guard's parent, its keeper.
+
+    When the guard is killed, what its ranks have started in sessions of their own comes here. The keeper has what the
+    guard has, the slots and the end of the driver's socket: before the last rank is gone, which may take a GPU's driver
+    seconds, nobody else is given the slots, and the driver does not take the trial for ended.
+    """
+    become_subreaper()
+    keeper = os.getpid()
+    guard = os.fork()
+    if guard:
+        os.waitpid(guard, 0)
+        kill_descendants()
+        os._exit(0)
+    rank_process.die_with_parent(keeper)
+
+
 def remove_shared_memory(address: str, port: str) -> None:
     """Removes the buffers that DeepSpeed's CPU collectives leave in shared memory, some 70 MB a rank.
 
@@ -140,19 +157,11 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
     driver = socket.socket(fileno=int(arguments[0]))
     # The terminal's Ctrl-C is the driver's to hear.
     os.setsid()
-    become_subreaper()
-    if os.fork():
-        # Stays behind as the guard's parent, as the fork server does: when the guard is killed, what its ranks have
-        # started in sessions of their own comes here.
-        driver.close()
-        os.wait()
-        kill_descendants()
-        return
-    rank_process.die_with_parent(os.getppid())
     received = channel.receive(driver)
     if received is None:
         return
     request = received[0]
+    leave_keeper()
 
     def start_rank(rank: int) -> int:
         process = start(request["ranks"][rank], {**request, "rank": rank})

@@ -41,8 +41,8 @@ class LaunchRequest:
         deadline_s: seconds after which all are killed.
         grace_s: seconds that the other ranks have to end once one has failed.
         first_rank: the rank of the first of them, where others run on other hosts.
-        descriptors: that the guard holds as long as it lives: of the trial's slots, which are then not given away
-            before the last rank is gone, however the driver ends.
+        descriptors: that the guard and its keeper hold as long as they live: of the trial's slots, which are then not
+            given away before the last rank is gone, however the driver ends.
     """
 
     interpreter: str
