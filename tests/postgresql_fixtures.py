@@ -3,12 +3,13 @@
 import contextlib
 import os
 import pwd
+import secrets
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +26,43 @@ class PostgreSQL:
 
     Attributes:
         address: `user[:password]@host:port`.
+        prefix: what the names of this test's databases begin with: the server may be a team's, with others.
     """
 
     address: str
+    prefix: str = field(default_factory=lambda: f"zerotune_test_{secrets.token_hex(4)}_")
 
     def new_database(self, name: str) -> str:
-        """Creates an empty database, and returns its address without a scheme."""
-        connection = self.connect("postgres")
-        connection.autocommit = True
-        with contextlib.closing(connection), connection.cursor() as cursor:
-            cursor.execute(f'drop database if exists "{name}"')
-            cursor.execute(f'create database "{name}"')
-        return f"//{self.address}/{name}"
+        """Creates an empty database of the test's, and returns its address without a scheme."""
+        self._administer(f'create database "{self.prefix}{name}"')
+        return f"//{self.address}/{self.prefix}{name}"
+
+    def drop_databases(self) -> None:
+        """Drops the databases of the test, whoever is still connected to them."""
+        with contextlib.closing(self.connect("postgres")) as connection, connection.cursor() as cursor:
+            cursor.execute("select datname from pg_database where starts_with(datname, %s)", (self.prefix,))
+            names = [name for (name,) in cursor.fetchall()]
+        for name in names:
+            self._administer(f'drop database "{name}" with (force)')
 
     def connect(self, database: str) -> Any:
-        """Returns a connection to a database."""
+        """Returns a connection to a database, by its whole name."""
         import psycopg2
 
         return psycopg2.connect(f"postgresql://{self.address}/{database}")
 
-    def query(self, database: str, sql: str) -> list[tuple[Any, ...]]:
-        """Returns the rows of a query."""
-        with contextlib.closing(self.connect(database)) as connection, connection.cursor() as cursor:
+    def query(self, name: str, sql: str) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query of a database of the test's."""
+        with contextlib.closing(self.connect(f"{self.prefix}{name}")) as connection, connection.cursor() as cursor:
             cursor.execute(sql)
             rows: list[tuple[Any, ...]] = cursor.fetchall()
             return rows
+
+    def _administer(self, sql: str) -> None:
+        connection = self.connect("postgres")
+        connection.autocommit = True
+        with contextlib.closing(connection), connection.cursor() as cursor:
+            cursor.execute(sql)
 
 
 @contextlib.contextmanager
@@ -58,18 +71,33 @@ def postgresql() -> Iterator[PostgreSQL]:
     if "PGHOST" in os.environ:
         user, password = os.environ.get("PGUSER", "postgres"), os.environ.get("PGPASSWORD")
         login = user if password is None else f"{user}:{password}"
-        yield PostgreSQL(f"{login}@{os.environ['PGHOST']}:{os.environ.get('PGPORT', '5432')}")
+        named = PostgreSQL(f"{login}@{os.environ['PGHOST']}:{os.environ.get('PGPORT', '5432')}")
+        _skip_unless_it_answers(named)
+        try:
+            yield named
+        finally:
+            named.drop_databases()
         return
-    binaries = sorted(_PACKAGES.glob("*/bin"), key=lambda path: int(path.parent.name))
-    if not binaries:
-        pytest.skip("no PostgreSQL: PGHOST names none that runs, and Debian's package postgresql is not installed")
+    # A package with the client alone has a folder there too.
+    programs = sorted(_PACKAGES.glob("*/bin/initdb"), key=lambda path: int(path.parents[1].name))
+    if not programs:
+        pytest.skip("no PostgreSQL: PGHOST names none, and Debian's package postgresql (the server) is not installed")
     # Not pytest's folder, which is closed to other users, and PostgreSQL refuses to run as root.
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
     try:
-        with _started(binaries[-1], folder, _user(folder)) as server:
+        with _started(programs[-1].parent, folder, _user(folder)) as server:
             yield server
     finally:
         shutil.rmtree(folder)
+
+
+def _skip_unless_it_answers(server: PostgreSQL) -> None:
+    import psycopg2
+
+    try:
+        server.connect("postgres").close()
+    except psycopg2.OperationalError as error:
+        pytest.skip(f"the PostgreSQL that PGHOST names does not answer: {str(error).strip()}")
 
 
 def _user(folder: Path) -> dict[str, Any]:

@@ -32,6 +32,25 @@ class Team:
         return {"PREFECT_API_URL": f"{self.prefect.url}/api", "MLFLOW_TRACKING_URI": self.mlflow.url}
 
 
+def test_databases_of_others_on_the_server_that_pghost_names_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with postgresql() as theirs:
+        theirs.new_database("mlflow")
+        login, _, place = theirs.address.rpartition("@")
+        user, _, password = login.partition(":")
+        host, _, port = place.rpartition(":")
+        for name, value in {"PGHOST": host, "PGPORT": port, "PGUSER": user, "PGPASSWORD": password}.items():
+            monkeypatch.setenv(name, value)
+        with postgresql() as named:
+            named.new_database("mlflow")
+            # As of a server that was killed a moment ago.
+            still_open = named.connect(f"{named.prefix}mlflow")
+        still_open.close()
+        every = "select datname from pg_database"
+        names = {name for (name,) in theirs.query("mlflow", every)}
+        assert f"{theirs.prefix}mlflow" in names
+        assert not [name for name in names if name.startswith(named.prefix)]
+
+
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     folder = tmp_path_factory.mktemp("team")
