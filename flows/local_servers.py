@@ -66,7 +66,7 @@ def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service
             said = migration.stdout.strip().splitlines() or ["it said nothing"]
             raise ServerError(f"MLflow could not bring its store {store} to this version's schema ({said[-1]}).")
     # Files, and not through the server: a study that records to the store itself can then add to the same experiment.
-    files = artifact_location(store) or (work_dir / "mlartifacts").as_uri()
+    files = artifact_location(store, work_dir)
     return Service(
         "The MLflow UI",
         [

@@ -112,6 +112,16 @@ def test_sending_it_again_changes_nothing(team: Team) -> None:
     assert team.database.query("mlflow", "select count(*) from metrics") == before
 
 
+def test_sent_to_the_database_itself_its_artifacts_are_beside_the_studies(team: Team) -> None:
+    study = team.zerotune.study
+    store = f"postgresql+psycopg2:{team.database.new_database('without_server')}"
+    ended = team.zerotune.run("sync", study.paths.root, MLFLOW_TRACKING_URI=store)
+    assert ended.returncode == 0, ended.stderr
+    kept = list((team.zerotune.folder / "mlartifacts").rglob("best_ds_config.json"))
+    assert [file.read_bytes() for file in kept] == [study.paths.best_ds_config.read_bytes()]
+    assert not (team.zerotune.folder / "mlruns").exists()
+
+
 def test_the_doctor_finds_both_servers_and_their_versions(team: Team) -> None:
     ended = subprocess.run(
         [str(BIN / "zerotune"), "doctor", "--json"],

@@ -69,7 +69,9 @@ class FullExperimentSync:
 
     def _connect(self, record: FullExperimentRecord) -> Runs:
         wanted = f"tags.{RECORD_ID} = '{record.experiment_id}'"
-        runs = Runs(self._tracking_uri, record.name, wanted, FULL_EXPERIMENT)
+        # A study's stands in the study's folder.
+        work_dir = self._paths.root.absolute().parents[1 if record.study_id is None else 2]
+        runs = Runs(self._tracking_uri, record.name, wanted, work_dir, FULL_EXPERIMENT)
         self.experiment_id = runs.experiment_id
         if record.study_id is not None:
             study = next(runs.search(f"tags.{RECORD_ID} = '{record.study_id}'"), None)

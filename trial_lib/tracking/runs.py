@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
@@ -32,6 +33,7 @@ class Runs:
         tracking_uri: MLflow's store or server.
         experiment_name: MLflow's experiment, created where there is none.
         wanted: the filter that finds the runs.
+        work_dir: the folder that the studies stand in.
         kind: the tag of that name; runs of another kind are left alone. None for the runs without.
 
     Attributes:
@@ -42,12 +44,14 @@ class Runs:
         Exception: whatever MLflow raises.
     """
 
-    def __init__(self, tracking_uri: str, experiment_name: str, wanted: str, kind: str | None = None) -> None:
+    def __init__(
+        self, tracking_uri: str, experiment_name: str, wanted: str, work_dir: Path, kind: str | None = None
+    ) -> None:
         with schema_lock(tracking_uri):
             self._client = _mlflow_client(tracking_uri)
             experiment = self._client.get_experiment_by_name(experiment_name)
             self.experiment_id: str = (
-                self._client.create_experiment(experiment_name, artifact_location(tracking_uri))
+                self._client.create_experiment(experiment_name, artifact_location(tracking_uri, work_dir))
                 if experiment is None
                 else experiment.experiment_id
             )

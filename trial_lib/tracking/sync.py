@@ -61,7 +61,8 @@ class StudySync:
             self._send(runs, study, fingerprint)
 
     def _connect(self, record: StudyRecord) -> Runs:
-        self._runs = Runs(self._tracking_uri, record.name, f"tags.{STUDY_ID} = '{record.study_id}'")
+        wanted = f"tags.{STUDY_ID} = '{record.study_id}'"
+        self._runs = Runs(self._tracking_uri, record.name, wanted, self._paths.root.absolute().parents[1])
         self.experiment_id = self._runs.experiment_id
         self._sent = {record_id: run.data.tags.get(SENT, "") for record_id, run in self._runs.found.items()}
         return self._runs

@@ -10,10 +10,13 @@ from trial_lib.experiment.errors import InputError
 
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # those that MLflow writes to itself
 
 
 def default_tracking_uri(work_dir: Path) -> str:
     """Returns the tracking URI that MLflow's usual variable names, else that of a SQLite store in the work folder.
+
+    A relative path is one from the work folder: the working directory of a worker's run is gone after it.
 
     Args:
         work_dir: the folder that studies and the store stand in.
@@ -30,6 +33,9 @@ def default_tracking_uri(work_dir: Path) -> str:
             where=_VARIABLE,
             remedy="Name a server (http://...) or a database (sqlite:////absolute/path/mlflow.db), or unset it.",
         )
+    if uri.startswith(_SQLITE):
+        file, *options = uri.removeprefix(_SQLITE).split("?", 1)
+        return "?".join([f"{_SQLITE}{work_dir.absolute() / file}", *options])
     return uri
 
 
@@ -40,13 +46,17 @@ def sqlite_file(tracking_uri: str) -> Path | None:
     return Path(tracking_uri.removeprefix(_SQLITE).partition("?")[0]).absolute()
 
 
-def artifact_location(tracking_uri: str) -> str | None:
-    """Returns where an experiment's artifacts go: beside a SQLite store; None where the server decides.
+def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
+    """Returns where an experiment's artifacts go; None where the server decides.
 
-    Left to itself MLflow puts them in the working directory of whoever created the experiment.
+    That is beside a SQLite store, and of any other database in the work folder. Left to itself MLflow puts them in the
+    working directory of whoever created the experiment.
     """
+    if not is_database(tracking_uri):
+        return None
     database = sqlite_file(tracking_uri)
-    return None if database is None else (database.parent / "mlartifacts").as_uri()
+    folder = work_dir.absolute() if database is None else database.parent
+    return (folder / "mlartifacts").as_uri()
 
 
 def without_password(tracking_uri: str) -> str:
@@ -58,6 +68,11 @@ def without_password(tracking_uri: str) -> str:
         return shown.replace(f":{parts.password}@", ":***@")
     # To the last @: a password may hold one, or a "/" or "#" that is not escaped, at which the parser stops.
     return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", shown)
+
+
+def is_database(tracking_uri: str) -> bool:
+    """Returns whether the URI is that of a database, which MLflow writes to without a server."""
+    return urlsplit(tracking_uri).scheme.partition("+")[0] in _DATABASES
 
 
 def is_server(tracking_uri: str) -> bool:

@@ -20,13 +20,18 @@ def test_the_default_is_a_database_in_the_work_folder(tmp_path: Path, monkeypatc
     uri = default_tracking_uri(tmp_path)
     assert uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert sqlite_file(uri) == tmp_path / "mlflow.db"
-    assert artifact_location(uri) == f"file://{tmp_path}/mlartifacts"
+    assert artifact_location(uri, tmp_path / "elsewhere") == f"file://{tmp_path}/mlartifacts"
 
 
-@pytest.mark.parametrize("uri", ["http://localhost:5000", "postgresql://host/db", "sqlite:///runs.db", "databricks"])
+@pytest.mark.parametrize("uri", ["http://localhost:5000", "postgresql://host/db", "sqlite:////w/r.db", "databricks"])
 def test_the_usual_variable_wins(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert default_tracking_uri(tmp_path) == uri
+
+
+def test_a_relative_database_is_in_the_work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///kept/runs.db?timeout=5")
+    assert default_tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/kept/runs.db?timeout=5"
 
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "./mlruns", "/tmp/mlruns"])
@@ -37,7 +42,13 @@ def test_a_file_store_is_refused(uri: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_server_decides_where_artifacts_go() -> None:
-    assert artifact_location("http://localhost:5000") is None
+    assert artifact_location("http://localhost:5000", Path("/w")) is None
+    assert artifact_location("databricks://profile", Path("/w")) is None
+
+
+@pytest.mark.parametrize("uri", ["postgresql+psycopg2://host/db", "mysql://host/db"])
+def test_artifacts_of_a_team_s_database_stay_in_the_work_folder(uri: str) -> None:
+    assert artifact_location(uri, Path("/w")) == "file:///w/mlartifacts"
 
 
 def test_a_run_on_a_server_has_a_page() -> None:
