@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ from kubernetes_asyncio.client import ApiClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.runner._workspace_resolver import prepare_workspace
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from prefect_docker.worker import DockerWorker
@@ -160,6 +163,7 @@ def test_the_kubernetes_worker_asks_for_gpus_shared_memory_and_a_volume() -> Non
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["image"] == "zerotune:latest"
+    assert container["workingDir"] == image_folder()
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}, "requests": {"memory": "64Gi"}}
     assert {"name": "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "value": "30"} in container["env"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
@@ -170,6 +174,28 @@ def test_the_kubernetes_worker_asks_for_gpus_shared_memory_and_a_volume() -> Non
     # A quantity may be a number; the client's own are text.
     container["resources"]["limits"]["nvidia.com/gpu"] = "4"
     assert known_to_kubernetes(job) == job
+
+
+def image_folder() -> str:
+    """The folder that a container of the image begins in."""
+    (folder,) = re.findall(r"^WORKDIR (.+)$", (DEPLOYMENTS / "Dockerfile").read_text(), re.MULTILINE)
+    return str(folder)
+
+
+def test_a_container_s_run_takes_no_copy_of_the_volume_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume, begun_in, workspace = tmp_path / "zerotune", tmp_path / image_folder()[1:], tmp_path / "workspace"
+    volume.mkdir()
+    (volume / "tokens.bin").touch()
+    begun_in.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(begun_in)
+    run = FlowRun(flow_id=uuid4(), name="able-owl", state=State(type=StateType.PENDING))
+    deployment = DeploymentResponse(name="docker", flow_id=run.flow_id, entrypoint="flows.tune.tune", pull_steps=[])
+    # What `prefect flow-run execute` does first; without storage of the deployment's it asks no server.
+    with temporary_settings(
+        {PREFECT_API_URL: "http://prefect.example:4200/api", PREFECT_LOGGING_TO_API_ENABLED: False}
+    ):
+        asyncio.run(prepare_workspace(get_client(), run, deployment, workspace))
+    assert list(workspace.iterdir()) == []
 
 
 def known_to_kubernetes(job: dict[str, Any]) -> Any:
