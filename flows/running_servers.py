@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
-import psutil
 from filelock import FileLock, Timeout
 
 from trial_lib.experiment.errors import InputError
@@ -43,7 +42,7 @@ def hold() -> Iterator[None]:
             "it runs already.", where="zerotune up", remedy="`zerotune down` stops it, from any terminal."
         ) from None
     try:
-        write_whole(_record(), json.dumps({"pid": os.getpid(), "started_at": psutil.Process().create_time()}))
+        write_whole(_record(), json.dumps({"pid": os.getpid(), "start": start_of(os.getpid())}))
         yield
     finally:
         lock.release()
@@ -63,7 +62,8 @@ def stop(timeout_s: float = 60.0) -> bool:
         # One that has only just begun may not have written its record yet.
         holder = None if asked else _holder()
         if holder is not None:
-            holder.send_signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGTERM)
             asked = True
         if time.monotonic() > deadline:
             raise InputError(
@@ -79,14 +79,26 @@ def _record() -> Path:
     return up_folder() / "up.json"
 
 
-def _holder() -> psutil.Process | None:
-    """Returns the process of the record, if it is still that one and not another with its number."""
-    with contextlib.suppress(OSError, ValueError, KeyError, psutil.NoSuchProcess):
+def _holder() -> int | None:
+    """Returns the number of the record's process, if it is still that one and not another with its number."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
         record = json.loads(_record().read_text())
-        process = psutil.Process(record["pid"])
-        if process.create_time() == record["started_at"]:
-            return process
+        pid = int(record["pid"])
+        if start_of(pid) == record["start"]:
+            return pid
     return None
+
+
+def start_of(pid: int) -> str:
+    """Returns which boot a process was started in, and at which tick of it: the time of day may be set while it runs.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # What follows the name, which may hold anything: the state is the third field, the start the 22nd.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{boot} {fields[19]}"
 
 
 def _is_held() -> bool:
