@@ -8,10 +8,11 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterParentFlowRunId,
@@ -43,7 +44,8 @@ _IN_BEGUN = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_BEGUN)))
 def apply_deployments(work_dir: Path) -> None:
     """Creates or updates the work pool, its deployments and the automation that misses killed runs.
 
-    What people have set on the nightly deployment, its schedule and its other parameters, stays.
+    What people have set on the nightly deployment, its schedule and its other parameters, stays, and so do the pool's
+    limit, pause and description.
 
     Args:
         work_dir: where its runs write their studies.
@@ -56,7 +58,7 @@ def apply_deployments(work_dir: Path) -> None:
         # Named, a run starts in this interpreter at once; else Prefect first starts another one for a workspace.
         command = shlex.join([sys.executable, "-m", "prefect.engine"])
         template["variables"]["properties"]["command"]["default"] = command
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template), overwrite=True)
+        _put_pool(client, template)
         nightly = _find(client, f"tune/{_NIGHTLY}")
         _deploy([_LOCAL] if nightly else [_LOCAL, _NIGHTLY], work_dir)
         if nightly is not None:
@@ -69,6 +71,15 @@ def apply_deployments(work_dir: Path) -> None:
             client.update_deployment(nightly.id, update)
         for described in yaml.safe_load((DEPLOYMENTS / "automations.yaml").read_text())["automations"]:
             _put(client, AutomationCore.model_validate(described))
+
+
+def _put_pool(client: SyncPrefectClient, template: dict[str, Any]) -> None:
+    try:
+        client.read_work_pool(POOL)
+    except ObjectNotFound:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+    else:
+        client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
 
 
 def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:

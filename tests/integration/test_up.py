@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 
@@ -254,11 +255,12 @@ def test_down_stops_everything_from_another_terminal(up: Up) -> None:
 
 
 @pytest.mark.long
-def test_nothing_outlives_an_up_that_is_killed_and_the_next_one_says_what_became_of_its_runs(
+def test_nothing_outlives_an_up_that_is_killed_and_the_next_one_names_its_lost_runs_and_keeps_the_pool_s_limit(
     tmp_path: Path, home: Path
 ) -> None:
     up = Up(Zerotune(tmp_path, home, program=SLOW))
     with up.client() as client:
+        client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=3, description="ours"))
         deployment = client.read_deployment_by_name("tune/local")
         run = client.create_flow_run_from_deployment(
             deployment.id, parameters={"config_path": str(up.zerotune.config), "model_dir": str(up.zerotune.model)}
@@ -273,8 +275,10 @@ def test_nothing_outlives_an_up_that_is_killed_and_the_next_one_says_what_became
     assert "1 run(s) had lost their worker: they are Crashed now." in up.command.said
     with up.client() as client:
         state = client.read_flow_run(run.id).state
+        pool = client.read_work_pool(POOL)
     assert state is not None
     assert state.is_crashed()
+    assert (pool.concurrency_limit, pool.description) == (3, "ours")
     up.command.process.send_signal(signal.SIGINT)
     assert up.command.end(timeout=60).returncode == 0
     assert up.command.left_over(1) == []
