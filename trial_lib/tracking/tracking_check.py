@@ -1,10 +1,14 @@
 """What the doctor looks at of MLflow: whether its store or server answers, and its version."""
 
+import errno
 import http.client
 import os
+import sqlite3
+import tempfile
 import urllib.error
 import urllib.request
 from base64 import b64encode
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -31,14 +35,32 @@ def check_mlflow(work_dir: Path) -> Check:
         return _check_server(uri, shown, ours)
     if "://" not in uri or uri.startswith("databricks"):
         return warn(NAME, f"{shown} is not looked at, MLflow {ours} here", f"See that it answers, {_LATER}")
-    if sqlite_file(uri) is not None:
-        return ok(NAME, f"{shown}, MLflow {ours}")
+    database = sqlite_file(uri)
+    if database is not None:
+        return _check_file(database, shown, ours)
     try:
         _connect(uri)
     except Exception as error:  # noqa: BLE001 - drivers have errors of their own
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(uri, shown)
         return fail(NAME, f"{shown} does not answer ({first})", f"Start it, install its driver, {_LATER}")
     return ok(NAME, f"{shown} answers, MLflow {ours}")
+
+
+def _check_file(database: Path, shown: str, ours: str) -> Check:
+    try:
+        if database.exists():
+            with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:
+                connection.execute("select count(*) from sqlite_master").fetchone()
+        # A study makes the store, and the folders above it.
+        folder = next(place for place in database.parents if place.exists())
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        if database.exists() and not os.access(database, os.W_OK):
+            raise PermissionError(errno.EACCES, "it may not be written")
+    except (OSError, sqlite3.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return fail(NAME, f"{shown} cannot be used ({why})", f"Move what is there, name another store, {_LATER}")
+    return ok(NAME, f"{shown}, MLflow {ours}")
 
 
 def _check_server(uri: str, shown: str, ours: str) -> Check:

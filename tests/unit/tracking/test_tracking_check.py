@@ -1,6 +1,7 @@
 """What the doctor says of MLflow's servers and stores."""
 
 import socket
+import sqlite3
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -67,6 +68,30 @@ def test_what_is_no_server_of_mlflow_or_no_address_is_told_without_the_password(
             assert found.verdict is Verdict.FAIL
             assert "does not answer" in found.said
             assert "secret" not in found.said + found.remedy
+
+
+def test_a_store_that_is_there_or_can_be_made_is_well_and_is_left_as_it_is(
+    check: Callable[[str], Check], tmp_path: Path
+) -> None:
+    assert check("").verdict is Verdict.OK
+    assert check(f"sqlite:///{tmp_path}/not/yet/mlflow.db").verdict is Verdict.OK
+    assert list(tmp_path.iterdir()) == []
+    with sqlite3.connect(tmp_path / "mlflow.db") as connection:
+        connection.execute("create table runs (id)")
+    before = (tmp_path / "mlflow.db").read_bytes()
+    assert check("").verdict is Verdict.OK
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("mlflow.db", before)]
+
+
+@pytest.mark.parametrize(("store", "why"), [("bad.db", "not a database"), ("bad.db/mlflow.db", "Not a directory")])
+def test_what_is_no_store_and_cannot_become_one_fails(
+    check: Callable[[str], Check], tmp_path: Path, store: str, why: str
+) -> None:
+    (tmp_path / "bad.db").write_text("a text, and a long one: " * 100)
+    found = check(f"sqlite:///{tmp_path}/{store}")
+    assert found.verdict is Verdict.FAIL
+    assert why in found.said
+    assert "zerotune sync" in found.remedy
 
 
 def test_databricks_is_not_looked_at(check: Callable[[str], Check]) -> None:
