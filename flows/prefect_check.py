@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 from flows.prefect_server import is_configured
 from trial_lib.experiment.check import Check, fail, ok, warn
+from trial_lib.tracking.tls import trusting
 
 NAME = "Prefect"
 _TIMEOUT_S = 5
@@ -57,9 +58,12 @@ def _compared(url: str, theirs: str, ours: str) -> Check:
 
 def _clock_of(url: str) -> tuple[float | None, float]:
     """Returns what a server's clock says, None without an answer, and what this host's says."""
+    from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_TLS_INSECURE_SKIP_VERIFY
+
     date = None
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=_TIMEOUT_S) as answer:
+        tls = trusting(PREFECT_API_SSL_CERT_FILE.value(), anybody=PREFECT_API_TLS_INSECURE_SKIP_VERIFY.value())
+        with urllib.request.urlopen(f"{url}/health", timeout=_TIMEOUT_S, context=tls) as answer:
             date = answer.headers["Date"]
     except urllib.error.HTTPError as error:
         date = error.headers["Date"]

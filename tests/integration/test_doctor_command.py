@@ -1,5 +1,6 @@
 """`zerotune doctor` on this machine as it is, and on one where everything that usually goes wrong has."""
 
+import contextlib
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tls_fixtures import serve_by_https
 
 from flows.prefect_check import check_prefect
 from trial_lib.experiment.check import Verdict
@@ -92,31 +94,38 @@ def test_this_machine_is_healthy_and_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db").exists()
 
 
-@pytest.fixture
-def old_server() -> Iterator[str]:
-    """A server that says it is Prefect 3.1 and MLflow 2.0, and whose clock is two minutes slow."""
+class Answers(BaseHTTPRequestHandler):
+    """Says that it is Prefect 3.1 and MLflow 2.0; its clock is two minutes slow."""
 
-    class Answers(BaseHTTPRequestHandler):
-        def date_time_string(self, timestamp: float | None = None) -> str:
-            return formatdate(time.time() - 120, usegmt=True)
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(time.time() - 120, usegmt=True)
 
-        def do_GET(self) -> None:
-            body = {"/api/admin/version": b'"3.1.0"', "/version": b"2.0.1"}.get(self.path, b"true")
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def do_GET(self) -> None:
+        body = {"/api/admin/version": b'"3.1.0"', "/version": b"2.0.1"}.get(self.path, b"true")
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def log_message(self, *_: object) -> None:
+        pass
 
-    server = HTTPServer(("127.0.0.1", 0), Answers)
+
+@contextlib.contextmanager
+def answering(server: HTTPServer) -> Iterator[str]:
+    """Has a server answer in a thread; yields where it is."""
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    with answering(HTTPServer(("127.0.0.1", 0), Answers)) as place:
+        yield f"http://{place}"
 
 
 def test_servers_of_other_versions_and_the_prefect_servers_clock_are_told(
@@ -135,6 +144,38 @@ def test_servers_of_other_versions_and_the_prefect_servers_clock_are_told(
     mlflow = check_mlflow(tmp_path)
     assert mlflow.verdict is Verdict.WARN
     assert "MLflow 2.0.1" in mlflow.said
+
+
+def test_servers_of_a_private_network_are_trusted_as_their_clients_are_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.settings import (
+        PREFECT_API_SSL_CERT_FILE,
+        PREFECT_API_TLS_INSECURE_SKIP_VERIFY,
+        PREFECT_API_URL,
+        temporary_settings,
+    )
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    certificate = serve_by_https(server, tmp_path)
+    with answering(server) as place:
+        monkeypatch.setenv("PREFECT_API_URL", f"https://{place}/api")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"https://{place}")
+        named = {PREFECT_API_URL: f"https://{place}/api"}
+        trusting: dict[Any, Any]
+        for trusting in ({PREFECT_API_SSL_CERT_FILE: str(certificate)}, {PREFECT_API_TLS_INSECURE_SKIP_VERIFY: True}):
+            with temporary_settings({**named, **trusting}):
+                assert "Prefect 3.1.0 there" in check_prefect()[0].said
+        with temporary_settings(named):
+            assert "does not answer" in check_prefect()[0].said
+        assert "does not answer" in check_mlflow(tmp_path).said
+        for name, value in (
+            ("MLFLOW_TRACKING_SERVER_CERT_PATH", str(certificate)),
+            ("MLFLOW_TRACKING_INSECURE_TLS", "true"),
+        ):
+            with monkeypatch.context() as told:
+                told.setenv(name, value)
+                assert "MLflow 2.0.1" in check_mlflow(tmp_path).said
 
 
 def test_a_database_that_does_not_answer_is_told_without_its_password(

@@ -4,6 +4,7 @@ import errno
 import http.client
 import os
 import sqlite3
+import ssl
 import tempfile
 import urllib.error
 import urllib.request
@@ -15,10 +16,13 @@ from urllib.parse import unquote, urlsplit
 
 from trial_lib.experiment.check import Check, fail, ok, warn
 from trial_lib.experiment.errors import InputError
+from trial_lib.tracking.tls import trusting
 from trial_lib.tracking.tracking_uri import default_tracking_uri, is_server, sqlite_file, without_password
 
 NAME = "MLflow"
 _TIMEOUT_S = 5
+# MLflow's own, and those of the library that it asks by.
+_BUNDLES = ("MLFLOW_TRACKING_SERVER_CERT_PATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _LATER = (
     "or unset MLFLOW_TRACKING_URI to keep the runs in ./mlflow.db; `zerotune sync STUDY` sends them any time later."
 )
@@ -69,7 +73,7 @@ def _check_server(uri: str, shown: str, ours: str) -> Check:
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     try:
         request = urllib.request.Request(f"{bare}/version", headers=_authorization(parts.username, parts.password))
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=_tls()) as answer:
             theirs = answer.read(100).decode().strip()
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
@@ -85,6 +89,16 @@ def _check_server(uri: str, shown: str, ours: str) -> Check:
     if theirs.split(".")[0] != ours.split(".")[0]:
         return warn(NAME, f"{shown} is MLflow {theirs}, this is {ours}", "Bring both to the same major version.")
     return ok(NAME, f"{shown} answers, MLflow {theirs} there, {ours} here")
+
+
+def _tls() -> ssl.SSLContext:
+    """Returns whom MLflow's own client would trust, and the certificate that it would show."""
+    anybody = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
+    context = trusting(next(filter(None, map(os.environ.get, _BUNDLES)), None), anybody=anybody)
+    own = os.environ.get("MLFLOW_TRACKING_CLIENT_CERT_PATH")
+    if own:
+        context.load_cert_chain(own)
+    return context
 
 
 def _authorization(user: str | None, password: str | None) -> dict[str, str]:
