@@ -18,10 +18,11 @@ from trial_lib.launch.build_checks import (
     check_environment,
     check_locks,
     check_ops,
+    devices,
     environment_report,
 )
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hardware import this_host
+from trial_lib.launch.hardware import Host
 from trial_lib.study.folder import host_lock_dir
 from trial_lib.study.host_checks import (
     BUILDS,
@@ -72,16 +73,19 @@ def examine(work_dir: Path) -> list[Check]:
     with ThreadPoolExecutor() as pool:
         # What takes seconds, side by side.
         asked = pool.submit(environment_report, sys.executable, environment)
+        there = pool.submit(devices)
         prefect = pool.submit(check_prefect)
         mlflow = pool.submit(check_mlflow, work_dir)
         report = asked.result()
         prefect_check, server_time, asked_at = prefect.result()
         mlflow_check = mlflow.result()
+    found: tuple[Host, str | None] | InputError
     try:
-        device = this_host().device
-    except InputError:
+        found = there.result()
+        device = found[0].device
+    except InputError as error:
         # GPUs that cannot be asked: the first check says so.
-        device = "cuda"
+        found, device = error, "cuda"
     folders = {
         STUDIES: work_dir / STUDIES_FOLDER,
         DATA: platformdirs.user_data_path("zerotune"),
@@ -89,7 +93,7 @@ def examine(work_dir: Path) -> list[Check]:
         LOCKS: host_lock_dir(),
     }
     return [
-        check_accelerators(report),
+        check_accelerators(found, report),
         check_environment(sys.executable, report),
         check_ops(report, _COMMON_OPS[device]),
         check_locks(environment),

@@ -19,6 +19,9 @@ from tls_fixtures import serve_by_https
 
 from flows.prefect_check import check_prefect
 from trial_lib.experiment.check import Verdict
+from trial_lib.experiment.errors import InputError
+from trial_lib.launch import build_checks
+from trial_lib.launch.hardware import this_host
 from trial_lib.tracking.tracking_check import check_mlflow
 
 BIN = Path(sys.executable).parent
@@ -76,6 +79,20 @@ def test_everything_that_is_broken_is_told_with_how_to_mend_it(tmp_path: Path) -
     assert "XDG_DATA_HOME" in checks["data folder"]["remedy"]
     for check in checks.values():
         assert bool(check["remedy"]) is (check["verdict"] != "ok"), check
+
+
+def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pynvml.py").write_text("import time\n\ndef nvmlInit():\n    time.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(build_checks, "_REPORT_S", 3.0)
+    with pytest.raises(InputError, match="the NVIDIA driver: it has not said within 3 s which GPUs there are"):
+        build_checks.devices()
+
+
+def test_the_devices_are_those_of_this_process() -> None:
+    host, driver = build_checks.devices()
+    assert host == this_host()
+    assert (driver is not None) or host.device == "cpu"
 
 
 @pytest.mark.long

@@ -1,32 +1,69 @@
 """What the doctor looks at before a rank can train: devices and driver, torch and DeepSpeed, what builds its ops."""
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch import bootstrap
-from trial_lib.launch.hardware import Host, this_host
+from trial_lib.launch.hardware import Host
 from trial_lib.launch.jit_builds import build_folders, is_stale
 
 _REPORT_S = 60.0
+_KILLED_S = 2.0
 ACCELERATORS, ENVIRONMENT, OPS, LOCKS, COMPILER = "accelerators", "environment", "ops", "build locks", "compiler"
 
 
 def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
     """Returns what `trial_lib.launch.environment_report` says, or in a sentence why it says nothing."""
+    try:
+        text, last = _ask("trial_lib.launch.environment_report", interpreter, environment)
+    except TimeoutError:
+        return f"importing torch and DeepSpeed has not ended within {_REPORT_S:.0f} s"
+    if not text:
+        return f"torch and DeepSpeed cannot be imported: {last}"
+    report: dict[str, Any] = json.loads(text)
+    return report
+
+
+def devices() -> tuple[Host, str | None]:
+    """Returns what this process may use, and the version of the NVIDIA driver, None without one.
+
+    Raises:
+        InputError: there is a driver, and it does not answer.
+    """
+    where = "the NVIDIA driver"
+    try:
+        text, last = _ask("trial_lib.launch.host_report", sys.executable, os.environ)
+    except TimeoutError:
+        what = f"it has not said within {_REPORT_S:.0f} s which GPUs there are."
+        raise InputError(what, where=where, remedy="See whether `nvidia-smi` hangs; if so, restart the host.") from None
+    if not text:
+        raise InputError(f"asking it has failed ({last}).", where=where, remedy="See what `nvidia-smi` says.")
+    found = json.loads(text)
+    if "error" in found:
+        raise InputError(**found["error"])
+    return Host(**found["host"]), found["driver"]
+
+
+def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Returns what a module writes in a process of its own, empty where it fails, and the last line of its errors.
+
+    Raises:
+        TimeoutError: it has not ended within a minute.
+    """
     listen, tell = os.pipe()
     with os.fdopen(listen, encoding="utf-8") as answer:
         process = subprocess.Popen(
-            bootstrap.command(interpreter, "trial_lib.launch.environment_report", str(tell)),
+            bootstrap.command(interpreter, module, str(tell)),
             pass_fds=[tell],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -39,23 +76,25 @@ def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict
             _, said = process.communicate(timeout=_REPORT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
-            return f"importing torch and DeepSpeed has not ended within {_REPORT_S:.0f} s"
+            # One that hangs in the kernel dies when the driver lets it, if ever: not waited for.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_KILLED_S)
+            raise TimeoutError from None
         text = answer.read()
-    if process.returncode != 0 or not text:
-        last = said.strip().splitlines() or [f"it ended with {process.returncode}"]
-        return f"torch and DeepSpeed cannot be imported: {last[-1]}"
-    report: dict[str, Any] = json.loads(text)
-    return report
+    last = said.strip().splitlines() or [f"it ended with {process.returncode}"]
+    return text if process.returncode == 0 else "", last[-1]
 
 
-def check_accelerators(report: Mapping[str, Any] | str) -> Check:
-    """Looks at the devices, their driver, and whether torch can use them."""
-    try:
-        host = this_host()
-    except InputError as error:
-        return fail(ACCELERATORS, error.what, error.remedy)
-    driver = nvidia_driver()
+def check_accelerators(found: tuple[Host, str | None] | InputError, report: Mapping[str, Any] | str) -> Check:
+    """Looks at the devices, their driver, and whether torch can use them.
+
+    Args:
+        found: what `devices` returns or raises.
+        report: `environment_report`'s.
+    """
+    if isinstance(found, InputError):
+        return fail(ACCELERATORS, f"{found.where}: {found.what}", found.remedy)
+    host, driver = found
     if isinstance(report, str):
         return ok(ACCELERATORS, _slots(host, driver))
     if host.device == "cuda" and report["torch_cuda"] is None:
@@ -78,18 +117,6 @@ def check_accelerators(report: Mapping[str, Any] | str) -> Check:
             "With GPUs: install the driver, start a container with --gpus all, or unset CUDA_VISIBLE_DEVICES.",
         )
     return ok(ACCELERATORS, _slots(host, driver))
-
-
-def nvidia_driver() -> str | None:
-    """Returns the version of the NVIDIA driver; None without one."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _slots(host: Host, driver: str | None) -> str:

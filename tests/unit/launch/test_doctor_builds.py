@@ -1,13 +1,12 @@
 """What the doctor says of devices, of DeepSpeed's ops, of a compiler and of locks, on machines of all kinds."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trial_lib.experiment.check import Verdict
-from trial_lib.launch import build_checks
+from trial_lib.experiment.errors import InputError
 from trial_lib.launch.build_checks import check_accelerators, check_compiler, check_environment, check_locks, check_ops
 from trial_lib.launch.hardware import Host
 
@@ -30,15 +29,6 @@ def report(torch_cuda: str | None = None, torch_sees: int = 0, **ops: dict[str, 
     }
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Host, str | None], None]:
-    def become(host: Host, driver: str | None) -> None:
-        monkeypatch.setattr(build_checks, "this_host", lambda: host)
-        monkeypatch.setattr(build_checks, "nvidia_driver", lambda: driver)
-
-    return become
-
-
 @pytest.mark.parametrize(
     ("host", "driver", "torch_cuda", "sees", "verdict", "word"),
     [
@@ -51,13 +41,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Host, str | None], Non
     ],
 )
 def test_devices_that_torch_cannot_use_are_found(
-    machine: Any, host: Host, driver: str | None, torch_cuda: str | None, sees: int, verdict: Verdict, word: str
+    host: Host, driver: str | None, torch_cuda: str | None, sees: int, verdict: Verdict, word: str
 ) -> None:
-    machine(host, driver)
-    check = check_accelerators(report(torch_cuda, sees))
+    check = check_accelerators((host, driver), report(torch_cuda, sees))
     assert check.verdict is verdict
     assert word in check.said
     assert bool(check.remedy) is (verdict is not Verdict.OK)
+
+
+def test_a_driver_that_does_not_answer_fails() -> None:
+    silent = InputError("it hangs.", where="the NVIDIA driver", remedy="Restart.")
+    check = check_accelerators(silent, report("12.8"))
+    assert (check.verdict, check.said, check.remedy) == (Verdict.FAIL, "the NVIDIA driver: it hangs.", "Restart.")
 
 
 def test_an_environment_that_cannot_import_deepspeed_fails() -> None:
