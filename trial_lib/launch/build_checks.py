@@ -144,11 +144,12 @@ def check_ops(report: Mapping[str, Any] | str, wanted: Sequence[str]) -> Check:
     ops = report["ops"]
     built = [name for name, op in ops.items() if op["built"]]
     can = [name for name, op in ops.items() if op["can_build"] and not op["built"]]
-    cannot = {name: op["why"] for name, op in ops.items() if not op["can_build"] and not op["built"]}
-    said = f"built: {_names(built)}; can be built: {_names(can)}; cannot: {_names(cannot)}"
+    cannot = {name: op["why"] or _SILENT for name, op in ops.items() if not op["can_build"] and not op["built"]}
+    reasons = [f"{name} ({_first(why)})" for name, why in cannot.items()]
+    said = f"built: {_names(built)}; can be built: {_names(can)}; cannot: {_names(reasons)}"
     missing = [name for name in wanted if name in cannot]
     if missing:
-        return fail(OPS, said, f"{missing[0]}: {cannot[missing[0]] or 'DeepSpeed does not say why'}")
+        return fail(OPS, said, "; ".join(f"{name}: {cannot[name]}" for name in missing))
     later = [name for name in wanted if name in can]
     if later:
         return warn(
@@ -158,10 +159,16 @@ def check_ops(report: Mapping[str, Any] | str, wanted: Sequence[str]) -> Check:
 
 
 _AHEAD = "python -m flows.prepare"
+_SILENT = "DeepSpeed does not say why"
 
 
-def _names(names: Sequence[str] | Mapping[str, str]) -> str:
+def _names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
+
+
+def _first(why: str) -> str:
+    """Returns the first thing that DeepSpeed says; what may help follows it."""
+    return next(filter(None, (part.strip(" .") for part in why.split("[WARNING]"))), why)
 
 
 def check_locks(environment: Mapping[str, str]) -> Check:

@@ -14,7 +14,8 @@ GPU = Host("cuda", ["0", "1"], 80 * 2**30)
 CPU = Host("cpu", ["0", "1"], 10 * 2**30)
 BUILT = {"built": True, "can_build": True, "why": ""}
 CAN = {"built": False, "can_build": True, "why": ""}
-CANNOT = {"built": False, "can_build": False, "why": "libaio-dev is missing"}
+CANNOT = {"built": False, "can_build": False, "why": "[WARNING] libaio is missing. [WARNING] install libaio-dev"}
+SILENT = {"built": False, "can_build": False, "why": ""}
 
 
 def report(torch_cuda: str | None = None, torch_sees: int = 0, **ops: dict[str, Any]) -> dict[str, Any]:
@@ -64,15 +65,18 @@ def test_an_environment_that_cannot_import_deepspeed_fails() -> None:
 
 def test_ops_are_named_by_whether_they_are_built_and_a_missing_one_that_is_wanted_fails() -> None:
     wanted = ("cpu_adam",)
-    check = check_ops(report(cpu_adam=BUILT, fused_adam=CAN, async_io=CANNOT), wanted)
+    check = check_ops(report(cpu_adam=BUILT, fused_adam=CAN, async_io=CANNOT, gds=SILENT), wanted)
     assert check.verdict is Verdict.OK
-    assert check.said == "built: cpu_adam; can be built: fused_adam; cannot: async_io"
+    assert check.said == (
+        "built: cpu_adam; can be built: fused_adam; "
+        "cannot: async_io (libaio is missing), gds (DeepSpeed does not say why)"
+    )
     check = check_ops(report(cpu_adam=CAN), wanted)
     assert check.verdict is Verdict.WARN
     assert "python -m flows.prepare" in check.remedy
-    check = check_ops(report(cpu_adam=CANNOT), wanted)
+    check = check_ops(report(cpu_adam=CANNOT, fused_adam=SILENT), ("fused_adam", *wanted))
     assert check.verdict is Verdict.FAIL
-    assert "libaio-dev is missing" in check.remedy
+    assert check.remedy == f"fused_adam: DeepSpeed does not say why; cpu_adam: {CANNOT['why']}"
 
 
 def test_a_stale_lock_is_found_and_one_that_a_build_holds_is_not(tmp_path: Path) -> None:
