@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.prefect_server import migrate_own_database, own_environment, own_home, own_service, past_proxies
 from flows.service import LOOPBACK, ServerError, Service
 from trial_lib.tracking.runs import schema_lock
-from trial_lib.tracking.tracking_uri import artifact_location, is_server, sqlite_file
+from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 
 POOL = "zerotune"
 HEARTBEAT_S = 30
@@ -40,7 +40,8 @@ def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service
     Raises:
         ServerError: the store's tables could not be migrated.
     """
-    if is_server(store):
+    files = artifact_location(store, work_dir)
+    if files is None:
         return None
     environment = {
         **os.environ,
@@ -65,12 +66,11 @@ def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service
         if migration.returncode != 0:
             said = migration.stdout.strip().splitlines() or ["it said nothing"]
             raise ServerError(f"MLflow could not bring its store {store} to this version's schema ({said[-1]}).")
-    # Files, and not through the server: a study that records to the store itself can then add to the same experiment.
-    files = artifact_location(store, work_dir)
     return Service(
         "The MLflow UI",
         [
             *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"),
+            # Not through the server: a study that records to the store itself can then add to the same experiment.
             *("--no-serve-artifacts", "--default-artifact-root", files),
         ],
         environment,

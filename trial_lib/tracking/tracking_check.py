@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from trial_lib.experiment.check import Check, fail, ok, warn
 from trial_lib.experiment.errors import InputError
 from trial_lib.tracking.tls import trusting
-from trial_lib.tracking.tracking_uri import default_tracking_uri, is_server, sqlite_file, without_password
+from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database, is_server, sqlite_file, without_password
 
 NAME = "MLflow"
 _TIMEOUT_S = 5
@@ -37,7 +37,7 @@ def check_mlflow(work_dir: Path) -> Check:
     shown, ours = without_password(uri), version("mlflow")
     if is_server(uri):
         return _check_server(uri, shown, ours)
-    if "://" not in uri or uri.startswith("databricks"):
+    if not is_database(uri):
         return warn(NAME, f"{shown} is not looked at, MLflow {ours} here", f"See that it answers, {_LATER}")
     database = sqlite_file(uri)
     if database is not None:

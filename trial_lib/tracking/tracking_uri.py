@@ -91,4 +91,4 @@ def run_url(tracking_uri: str, experiment_id: str, run_id: str) -> str:
 def ui_command(tracking_uri: str) -> str:
     """Returns what to type, or to open, to see all runs."""
     shown = without_password(tracking_uri)
-    return shown if is_server(tracking_uri) else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
+    return f"mlflow ui --backend-store-uri {shlex.quote(shown)}" if is_database(tracking_uri) else shown

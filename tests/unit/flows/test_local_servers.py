@@ -37,8 +37,9 @@ def test_mlflow_s_over_a_team_s_database_keeps_artifacts_in_the_work_folder_and_
     assert "secret" in service.environment["MLFLOW_BACKEND_STORE_URI"]
 
 
-def test_there_is_none_over_a_server(tmp_path: Path) -> None:
-    assert mlflow_service("http://host:5000", 4343, tmp_path, tmp_path) is None
+@pytest.mark.parametrize("store", ["http://host:5000", "databricks", "databricks://profile", "databricks-uc"])
+def test_there_is_none_over_a_server(store: str, tmp_path: Path) -> None:
+    assert mlflow_service(store, 4343, tmp_path, tmp_path) is None
 
 
 @pytest.mark.parametrize("shares_log", [False, True])

@@ -63,6 +63,11 @@ def test_the_command_quotes_a_folder_with_a_space() -> None:
     assert ui_command("sqlite:////my work/mlflow.db") == "mlflow ui --backend-store-uri 'sqlite:////my work/mlflow.db'"
 
 
+@pytest.mark.parametrize("uri", ["http://host:5000", "databricks", "databricks://profile"])
+def test_a_server_has_its_own_pages(uri: str) -> None:
+    assert ui_command(uri) == uri
+
+
 def test_a_password_is_not_shown() -> None:
     assert without_password("https://me:secret@host/mlflow") == "https://me:***@host/mlflow"
     assert without_password("https://host:5000/of/me@here") == "https://host:5000/of/me@here"
