@@ -10,6 +10,7 @@ from alembic import command
 from mlflow.store.db import utils as schema
 from mlflow.store.tracking.dbmodels.initial_models import Base as InitialTables
 from mlflow.tracking import MlflowClient
+from server_fixtures import free_port
 from study_fixtures import BIN, Zerotune
 
 OLDER = "-3"  # of Prefect's migrations: the last three taken back
@@ -18,7 +19,7 @@ OLDER_STORE = "181f10493468"  # the revision of MLflow 1.2's stores
 
 def run_once(zerotune: Zerotune) -> None:
     """Starts `zerotune up`, and stops it once it says its addresses."""
-    running = zerotune.start("up")
+    running = zerotune.start("up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
     running.wait_until(lambda: "Stop everything" in running.said, "its addresses", 200)
     running.process.send_signal(signal.SIGINT)
     ended = running.end(timeout=60)
