@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,8 @@ from filelock import FileLock
 
 from flows.service import LOOPBACK, ServerError, Service
 from trial_lib.experiment.errors import InputError
+from trial_lib.launch.ports import reserved_port
+from trial_lib.study.folder import host_lock_dir
 
 _KEEP_S = 1.0
 
@@ -33,7 +34,9 @@ class PrefectServer:
 
     def __init__(self) -> None:
         migrate_own_database()
-        self._port = _free_port()
+        # Its own for as long as it may have to be started again: a port of the kernel's goes to the next connection.
+        self._held = contextlib.ExitStack()
+        self._port = self._held.enter_context(reserved_port(host_lock_dir()))
         settings = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
         self._service = own_service(self._port, own_home() / "server.log", settings, shares_log=True)
         self.api_url = f"http://{LOOPBACK}:{self._port}/api"
@@ -71,6 +74,7 @@ class PrefectServer:
         self._closing.set()
         with self._lock:
             self._service.close()
+        self._held.close()
 
 
 def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: bool = False) -> Service:
@@ -211,10 +215,3 @@ def prefect_server() -> Iterator[PrefectServer | None]:
         yield server
     finally:
         server.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
