@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from trial_lib.launch import channel
 
 HOST, GUARD = "host", "guard"
-"""What ended a trial's processes: the death of a host."""
+"""What ended a trial's processes: the death of a host, or of their guard."""
 
 _POLL_S = 0.1
 
