@@ -12,8 +12,12 @@ On a CPU `throughput` and `FLOPS_per_gpu` are compared by the processor time of 
 varies by 2 to 3 %, the wall clock by 13 % and more, and both are the same where the training computes. Where it waits
 (for a disk, say) they are not, and the intervals do not meet: then the wall clock decides. And a candidate that is no
 faster by the wall clock is not chosen.
+
+What ran in the search may run out of memory in another process: a CPU's resident memory varies by some 10 % from
+process to process. After such an end come, of those that are left, the ones that filled clearly less of their memory.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +39,7 @@ _SHARE_OF_SEARCH = 0.5
 _FLOOR_S = 60.0  # a search that took seconds leaves no time to part anything
 _PRECISE = 0.05  # half the interval that a promise needs; for more there are rounds within the share alone
 _MOST_HEATS = 3
+_CLEARLY_LESS = 0.85  # of the memory that one filled which ran out of it the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
 _WINS = ("faster", "uncompared")
 
@@ -99,6 +104,7 @@ class Confirmation:
         self._results: dict[str, list[TrialResult]] = {}
         self._out: dict[str, tuple[Verdict, str]] = {}
         self._lost: set[str] = set()  # those that were killed from outside once
+        self._too_full = math.inf  # the least share of its memory that one had filled which then ran out of it
         self._heats = 0
         self._next_heat()
 
@@ -121,6 +127,8 @@ class Confirmation:
         self._results.setdefault(contender.key, []).append(result)
         if not self._is_measured(result):
             self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")
+        if result.outcome is Outcome.OUT_OF_MEMORY:
+            self._too_full = min(self._too_full, _filled(contender.reading))
         if not self._queue:
             self._end_round()
 
@@ -134,6 +142,7 @@ class Confirmation:
         if not self._left or self._heats == _MOST_HEATS:
             return
         self._heats += 1
+        self._left.sort(key=lambda one: _filled(one.reading) > _CLEARLY_LESS * self._too_full)
         best = self._left[0].reading.metrics[self._metric]
         near = [one for one in self._left[:_MOST_CANDIDATES] if _is_near(one.reading.metrics[self._metric], best)]
         while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
@@ -322,6 +331,13 @@ def _verdict(gain: Ratio | None, clock: Ratio | None) -> Verdict:
 
 def _is_good(result: TrialResult, metric: str) -> bool:
     return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
+
+
+def _filled(reading: TrialResult) -> float:
+    """Returns how much the steps took of what initialisation had left, as a fraction; infinite where nobody knows."""
+    memory = reading.memory
+    ranks = zip(memory.peak, memory.after_initialize, memory.available, strict=False)
+    return max(((peak - after) / left for peak, after, left in ranks if left > 0), default=math.inf)
 
 
 def _is_near(value: float, best: float) -> bool:

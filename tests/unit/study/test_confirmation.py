@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.result import Memory, Outcome, TrialResult
 from trial_lib.study.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.finding import Finding
 
@@ -118,6 +118,28 @@ def test_a_candidate_that_fails_in_a_fresh_process_is_out_and_the_next_best_take
         ("z2, micro-batch 4, accumulation 4", "failed"),
     ]
     assert "z2, micro-batch 4, accumulation 4 did not complete again. No room." in found.lines
+
+
+def test_after_one_that_ran_out_of_memory_come_those_that_filled_clearly_less_of_it() -> None:
+    def filling(share: float) -> dict[str, Any]:
+        return {"memory": Memory(peak=[100 + int(1000 * share)], after_initialize=[100], available=[1000])}
+
+    shares = {"a": 0.98, "b": 0.95, "c": 0.86, "d": 0.8, "e": 0.5}
+    ranked = [contender(key, 200.0 - place, **filling(shares[key])) for place, key in enumerate(shares)]
+    measured = speeds(own=100.0, d=197.0, e=196.0)
+
+    def measure(key: str) -> TrialResult:
+        return measured(key) if key in "own, d, e" else result(key, outcome=Outcome.OUT_OF_MEMORY, metrics={})
+
+    # Time for one at once: each heat has one.
+    found, order = confirm(ranked, measure, search_seconds=12.0)
+    assert order[:4] == ["own", "a", "own", "d"]
+    assert found.winner is not None
+    assert found.winner.verdict == "faster"
+
+    # Where nothing fills less, what is left is tried all the same.
+    _, order = confirm(ranked[:2], measure, search_seconds=12.0)
+    assert [key for key in order if key != "own"] == ["a", "b"]
 
 
 def test_a_candidate_that_trains_otherwise_is_reported_with_both_losses_and_not_chosen() -> None:
