@@ -51,6 +51,7 @@ class TableWorld(World):
         base[ACCUMULATION] = accumulations.pop()
         self.problem = SearchProblem(space, head.profile, base, head.slots, head.device, can_sweep=True)
         self._lineages = {name: _RecordedLineage(rows, head.slots) for name, rows in by_lineage.items()}
+        self._find_limits(space)
         self._find_truths(space)
         self.largest_size = max(size for rows in by_lineage.values() for size in rows)
         self.submitted = self.candidate(nearest(space, base), base[MICRO_BATCH])
@@ -86,6 +87,12 @@ class TableWorld(World):
                     widened = math.sqrt(number / (number - 1))
                     disturbances += [widened * (each - fmean(logs)) for each in logs]
         return disturbances
+
+    def _find_limits(self, space: SearchSpace) -> None:
+        for arm in space.arms:
+            lineages = [self._lineages[_name(arm.lineage(index))] for index in range(arm.size)]
+            for lineage in lineages:
+                lineage.limit = max(each.most_needed for each in lineages)
 
     def _find_truths(self, space: SearchSpace) -> None:
         arms = {_name(arm.lineage(index)): place for place, arm in enumerate(space.arms) for index in range(arm.size)}
@@ -126,6 +133,7 @@ class _RecordedLineage:
         completed: those of the sizes of which every repeat completed, by size.
         sizes: ascending, those of `completed`.
         truths: throughput without noise (samples/s over all ranks), by size of `completed`.
+        limit: bytes above initialisation that fit: the most that any lineage of the arm is known to have had.
     """
 
     def __init__(self, rows: dict[int, list[TableRow]], slots: int) -> None:
@@ -136,6 +144,7 @@ class _RecordedLineage:
         }
         self.sizes = sorted(self.completed)
         self.truths: dict[int, float] = {}
+        self.limit = 0.0
 
     def throughput(self, row: TableRow) -> float:
         """Returns samples per CPU second times ranks."""
@@ -149,7 +158,7 @@ class _RecordedLineage:
         """Returns whether a size does.
 
         Between the largest that ran and the smallest above it that did not, the need grows on as before, but to no
-        less than what there is.
+        less than the limit.
         """
         if not self.sizes:
             return False
@@ -159,9 +168,9 @@ class _RecordedLineage:
         failed = min((other for other in self.rows if other > largest), default=largest)
         if size >= failed:
             return False
-        need, available = self._need(largest), self._available
-        at_failed = max(available, self._line(failed, self._need))
-        return need + (at_failed - need) * (size - largest) / (failed - largest) < available
+        need = self._need(largest)
+        at_failed = max(self.limit, self._line(failed, self._need))
+        return need + (at_failed - need) * (size - largest) / (failed - largest) < self.limit
 
     def memory(self, size: int) -> Memory:
         """Returns the bytes of a size that was not recorded."""
@@ -194,9 +203,11 @@ class _RecordedLineage:
             for row in self.completed[size]
         )
 
-    @cached_property
-    def _available(self) -> float:
-        return median(min(row.memory.available) for repeats in self.completed.values() for row in repeats)
+    @property
+    def most_needed(self) -> float:
+        """What there was to be had; more where a size ran that needed more: a peak has pages that no limit counts."""
+        available = [min(row.memory.available) for repeats in self.completed.values() for row in repeats]
+        return max([median(available), *(self._need(size) for size in self.sizes)]) if available else 0.0
 
     def _line(self, size: int, of: Callable[[int], float]) -> float:
         """Returns a quantity on the line through its neighbours among `sizes`; outside, through the nearest two."""

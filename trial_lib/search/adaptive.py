@@ -2,12 +2,13 @@
 
 Each ask weighs every candidate that the memory model trusts to fit by how much measuring it is expected to better the
 answer (the cost model's knowledge gradient). First arms race, each at its best guess of the fine knobs and at sizes
-near the largest that surely fits; an arm that cannot win is simply never worth a trial. Then Optuna's estimator
-proposes fine knobs for the leading arms. The search ends when no trial is expected to bring enough.
+near the largest that surely fits, a sweep counting for what it may come to; an arm that cannot win is simply never
+worth a trial. Then Optuna's estimator proposes fine knobs for the leading arms. The search ends when no trial is
+expected to bring enough.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import log
 
@@ -16,7 +17,7 @@ import numpy as np
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.search.adaptive_records import InFlight, Measured
+from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, kept
 from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.arm_limits import ArmLimits, Failures
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
@@ -26,7 +27,8 @@ from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.fine_knobs import FineTrial, propose
 from trial_lib.search.fitting_sizes import FittingSizes, spread
 from trial_lib.search.handicaps import handicaps
-from trial_lib.search.space_coordinates import SpaceCoordinates
+from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
+from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 
 # Of the gains that differ by less than this share, the one with the smaller size is taken: it is surer to fit.
 _NEARLY_EQUAL = 0.02
@@ -34,18 +36,12 @@ _NEARLY_EQUAL = 0.02
 _SWEPT_SIZES = 2
 # Arms whose fine knobs are tuned, and how many settings of each are weighed.
 _FINALISTS, _PROPOSALS, _FINE_SIZES = 2, 12, 4
-# What the models are given of a long history: the best and the latest.
-_BEST_KEPT, _LATEST_KEPT = 120, 80
 # Sizes (samples) that may be tried before any has run, and how much larger than what has run a size may be.
 _LARGEST_FIRST, _GROWTH = 64, 8
 # How many times what has run is far, and how surely a size has to fit to be tried at once all the same.
 _FAR, _SURE = 4, 0.99
-# The risk of running out of memory that is taken where nothing less risky is left.
-_EVEN_ODDS = 0.5
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
-# Share of the trials that may run out of memory; what a single one may risk once more have, usually, and at the most.
-_SHARE, _LEAST_RISK, _USUAL_RISK, _MOST_RISK = 0.04, 0.02, 0.05, 0.1
 # What a trial that was stopped because it could not win is taken to cost more than the best one then.
 _TOO_SLOW = log(1.1)
 
@@ -150,7 +146,7 @@ class AdaptiveSearch(Search):
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
         """The completed trial that is expected to be the best: a lucky reading among many is not believed."""
-        asked = [measured for measured in self._kept() if measured.result is not None]
+        asked = [measured for measured in kept(self._measured) if measured.result is not None]
         if self._best is None or not asked:
             return self._best
         place = int(np.argmin(self._model().predict([measured.point for measured in asked]).mean))
@@ -165,7 +161,7 @@ class AdaptiveSearch(Search):
             return None
         free = replace(self._policy, train_batch_size=None)
         fitting = FittingSizes(free, self._problem, self._headroom, self._fitting.memory)
-        sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), _USUAL_RISK)
+        sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), USUAL_RISK)
         return best_free_batch(best, [fitting.candidate(best[0].knobs, size) for size in sizes], point, self._model())
 
     # -- what is known -------------------------------------------------------------------------------------------
@@ -202,23 +198,15 @@ class AdaptiveSearch(Search):
         lineage = self._coordinates.locate(candidate.knobs)
         return None if lineage is None else Point(*lineage, candidate.micro_batch_size)
 
-    def _kept(self) -> list[Measured]:
-        """Returns what of the history the models are given, in its order."""
-        if len(self._measured) <= _BEST_KEPT + _LATEST_KEPT:
-            return self._measured
-        ranked = sorted(range(len(self._measured)), key=lambda place: self._measured[place].cost)
-        latest = range(len(self._measured) - _LATEST_KEPT, len(self._measured))
-        return [self._measured[place] for place in sorted({*ranked[:_BEST_KEPT], *latest})]
-
     def _model(self) -> CostModel:
         if self._model_then is None or self._model_then[0] != self._changes:
-            kept = self._kept()
+            known = kept(self._measured)
             model = CostModel(
                 self._coordinates,
                 self._handicaps,
                 self.metric.smaller_is_better and not self._policy.is_kept,
-                [measured.point for measured in kept],
-                [measured.cost for measured in kept],
+                [measured.point for measured in known],
+                [measured.cost for measured in known],
                 [flight.point for flight in self._in_flight.values() if flight.point is not None],
             )
             self._model_then = self._changes, model
@@ -243,15 +231,27 @@ class AdaptiveSearch(Search):
         options = [*racing, *self._untried(self._fine_options())]
         if not options and not self._in_flight:
             # What ran out of memory has shaken the trust in all there is: the likelier half is still worth a trial.
-            options = self._racing(risk=_EVEN_ODDS)
+            options = self._racing(risk=EVEN_ODDS)
         if not options:
             return None
-        gains = self._model().predict(options).gain
+        gains = self._with_sweeps(options, self._model().predict(options).gain)
         most = float(gains.max())
         if most < self._min_gain:
             return None
         near = [place for place, gain in enumerate(gains) if gain >= most * (1 - _NEARLY_EQUAL)]
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
+
+    def _with_sweeps(self, options: Sequence[Point], gains: Array) -> Array:
+        """Returns the gains, of where a sweep would start also by the sizes that it may come to."""
+        beyond = [(place, point) for place, start in enumerate(options) for point in self._swept_from(start)]
+        if not beyond:
+            return gains
+        with_sweeps: Array = gains.copy()
+        further = self._model().predict([point for _, point in beyond]).gain
+        for (place, point), gain in zip(beyond, further, strict=True):
+            likely = self._fitting.probability(self._candidate(point))
+            with_sweeps[place] = max(with_sweeps[place], likely * gain)
+        return with_sweeps
 
     def _racing(self, risk: float | None) -> list[Point]:
         return self._untried(
@@ -281,27 +281,35 @@ class AdaptiveSearch(Search):
         One that is far beyond what has run is approached by a sweep as well: its group sees whether it fits.
         """
         candidate = self._candidate(point)
-        room = min(_SWEPT_SIZES, self._budget - self._asked - 1)
-        if not self._may_sweep or room < 1:
+        if not self._may_sweep or self._room < 1:
             return candidate
         nearer = self._on_the_way_to(point)
         if nearer is not None:
             first = self._candidate(nearer)
             return Sweep((first, candidate), self._fitting.memory.bytes_per_sample(first), self._headroom)
-        if [point.size] != self._sizes(point.arm, point.index)[:1]:
-            return candidate
-        withdrawn = self._limits[point.arm].withdrawn
-        bound = self._bound(point.arm) if withdrawn is None else min(self._bound(point.arm), withdrawn - 1)
-        larger = self._fitting.foreseeable(candidate.knobs, point.size, bound)
-        points = self._untried(Point(point.arm, point.index, size) for size in larger)
+        points = self._swept_from(point)
         if points:
             gains = self._model().predict(points).gain
             points = [each for each, gain in zip(points, gains, strict=True) if gain >= self._min_gain]
-        sizes = spread([each.size for each in points], point.size, room)
+        sizes = spread([each.size for each in points], point.size, self._room)
         swept = [candidate, *(self._candidate(replace(point, size=size)) for size in sizes)]
         if len(swept) == 1:
             return candidate
         return Sweep(tuple(swept), self._fitting.memory.bytes_per_sample(candidate), self._headroom)
+
+    @property
+    def _room(self) -> int:
+        """How many larger sizes the next sweep may have."""
+        return min(_SWEPT_SIZES, self._budget - self._asked - 1)
+
+    def _swept_from(self, start: Point) -> list[Point]:
+        """Returns the larger sizes that a sweep may come to; none but from the largest size that surely fits."""
+        if not self._may_sweep or self._room < 1 or [start.size] != self._sizes(start.arm, start.index)[:1]:
+            return []
+        withdrawn = self._limits[start.arm].withdrawn
+        bound = self._bound(start.arm) if withdrawn is None else min(self._bound(start.arm), withdrawn - 1)
+        larger = self._fitting.foreseeable(self._arms[start.arm].lineage(start.index), start.size, bound)
+        return self._untried(replace(start, size=size) for size in larger)
 
     def _on_the_way_to(self, point: Point) -> Point | None:
         """Returns a smaller size to measure first, where a size is far beyond what has run and may not fit."""
@@ -316,27 +324,27 @@ class AdaptiveSearch(Search):
         """Returns the lineages that an arm races with: its best guess that does not fail, and the best so far."""
         few = range(min(self._arms[arm].size, _FAILED_GUESSES + 1))
         guess = next((index for index in few if not self._failures.is_out(arm, index)), None)
-        ours = [measured for measured in self._kept() if measured.point.arm == arm]
+        ours = [measured for measured in kept(self._measured) if measured.point.arm == arm]
         best = [min(ours, key=lambda measured: measured.cost).point.index] if ours else []
         return list(dict.fromkeys([index for index in (guess, *best) if index is not None]))
 
     def _fine_options(self) -> Iterable[Point]:
         """Yields settings of the fine knobs of the leading arms, at sizes near their largest."""
-        kept = self._kept()
-        expected = self._model().predict([measured.point for measured in kept]).mean
+        known = kept(self._measured)
+        expected = self._model().predict([measured.point for measured in known]).mean
         best: dict[int, float] = {}
-        for measured, cost in zip(kept, expected, strict=True):
+        for measured, cost in zip(known, expected, strict=True):
             best[measured.point.arm] = min(float(cost), best.get(measured.point.arm, float("inf")))
         for arm in sorted(best, key=lambda arm: best[arm])[:_FINALISTS]:
-            for index in self._proposals(arm, kept):
+            for index in self._proposals(arm, known):
                 for size in self._sizes(arm, index)[:_FINE_SIZES]:
                     yield Point(arm, index, size)
 
-    def _proposals(self, arm: int, kept: list[Measured]) -> Iterable[int]:
+    def _proposals(self, arm: int, known: Sequence[Measured]) -> Iterable[int]:
         """Returns lineages worth weighing: all, where they are few; else what the estimator proposes."""
         if self._arms[arm].size <= _PROPOSALS:
             return range(self._arms[arm].size)
-        ours = [measured for measured in kept if measured.point.arm == arm]
+        ours = [measured for measured in known if measured.point.arm == arm]
         at_size = self._model().size_effect(arm, [measured.point.size for measured in ours])
         tried = [
             FineTrial(measured.point.index, measured.cost - float(expected))
@@ -345,7 +353,7 @@ class AdaptiveSearch(Search):
         ran = {trial.index for trial in tried}
         tried += [
             FineTrial(point.index, None)
-            for point in self._did_not_fit[-_LATEST_KEPT:]
+            for point in self._did_not_fit[-LATEST_KEPT:]
             if point.arm == arm and point.index not in ran
         ]
         seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
@@ -355,22 +363,9 @@ class AdaptiveSearch(Search):
         """Returns the sizes of a lineage that are trusted to fit, descending."""
         if self._failures.is_out(arm, index):
             return []
-        risk = self._risk(arm) if risk is None else risk
+        if risk is None:
+            risk = memory_risk(self._asked, len(self._did_not_fit), len(self._in_flight))
         return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), risk)
-
-    def _risk(self, arm: int) -> float:
-        """Returns how likely the next trial of an arm may be to run out of memory.
-
-        In the arm that leads, where a larger size is worth most, what the trials so far have left of their share.
-        """
-        spent = len(self._did_not_fit) + _USUAL_RISK * len(self._in_flight)
-        left = _SHARE * (self._asked + 1) - spent
-        if self._did_not_fit and left <= 0:
-            return _LEAST_RISK
-        leading = min(self._measured, key=lambda measured: measured.cost, default=None)
-        if leading is None or leading.point.arm != arm:
-            return _USUAL_RISK
-        return min(_MOST_RISK, max(_USUAL_RISK, left))
 
     def _bound(self, arm: int) -> int:
         """Returns the largest size (samples) of an arm that nothing rules out.

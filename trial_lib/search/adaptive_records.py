@@ -1,10 +1,14 @@
 """What `adaptive` remembers of its trials."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.result import TrialResult
 from trial_lib.search.cost_model import Point
+
+# What the models are given of a long history: the best and the latest.
+_BEST_KEPT, LATEST_KEPT = 120, 80
 
 
 @dataclass(frozen=True)
@@ -23,3 +27,12 @@ class InFlight:
 
     point: Point | None
     ask: int
+
+
+def kept(measured: Sequence[Measured]) -> Sequence[Measured]:
+    """Returns what of the history the models are given, in its order."""
+    if len(measured) <= _BEST_KEPT + LATEST_KEPT:
+        return measured
+    ranked = sorted(range(len(measured)), key=lambda place: measured[place].cost)
+    latest = range(len(measured) - LATEST_KEPT, len(measured))
+    return [measured[place] for place in sorted({*ranked[:_BEST_KEPT], *latest})]

@@ -68,11 +68,12 @@ class FittingSizes:
 
     def foreseeable(self, knobs: Mapping[str, Any], above: int, at_most: int) -> list[int]:
         """Returns larger sizes that may fit as well, ascending."""
-        return [
-            size
-            for size in self._policy.sizes(at_most)
-            if size > above and self.probability(self.candidate(knobs, size)) >= _FORESEEABLE
-        ]
+        larger = [size for size in self._policy.sizes(at_most) if size > above]
+
+        def is_out(size: int) -> bool:
+            return self.probability(self.candidate(knobs, size)) < _FORESEEABLE
+
+        return larger[: bisect_left(larger, True, key=is_out)]
 
     def probability(self, candidate: Candidate) -> float:
         """Returns how likely a candidate is to fit with the headroom."""

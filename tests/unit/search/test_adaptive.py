@@ -111,7 +111,8 @@ def test_a_trial_that_is_killed_from_outside_rules_nothing_out():
         return model.run(candidate)
 
     history = drive(adaptive(min_gain=0, max_trials=41), run)
-    assert killed[0] in [_key(candidate) for candidate, _ in trials(history)[1:]]
+    lineage, size = killed[0]
+    assert any(each == lineage and other >= size for each, other in [_key(each) for each, _ in trials(history)[1:]])
 
 
 def test_a_candidate_that_is_killed_each_time_is_not_asked_for_a_third_time():
@@ -183,6 +184,24 @@ def test_where_sweeps_are_possible_a_sweep_begins_with_what_surely_fits_and_asce
         assert sizes == sorted(set(sizes))
         assert len({candidate.lineage for candidate in sweep.candidates}) == 1
         assert sweep.bytes_per_sample > 0
+
+
+def test_a_sweep_is_worth_what_it_may_come_to():
+    # The profile says 16 times what a sample takes: far larger sizes than surely fit may fit.
+    profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 32 * 2**20})
+    model = SimulatedModel(noise=0.0, per_sample=2.0)
+    asked = []
+    for can_sweep in (False, True):
+        search = adaptive(problem(profile=profile, can_sweep=can_sweep))
+        for candidate, result in trials(drive(adaptive(problem(profile=profile), max_trials=3), model.run)):
+            search.observe(candidate, result)
+        asked.append(search.ask())
+    alone, sweep = asked
+    ran = candidate
+    assert (alone.lineage != ran.lineage, alone.micro_batch_size < 2 * ran.micro_batch_size) == (True, True)
+    assert isinstance(sweep, Sweep)
+    assert {each.lineage for each in sweep.candidates} == {ran.lineage}
+    assert sweep.candidates[-1].micro_batch_size > 4 * ran.micro_batch_size
 
 
 def test_a_program_that_cannot_be_run_twice_is_swept_no_more():
