@@ -88,3 +88,15 @@ def test_each_size_is_a_run_of_mlflow(tuned: tuple[Zerotune, dict[str, Any]]) ->
     assert experiment is not None
     trials = {run.data.tags.get("trial") for run in client.search_runs([experiment.experiment_id])}
     assert {f"{number:04d}" for number in zerotune.study.results} <= trials
+
+
+@pytest.mark.long
+def test_a_program_whose_need_varies_is_answered_with_a_size_that_fits_again(tmp_path: Path, home: Path) -> None:
+    # One layer: most of what is resident is no model, and varies by a tenth from process to process.
+    zerotune = Zerotune(tmp_path, home, slots=2)
+    ended = zerotune.run("adaptive", "--free-batch", "-mt", "12", "-m", "throughput", "--json", timeout=350)
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["confirmation"]["winner"]["verdict"] == "faster", document["confirmation"]
+    outcomes = [row["outcome"] for row in document["trials"]]
+    assert outcomes.count("out_of_memory") < outcomes.count("completed"), outcomes
