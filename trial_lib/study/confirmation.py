@@ -14,7 +14,8 @@ varies by 2 to 3 %, the wall clock by 13 % and more, and both are the same where
 faster by the wall clock is not chosen.
 
 What ran in the search may run out of memory in another process: a CPU's resident memory varies by some 10 % from
-process to process. After such an end come, of those that are left, the ones that filled clearly less of their memory.
+process to process. After a heat that such ends have left empty, the next has those that filled clearly less of their
+memory, where there are any.
 """
 
 import math
@@ -142,14 +143,16 @@ class Confirmation:
         if not self._left or self._heats == _MOST_HEATS:
             return
         self._heats += 1
-        self._left.sort(key=lambda one: _filled(one.reading) > _CLEARLY_LESS * self._too_full)
-        best = self._left[0].reading.metrics[self._metric]
-        near = [one for one in self._left[:_MOST_CANDIDATES] if _is_near(one.reading.metrics[self._metric], best)]
+        emptier = [one for one in self._left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
+        ranked = emptier or self._left
+        best = ranked[0].reading.metrics[self._metric]
+        near = [one for one in ranked[:_MOST_CANDIDATES] if _is_near(one.reading.metrics[self._metric], best)]
         while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
             near.pop()
         self._candidates = near
         self._tried += near
-        self._left = self._left[len(near) :]
+        chosen = {one.key for one in near}
+        self._left = [one for one in self._left if one.key not in chosen]
         affordable = int(max(self._share_s, _FLOOR_S) / max(self._cost(near), 1e-9))
         rounds = min(max(affordable, _LEAST_ROUNDS), _MOST_ROUNDS)
         self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
@@ -337,7 +340,7 @@ def _filled(reading: TrialResult) -> float:
     """Returns how much the steps took of what initialisation had left, as a fraction; infinite where nobody knows."""
     memory = reading.memory
     ranks = zip(memory.peak, memory.after_initialize, memory.available, strict=False)
-    return max(((peak - after) / left for peak, after, left in ranks if left > 0), default=math.inf)
+    return max(((peak - after) / left if left > 0 else math.inf for peak, after, left in ranks), default=math.inf)
 
 
 def _is_near(value: float, best: float) -> bool:

@@ -120,26 +120,45 @@ def test_a_candidate_that_fails_in_a_fresh_process_is_out_and_the_next_best_take
     assert "z2, micro-batch 4, accumulation 4 did not complete again. No room." in found.lines
 
 
-def test_after_one_that_ran_out_of_memory_come_those_that_filled_clearly_less_of_it() -> None:
-    def filling(share: float) -> dict[str, Any]:
-        return {"memory": Memory(peak=[100 + int(1000 * share)], after_initialize=[100], available=[1000])}
+def filling(share: float) -> dict[str, Any]:
+    return {"memory": Memory(peak=[100 + int(1000 * share)], after_initialize=[100], available=[1000])}
 
-    shares = {"a": 0.98, "b": 0.95, "c": 0.86, "d": 0.8, "e": 0.5}
-    ranked = [contender(key, 200.0 - place, **filling(shares[key])) for place, key in enumerate(shares)]
-    measured = speeds(own=100.0, d=197.0, e=196.0)
+
+def failing(*keys: str, **means: float) -> Callable[[str], TrialResult]:
+    """Runs out of memory with some."""
+    measured = speeds(**means)
 
     def measure(key: str) -> TrialResult:
-        return measured(key) if key in "own, d, e" else result(key, outcome=Outcome.OUT_OF_MEMORY, metrics={})
+        return result(key, outcome=Outcome.OUT_OF_MEMORY, metrics={}) if key in keys else measured(key)
+
+    return measure
+
+
+def test_after_one_that_ran_out_of_memory_come_those_that_filled_clearly_less_of_it() -> None:
+    shares = {"a": 0.98, "b": 0.95, "c": 0.86, "d": 0.8, "e": 0.5}
+    ranked = [contender(key, 200.0 - place, **filling(share)) for place, (key, share) in enumerate(shares.items())]
 
     # Time for one at once: each heat has one.
-    found, order = confirm(ranked, measure, search_seconds=12.0)
+    found, order = confirm(ranked, failing("a", "b", "c", own=100.0, d=197.0, e=196.0), search_seconds=12.0)
     assert order[:4] == ["own", "a", "own", "d"]
     assert found.winner is not None
     assert found.winner.verdict == "faster"
 
     # Where nothing fills less, what is left is tried all the same.
-    _, order = confirm(ranked[:2], measure, search_seconds=12.0)
+    _, order = confirm(ranked[:2], failing("a", "b", own=100.0), search_seconds=12.0)
     assert [key for key in order if key != "own"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("own", [OWN, None], ids=["beside the user's own", "alone"])
+def test_those_that_were_passed_over_after_one_ran_out_of_memory_keep_their_turn(own: Contender | None) -> None:
+    shares = {"a": 0.98, "b": 0.95, "c": 0.93, "d": 0.5}
+    means = {"a": 200.0, "b": 180.0, "c": 152.0, "d": 150.0}
+    ranked = [contender(key, means[key], **filling(share)) for key, share in shares.items()]
+    found, order = confirm(ranked, failing("a", "c", "d", own=100.0, b=180.0), own)
+    assert [key for key in dict.fromkeys(order) if key != "own"] == ["a", "d", "b"]
+    assert [one.verdict for one in found.candidates][1:] == ["failed", "failed"]
+    assert found.winner is not None
+    assert found.winner.metrics["throughput"] == pytest.approx(180.0, rel=0.03)
 
 
 def test_a_candidate_that_trains_otherwise_is_reported_with_both_losses_and_not_chosen() -> None:
