@@ -91,8 +91,9 @@ class TableWorld(World):
     def _find_limits(self, space: SearchSpace) -> None:
         for arm in space.arms:
             lineages = [self._lineages[_name(arm.lineage(index))] for index in range(arm.size)]
+            limit = max(lineage.most_needed for lineage in lineages)
             for lineage in lineages:
-                lineage.limit = max(each.most_needed for each in lineages)
+                lineage.limit = limit
 
     def _find_truths(self, space: SearchSpace) -> None:
         arms = {_name(arm.lineage(index)): place for place, arm in enumerate(space.arms) for index in range(arm.size)}

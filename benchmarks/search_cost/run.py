@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from time import process_time_ns
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.candidate import Candidate, Purpose, Sweep
 from trial_lib.experiment.knobs import Arm, Knob, SearchSpace
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.adaptive import AdaptiveSearch
@@ -50,10 +50,11 @@ def wide_space() -> SearchSpace:
 
 def create(method: str, trials: int, in_flight: int) -> Search:
     search_type, settings_type = METHODS[method]
-    # adaptive would end when nothing is left to gain.
+    # adaptive would end when nothing is left to gain; its sweeps take more trials than it is asked for.
     more = {"min_gain": 0.0} if method == "adaptive" else {}
-    settings = settings_type(max_trials=trials + 1, concurrency=in_flight, **more)
-    return search_type(settings, SearchProblem(wide_space(), PROFILE, {"bf16": {"enabled": True}}, slots=1))
+    settings = settings_type(max_trials=2 * trials, concurrency=in_flight, **more)
+    problem = SearchProblem(wide_space(), PROFILE, {"bf16": {"enabled": True}}, slots=1, can_sweep=True)
+    return search_type(settings, problem)
 
 
 def run(candidate: Candidate) -> TrialResult:
@@ -88,7 +89,7 @@ def measure(search: Search, trials: int, in_flight_limit: int, ask_every: int) -
             else:
                 asked = next(recorded)
                 search.apply(asked)
-            in_flight.append(asked)
+            in_flight += asked.candidates if isinstance(asked, Sweep) else [asked]
         if len(in_flight) < in_flight_limit and trial < trials:
             continue
         place = order.randrange(len(in_flight))

@@ -242,16 +242,13 @@ class AdaptiveSearch(Search):
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
 
     def _with_sweeps(self, options: Sequence[Point], gains: Array) -> Array:
-        """Returns the gains, of where a sweep would start also by the sizes that it may come to."""
-        beyond = [(place, point) for place, start in enumerate(options) for point in self._swept_from(start)]
-        if not beyond:
-            return gains
-        with_sweeps: Array = gains.copy()
-        further = self._model().predict([point for _, point in beyond]).gain
-        for (place, point), gain in zip(beyond, further, strict=True):
-            likely = self._fitting.probability(self._candidate(point))
-            with_sweeps[place] = max(with_sweeps[place], likely * gain)
-        return with_sweeps
+        """Returns the gains, of where a sweep would start also by the larger sizes that it has."""
+        larger = self._larger(options)
+        weighed: Array = gains.copy()
+        for place, start in enumerate(options):
+            for point, gain in larger.get(start, ()):
+                weighed[place] = max(weighed[place], self._fitting.probability(self._candidate(point)) * gain)
+        return weighed
 
     def _racing(self, risk: float | None) -> list[Point]:
         return self._untried(
@@ -281,31 +278,39 @@ class AdaptiveSearch(Search):
         One that is far beyond what has run is approached by a sweep as well: its group sees whether it fits.
         """
         candidate = self._candidate(point)
-        if not self._may_sweep or self._room < 1:
-            return candidate
-        nearer = self._on_the_way_to(point)
+        nearer = self._on_the_way_to(point) if self._room > 0 else None
         if nearer is not None:
-            first = self._candidate(nearer)
-            return Sweep((first, candidate), self._fitting.memory.bytes_per_sample(first), self._headroom)
-        points = self._swept_from(point)
-        if points:
-            gains = self._model().predict(points).gain
-            points = [each for each, gain in zip(points, gains, strict=True) if gain >= self._min_gain]
-        sizes = spread([each.size for each in points], point.size, self._room)
-        swept = [candidate, *(self._candidate(replace(point, size=size)) for size in sizes)]
+            swept = [self._candidate(nearer), candidate]
+        else:
+            swept = [candidate, *(self._candidate(each) for each, _ in self._larger([point]).get(point, ()))]
         if len(swept) == 1:
             return candidate
-        return Sweep(tuple(swept), self._fitting.memory.bytes_per_sample(candidate), self._headroom)
+        return Sweep(tuple(swept), self._fitting.memory.bytes_per_sample(swept[0]), self._headroom)
 
     @property
     def _room(self) -> int:
         """How many larger sizes the next sweep may have."""
-        return min(_SWEPT_SIZES, self._budget - self._asked - 1)
+        return min(_SWEPT_SIZES, self._budget - self._asked - 1) if self._may_sweep else 0
 
-    def _swept_from(self, start: Point) -> list[Point]:
-        """Returns the larger sizes that a sweep may come to; none but from the largest size that surely fits."""
-        if not self._may_sweep or self._room < 1 or [start.size] != self._sizes(start.arm, start.index)[:1]:
-            return []
+    def _is_swept(self, start: Point) -> bool:
+        """Returns whether a sweep may go on from a point: the largest size that surely fits, and no leap to it."""
+        largest = self._sizes(start.arm, start.index)[:1]
+        return self._room > 0 and [start.size] == largest and self._on_the_way_to(start) is None
+
+    def _larger(self, starts: Sequence[Point]) -> dict[Point, list[tuple[Point, float]]]:
+        """Returns the larger sizes of the sweeps that may start at some points, with what each is expected to gain."""
+        beyond = {start: self._foreseeable(start) for start in starts if self._is_swept(start)}
+        points = [point for each in beyond.values() for point in each]
+        gains = dict(zip(points, self._model().predict(points).gain.tolist(), strict=True)) if points else {}
+        larger: dict[Point, list[tuple[Point, float]]] = {}
+        for start, each in beyond.items():
+            worthy = {point.size: point for point in each if gains[point] >= self._min_gain}
+            sizes = spread(list(worthy), start.size, self._room)
+            larger[start] = [(worthy[size], gains[worthy[size]]) for size in sizes]
+        return larger
+
+    def _foreseeable(self, start: Point) -> list[Point]:
+        """Returns the larger sizes of a lineage, ascending, of which a sweep may see that they fit."""
         withdrawn = self._limits[start.arm].withdrawn
         bound = self._bound(start.arm) if withdrawn is None else min(self._bound(start.arm), withdrawn - 1)
         larger = self._fitting.foreseeable(self._arms[start.arm].lineage(start.index), start.size, bound)

@@ -39,6 +39,8 @@ _NOISE_PRIOR = (log(0.04), 0.7)
 _RIVALS = 10
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(12)
 _SURPRISES = (_NODES, _WEIGHTS / _WEIGHTS.sum())
+# Points whose covariance with one another is computed besides, though nothing needs it.
+_AT_ONCE = 64
 # Few measurements leave these open: predictions are averaged over the most probable of their settings.
 _FITTED_ON, _AVERAGED = 48, 6
 
@@ -140,6 +142,10 @@ class CostModel:
         if not self._rivals:
             mean = self._expected(points)
             return Prediction(mean, mean.max() - mean)
+        parts = [self._predict(points[start : start + _AT_ONCE]) for start in range(0, len(points), _AT_ONCE)]
+        return Prediction(np.concatenate([part.mean for part in parts]), np.concatenate([part.gain for part in parts]))
+
+    def _predict(self, points: Sequence[Point]) -> Prediction:
         both = [*points, *self._rivals]
         to_known, among = self._relations(self._points, both), self._relations(both, both)
         mean, gain = np.zeros(len(points)), np.zeros(len(points))

@@ -80,6 +80,25 @@ def test_what_grows_out_of_the_memory_before_the_size_that_failed_does_not_fit(w
     assert run(world, PLAIN, 12).outcome is Outcome.OUT_OF_MEMORY
 
 
+def test_what_one_lineage_of_an_arm_had_the_others_may_have():
+    def fits(others_need, knobs, size):
+        growing = [(4, 100), (8, 200)]  # 25 a sample; 300 are available
+        world = TableWorld(
+            table(
+                *(ran(each, size, 80.0, need) for each in (PLAIN, LARGE_BUCKET) for size, need in growing),
+                *(failed(each, 16) for each in (PLAIN, LARGE_BUCKET)),
+                ran(SMALL_BUCKET, 16, 80.0, others_need),
+            )
+        )
+        return world.truth(candidate(knobs, size)) is not None
+
+    assert fits(290, LARGE_BUCKET, 11)
+    assert not fits(290, LARGE_BUCKET, 12)
+    assert fits(390, LARGE_BUCKET, 15)
+    assert not fits(390, LARGE_BUCKET, 16)
+    assert not fits(390, PLAIN, 12)
+
+
 def test_beyond_the_recorded_sizes_nothing_fits(world):
     assert world.truth(candidate(SMALL_BUCKET, 16)) == pytest.approx(160)
     assert run(world, SMALL_BUCKET, 17).outcome is Outcome.OUT_OF_MEMORY

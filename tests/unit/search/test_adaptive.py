@@ -190,14 +190,15 @@ def test_a_sweep_is_worth_what_it_may_come_to():
     # The profile says 16 times what a sample takes: far larger sizes than surely fit may fit.
     profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 32 * 2**20})
     model = SimulatedModel(noise=0.0, per_sample=2.0)
+    known = trials(drive(adaptive(problem(profile=profile), max_trials=3), model.run))
     asked = []
     for can_sweep in (False, True):
         search = adaptive(problem(profile=profile, can_sweep=can_sweep))
-        for candidate, result in trials(drive(adaptive(problem(profile=profile), max_trials=3), model.run)):
+        for candidate, result in known:
             search.observe(candidate, result)
         asked.append(search.ask())
     alone, sweep = asked
-    ran = candidate
+    ran, _ = known[-1]
     assert (alone.lineage != ran.lineage, alone.micro_batch_size < 2 * ran.micro_batch_size) == (True, True)
     assert isinstance(sweep, Sweep)
     assert {each.lineage for each in sweep.candidates} == {ran.lineage}
