@@ -80,9 +80,10 @@ def measure(search: Search, trials: int, in_flight_limit: int, ask_every: int) -
     order = random.Random(0)
     recorded = drawn(order)
     in_flight: list[Candidate] = []
-    for trial in range(trials + in_flight_limit):
-        if trial < trials:
-            if trial % ask_every == 0:
+    taken = 0
+    while taken < trials or in_flight:
+        if taken < trials and len(in_flight) < in_flight_limit:
+            if taken % ask_every == 0:
                 start = process_time_ns()
                 asked = search.ask()
                 times["ask"].append(process_time_ns() - start)
@@ -90,7 +91,7 @@ def measure(search: Search, trials: int, in_flight_limit: int, ask_every: int) -
                 asked = next(recorded)
                 search.apply(asked)
             in_flight += asked.candidates if isinstance(asked, Sweep) else [asked]
-        if len(in_flight) < in_flight_limit and trial < trials:
+            taken += 1
             continue
         place = order.randrange(len(in_flight))
         in_flight[place], in_flight[-1] = in_flight[-1], in_flight[place]
@@ -99,8 +100,6 @@ def measure(search: Search, trials: int, in_flight_limit: int, ask_every: int) -
         start = process_time_ns()
         search.tell(candidate, result)
         times["tell"].append(process_time_ns() - start)
-        if not in_flight:
-            break
     return times
 
 
