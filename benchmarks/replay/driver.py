@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from benchmarks.replay.stopping import stopped_after
 from benchmarks.replay.world import START_UP, World
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -54,14 +55,16 @@ class _Event:
 
 
 class _Driver:
-    def __init__(self, search: Search, world: World, seed: int, concurrency: int) -> None:
+    def __init__(self, search: Search, world: World, seed: int, concurrency: int, stops_hopeless: bool) -> None:
         self._search, self._world, self._seed = search, world, seed
+        self._stops_hopeless = stops_hopeless
         self._events: list[_Event] = []
         self._order = count()
         self._places = concurrency
         profile = world.profile(random.Random(f"{seed}:profile"))
         submitted = self._run(world.submitted).model_copy(update={"purpose": Purpose.SUBMITTED})
         self._submitted_value = submitted.metrics.get(search.metric.name)
+        self._to_beat = submitted.metrics.get("throughput", 0.0)
         self._now = sum(profile[1].phases.values()) + sum(submitted.phases.values())
         search.observe(*profile)
         search.observe(world.submitted, submitted)
@@ -82,7 +85,7 @@ class _Driver:
         if isinstance(asked, Sweep):
             self._start_group(asked)
             return
-        result = self._run(asked)
+        result = self._stopped(self._run(asked))
         at = self._now + sum(result.phases.values())
         self._at(at, self._tell, asked, result)
         self._at(at, self._free)
@@ -110,6 +113,24 @@ class _Driver:
             self._at(at, self._search.withdraw, candidate, withdrawal)
         self._at(at, self._free)
 
+    def _stopped(self, result: TrialResult) -> TrialResult:
+        """Returns how a single trial ends where it cannot reach the fastest reading so far any more."""
+        if not self._stops_hopeless or result.outcome is not Outcome.COMPLETED:
+            return result
+        samples = result.metrics["throughput"] * result.metrics["latency"]
+        counted = stopped_after(result.step_times, samples, self._to_beat)
+        if counted is None:
+            return result
+        # A step of the warm-up may be in the phase as well.
+        made = (counted + 1) / (len(result.step_times) + 1)
+        stopped = {
+            "outcome": Outcome.TOO_SLOW,
+            "metrics": {},
+            "step_times": result.step_times[:counted],
+            "phases": {**result.phases, "steps": result.phases["steps"] * made},
+        }
+        return result.model_copy(update=stopped)
+
     def _run(self, candidate: Candidate) -> TrialResult:
         # The same candidate reads the same in every search of a seed: their differences are then their own.
         return self._world.run(candidate, random.Random(f"{self._seed}:{key_of(candidate)}"))
@@ -119,6 +140,7 @@ class _Driver:
 
     def _tell(self, candidate: Candidate, result: TrialResult) -> None:
         self._search.tell(candidate, result)
+        self._to_beat = max(self._to_beat, result.metrics.get("throughput", 0.0))
         self.replay.trials.append(ReplayedTrial(self._now, candidate, result.outcome, self._reported()))
 
     def _free(self) -> None:
@@ -133,7 +155,7 @@ class _Driver:
         return best[0] if own is None or self._search.metric.better(value, than=own) else self._world.submitted
 
 
-def simulate(search: Search, world: World, seed: int, concurrency: int = 1) -> Replay:
+def simulate(search: Search, world: World, seed: int, concurrency: int = 1, stops_hopeless: bool = False) -> Replay:
     """Returns what a search does in a world.
 
     Every study begins with the profile trial and the submitted configuration; the search proposes the rest, up to its
@@ -144,8 +166,9 @@ def simulate(search: Search, world: World, seed: int, concurrency: int = 1) -> R
         world: what trials show.
         seed: of the noise.
         concurrency: trials, or sweeps, that run at once.
+        stops_hopeless: whether a single trial ends when its steps show that it cannot win, as a study's do.
     """
-    return _Driver(search, world, seed, concurrency).drive()
+    return _Driver(search, world, seed, concurrency, stops_hopeless).drive()
 
 
 def _goes_on(sweep: Sweep, measured: Sequence[tuple[Candidate, TrialResult]], following: Candidate) -> bool:

@@ -40,7 +40,9 @@ def world_of(name: str, tables: Path) -> World:
 def course_of(task: tuple[str, Path, str, int, int, int]) -> tuple[str, str, Course]:
     name, tables, method, seed, trials, concurrency = task
     world = world_of(name, tables)
-    replay = simulate(create(method, world, seed, trials, concurrency), world, seed, concurrency)
+    search = create(method, world, seed, trials, concurrency)
+    # The predecessor's searches take a trial that was stopped for one that has failed: a study spares theirs.
+    replay = simulate(search, world, seed, concurrency, stops_hopeless=method == "adaptive")
     return name, method, Course.of(replay, world)
 
 

@@ -1,10 +1,11 @@
-"""What stopping hopeless trials (`trial_lib.measure.too_slow`) would have done to the trials of a table."""
+"""Stopping hopeless trials (`trial_lib.measure.too_slow`): where it ends one, and what it does to those of a table."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trial_lib.experiment.result import Outcome
-from trial_lib.experiment.table import RecordedTable, TableRow
+from trial_lib.experiment.table import RecordedTable
 from trial_lib.experiment.window import StepWindow
 from trial_lib.measure.too_slow import ERROR_RATE, is_hopeless, looks_after
 
@@ -47,7 +48,7 @@ def replay_stopping(table: RecordedTable, orders: int) -> Stopping:
         best = order[0].metrics["throughput"]
         for row in order[1:]:
             throughput, made = row.metrics["throughput"], len(row.step_times)
-            at = _stopped_after(row, best)
+            at = stopped_after(row.step_times, throughput * row.metrics["latency"], best)
             trials, steps = trials + 1, steps + made
             could_win += throughput > best
             if at is None:
@@ -58,11 +59,18 @@ def replay_stopping(table: RecordedTable, orders: int) -> Stopping:
     return Stopping(trials, stopped, wrongly, could_win, steps, saved)
 
 
-def _stopped_after(row: TableRow, to_beat: float) -> int | None:
-    """Returns the counted step after which a trial is stopped; None if it never is."""
-    samples = row.metrics["throughput"] * row.metrics["latency"]
-    window = StepWindow()
-    for counted in range(1, len(row.step_times)):
-        if looks_after(window, counted) and is_hopeless(row.step_times[:counted], samples, to_beat):
+def stopped_after(step_times: Sequence[float], samples_per_step: float, to_beat: float) -> int | None:
+    """Returns the counted step after which a trial is stopped; None if it never is.
+
+    It is looked at as a trial that has to make all these steps, whatever the first ones show.
+
+    Args:
+        step_times: seconds of all its counted steps.
+        samples_per_step: over all ranks.
+        to_beat: the best's throughput in samples/s over all ranks.
+    """
+    window = StepWindow(end_step=StepWindow.start_step + len(step_times) - 1)
+    for counted in range(1, len(step_times)):
+        if looks_after(window, counted) and is_hopeless(step_times[:counted], samples_per_step, to_beat):
             return counted
     return None

@@ -84,3 +84,10 @@ def small_table():
         failed(LARGE_BUCKET, 8, repeat=1),
         failed(LARGE_BUCKET, 16),
     )
+
+
+def steady(knobs, size, throughput, steps=8):
+    """A row that completed, whose steps take nearly the same time."""
+    row = ran(knobs, size, throughput, 1)
+    seconds = row.metrics["latency"]
+    return row.model_copy(update={"step_times": [seconds * (1 + 0.001 * place) for place in range(steps)]})

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from small_table import LARGE_BUCKET, PHASES, PLAIN, SMALL_BUCKET, candidate, small_table
+import pytest
+from small_table import LARGE_BUCKET, PHASES, PLAIN, SMALL_BUCKET, candidate, small_table, steady, table
 
 from benchmarks.replay.driver import simulate
 from benchmarks.replay.table import TableWorld
@@ -109,3 +110,25 @@ def test_a_candidate_reads_the_same_in_every_search_of_a_seed():
     for seed in range(5):
         alone, later = [candidate(PLAIN, 4)], [candidate(PLAIN, 8), candidate(PLAIN, 4)]
         assert reading(seed, alone) == reading(seed, later)
+
+
+def steady_world():
+    fast, slow = ((PLAIN, 1000.0), (LARGE_BUCKET, 100.0))
+    return TableWorld(table(*(steady(knobs, size, speed) for knobs, speed in (fast, slow) for size in (1, 4, 8))))
+
+
+def test_a_single_trial_that_cannot_win_ends_early_and_says_no_more_than_that():
+    search = Scripted([candidate(PLAIN, 4), candidate(LARGE_BUCKET, 8), sweep(LARGE_BUCKET, 1, 8)])
+    replay = simulate(search, steady_world(), seed=0, stops_hopeless=True)
+    (_, fast), (_, slow), *swept = search.told
+    assert fast.outcome is Outcome.COMPLETED
+    assert (slow.outcome, slow.metrics, len(slow.step_times)) == (Outcome.TOO_SLOW, {}, 3)
+    assert slow.phases["steps"] < PHASES["steps"]
+    assert replay.trials[1].ended_at - replay.trials[0].ended_at == pytest.approx(sum(slow.phases.values()))
+    assert [result.outcome for _, result in swept] == [Outcome.COMPLETED] * 2
+
+
+def test_other_searches_have_their_trials_measured_to_the_end():
+    search = Scripted([candidate(PLAIN, 4), candidate(LARGE_BUCKET, 8)])
+    simulate(search, steady_world(), seed=0)
+    assert [result.outcome for _, result in search.told] == [Outcome.COMPLETED] * 2

@@ -1,14 +1,8 @@
 """The rule that stops hopeless trials, replayed on a table."""
 
-from small_table import PLAIN, SMALL_BUCKET, ran, table
+from small_table import PLAIN, SMALL_BUCKET, steady, table
 
 from benchmarks.replay.stopping import replay_stopping
-
-
-def steady(knobs, size, throughput, steps=8):
-    row = ran(knobs, size, throughput, 1)
-    seconds = row.metrics["latency"]
-    return row.model_copy(update={"step_times": [seconds * (1 + 0.001 * place) for place in range(steps)]})
 
 
 def test_a_trial_far_below_the_best_is_stopped_after_its_first_looks():

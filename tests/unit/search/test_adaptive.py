@@ -15,11 +15,13 @@ from adaptive_world import (
     trials,
 )
 
+from trial_lib.estimate.memory_model import MemoryModel
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome
 from trial_lib.search.adaptive import _key
 from trial_lib.search.adaptive_settings import AdaptiveSettings
+from trial_lib.search.memory_risk import USUAL_RISK, memory_risk
 
 FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGED]
 
@@ -57,6 +59,24 @@ def test_what_runs_out_of_memory_is_no_more_than_a_twentieth_of_many_trials():
         for _, result in trials(drive(adaptive(seed=seed, min_gain=0, max_trials=31), SimulatedModel().run))
     ]
     assert ran.count(Outcome.OUT_OF_MEMORY) <= 0.05 * len(ran)
+
+
+def test_what_a_trial_risks_is_what_the_trials_so_far_have_left_whatever_its_arm():
+    model, search = SimulatedModel(), adaptive(min_gain=0, max_trials=40)
+    memory = MemoryModel(PROFILE, problem().base_config, slots=2, device="cuda")
+    risked: dict[str, list[float]] = {}
+    ran_out = 0
+    for asked in range(30):
+        candidate = search.ask()
+        risk = 1 - memory.probability_fits(candidate, headroom=0)
+        assert risk <= memory_risk(asked, ran_out, in_flight=0) + 1e-9
+        risked.setdefault(arm_of(candidate), []).append(risk)
+        result = model.run(candidate)
+        ran_out += result.outcome is Outcome.OUT_OF_MEMORY
+        search.tell(candidate, result)
+        memory.observe(candidate, result)
+    # Once there is more left than for the first trial, more than one arm takes of it.
+    assert sum(max(each) > USUAL_RISK for each in risked.values()) > 1
 
 
 def test_an_arm_that_needs_no_measuring_at_small_sizes_begins_near_the_largest_that_fits():
