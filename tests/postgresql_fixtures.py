@@ -67,12 +67,15 @@ class PostgreSQL:
 
 @contextlib.contextmanager
 def postgresql() -> Iterator[PostgreSQL]:
-    """Yields a PostgreSQL; skips the test with the reason where there can be none."""
+    """Yields a PostgreSQL; skips the test with the reason where there can be none.
+
+    One that PGHOST names was asked for: where it does not answer, the test fails.
+    """
     if "PGHOST" in os.environ:
         user, password = os.environ.get("PGUSER", "postgres"), os.environ.get("PGPASSWORD")
         login = user if password is None else f"{user}:{password}"
         named = PostgreSQL(f"{login}@{os.environ['PGHOST']}:{os.environ.get('PGPORT', '5432')}")
-        _skip_unless_it_answers(named)
+        _check_that_it_answers(named)
         try:
             yield named
         finally:
@@ -91,13 +94,13 @@ def postgresql() -> Iterator[PostgreSQL]:
         shutil.rmtree(folder)
 
 
-def _skip_unless_it_answers(server: PostgreSQL) -> None:
+def _check_that_it_answers(server: PostgreSQL) -> None:
     import psycopg2
 
     try:
         server.connect("postgres").close()
     except psycopg2.OperationalError as error:
-        pytest.skip(f"the PostgreSQL that PGHOST names does not answer: {str(error).strip()}")
+        pytest.fail(f"The PostgreSQL that PGHOST names does not answer; unset PGHOST, or mend it: {str(error).strip()}")
 
 
 def _user(folder: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def zerotune(tmp_path: Path, home: Path) -> Iterator[Zerotune]:
         with small_disk(command.folder / "zerotune-studies", _SIZE_MIB):
             yield command
     except CannotMountError as error:
-        pytest.skip(f"this user may not mount a file system ({error}), and no other disk may be filled")
+        pytest.skip(f"this user may not mount a file system, as root may ({error}), and no other disk may be filled")
 
 
 def trial_is_training(zerotune: Zerotune, number: int) -> bool:

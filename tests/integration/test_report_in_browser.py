@@ -24,7 +24,9 @@ def browser() -> Iterator[Browser]:
         own = playwright.chromium.executable_path
         executable = own if Path(own).exists() else next(filter(None, map(shutil.which, BROWSERS)), None)
         if executable is None:
-            pytest.skip(f"there is no browser here (playwright's, {', '.join(BROWSERS)}), so no page was opened")
+            pytest.skip(
+                f"no page was opened: there is no {', '.join(BROWSERS)} here; `playwright install chromium` brings one"
+            )
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()

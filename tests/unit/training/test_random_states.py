@@ -78,9 +78,9 @@ def test_capturing_draws_nothing():
     assert draws() == first
 
 
-def test_a_process_without_a_device_keeps_no_state_of_one():
-    if not torch.cuda.is_initialized():
-        assert random_states.capture()["cuda"] is None
+def test_a_process_without_a_device_keeps_no_state_of_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert random_states.capture()["cuda"] is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="draws on a CUDA device; the test above is the CPU's")
