@@ -206,7 +206,7 @@ class _RecordedLineage:
 
     @property
     def most_needed(self) -> float:
-        """What there was to be had; more where a size ran that needed more: a peak has pages that no limit counts."""
+        """What there was to be had; more where a size ran that needed more: ranks share some of their peaks."""
         available = [min(row.memory.available) for repeats in self.completed.values() for row in repeats]
         return max([median(available), *(self._need(size) for size in self.sizes)]) if available else 0.0
 

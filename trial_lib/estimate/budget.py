@@ -8,12 +8,15 @@ import numpy as np
 
 from trial_lib.estimate.peak_regression import normal_below
 
-# Prior of the slack. A CPU's budget counts what a process allocates for itself, a peak what is resident: pages of
-# libraries, which the first step touches, are in the latter alone (bytes). A CUDA allocator cannot fill every gap (a
-# share of what is available).
-_CPU_SLACK = (16 * 2**20, 24 * 2**20)
+# Prior of the slack. A CPU's budget counts what a process has asked for, a peak what it has written to: the stack of a
+# thread, which comes with the first backward pass, is in the former alone (8 MiB). A CUDA allocator cannot fill every
+# gap (a share of what is available).
+_CPU_SLACK = (-4 * 2**20, 8 * 2**20)
 _CUDA_SLACK = (-0.02, 0.03)
-_GRID = np.linspace(-6, 6, 241)  # standard deviations of the prior
+_GRID = np.linspace(-16, 16, 641)  # standard deviations of the prior
+# From there on its tails are those of an exponential: threads that a program starts in its steps, weights that it maps
+# and then writes to put one far off.
+_USUAL = 2.0
 # How exactly a peak is known to have been below a limit, as a share of what is available.
 _EDGE = 0.02
 # What analytic differences between arms may be wrong by, as a share, and at least as a share of the whole budget.
@@ -39,7 +42,8 @@ class Budget:
     def __init__(self, total: int, device: str) -> None:
         self._total = float(total)
         self._on_cpu = device == "cpu"
-        self._log_slack = -0.5 * np.square(_GRID)
+        far = np.abs(_GRID)
+        self._log_slack = np.where(far <= _USUAL, -0.5 * far**2, -_USUAL * (far - 0.5 * _USUAL))
         # Of each arm: how many, and the mean of what was available plus what initialisation takes by its formula.
         self._seen: dict[Hashable, tuple[int, float]] = {}
         self._profiled = self._total

@@ -7,7 +7,7 @@ leaves (`Memory.available`). Everything is in bytes on one device.
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trial_lib.estimate.allocations import Allocations, allocations
@@ -22,7 +22,7 @@ _LOW, _HIGH = 0.05, 0.95
 
 # Prior of the weights: workspace (in units of the scale below), activations, states, buffers. Of one sample's
 # activations the backward pass needs more than was saved for it: gradients of activations, and temporaries.
-_WORKSPACE = {"cpu": 64 * 2**20, "cuda": 64 * 2**20}
+_WORKSPACE = {"cpu": 32 * 2**20, "cuda": 64 * 2**20}
 # Of some programs it needs many times as much: what an operation makes and drops within a pass is saved by nobody.
 _PRIORS = (
     Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7)),
@@ -30,6 +30,8 @@ _PRIORS = (
 )
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0
+# How many standard deviations below what is expected to fit a sweep's group stays, and the most that it keeps free.
+_SURELY, _MOST_KEPT = 1.5, 0.9
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,24 @@ class MemoryModel:
             return 1.0
         limit = self._budget.limit(left, headroom)
         return mixture.below(limit.mean - needed.limit_correction, limit.deviation)
+
+    def group_headroom(self, candidate: Candidate, headroom: float = 0.05) -> float:
+        """Returns what a sweep's group should keep free, as a share of what initialisation leaves.
+
+        The group sees for itself what is left and what its sizes take, but not how much less than that really fits.
+
+        Args:
+            candidate: the group's first.
+            headroom: as for `probability_fits`.
+        """
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is None or left.mean <= 0:
+            return headroom
+        limit = self._budget.limit(replace(left, deviation=0.0), headroom)
+        surely = limit.mean - needed.limit_correction - _SURELY * limit.deviation
+        return min(max(0.0, 1 - surely / left.mean), _MOST_KEPT)
 
     def largest_micro_batch(
         self,

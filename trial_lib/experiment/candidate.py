@@ -86,7 +86,7 @@ class Sweep:
         candidates: in the ascending order of their micro-batch sizes; the first is known to fit.
         bytes_per_sample: estimate of what one more sample in the micro-batch takes on a device, for the step from the
             first size to the second; later ones follow from what was measured.
-        headroom: share of a slot's memory that is to stay free.
+        headroom: share of what initialisation leaves of a slot's memory that is to stay free.
     """
 
     candidates: tuple[Candidate, ...]

@@ -78,7 +78,8 @@ class Memory(_Record):
     """Bytes, one value a rank, in rank order.
 
     Attributes:
-        peak: the most that was in use at any moment: allocated on CUDA, VmHWM on a CPU.
+        peak: the most that was in use at any moment: allocated on CUDA, VmHWM without pages of files
+            on a CPU.
         after_initialize: in use when `deepspeed.initialize` had returned.
         peak_reserved: the most that CUDA's caching allocator held; empty on a CPU.
         allocator_retries: how often CUDA's allocator had to free its cache and try again; empty on a CPU.

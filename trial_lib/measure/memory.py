@@ -9,18 +9,26 @@ from typing import Any
 import torch
 
 
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def _status_bytes(*fields: str) -> list[int]:
+    """Returns sizes that the kernel shows of this process; 0 for one that it does not (proc_pid_status(5))."""
+    shown = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return [int(shown.get(field, "0").split()[0]) * 1024 for field in fields]
+
+
+def _own_bytes(resident: str) -> int:
+    """Returns the resident bytes that a slot's budget counts: pages of mapped files, such as libraries, are not.
+
+    Most of them come with the first step, some tens of megabytes, and stay.
+    """
+    total, files = _status_bytes(resident, "RssFile")
+    return total - files
 
 
 def limit(budget: int) -> int:
     """Makes every allocation beyond a CPU slot's budget fail, as one on a full device does.
 
-    RLIMIT_DATA bounds what the process itself allocates; files it maps do not count (RLIMIT_AS would count libraries
-    and the stacks of threads). To be set after the imports, which it would break.
+    RLIMIT_DATA bounds what the process itself allocates, the stacks of its threads among it; files it maps do not count
+    (RLIMIT_AS would count libraries). To be set after the imports, which it would break.
 
     Args:
         budget: bytes that this rank may use.
@@ -30,7 +38,8 @@ def limit(budget: int) -> int:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (budget, hard))
-    return budget - _status_bytes("VmData")
+    (taken,) = _status_bytes("VmData")
+    return budget - taken
 
 
 def unlimit() -> None:
@@ -75,15 +84,10 @@ def start_over() -> None:
 
 
 def used_bytes() -> int:
-    """Returns the bytes in use now: allocated on CUDA, resident on a CPU."""
+    """Returns the bytes in use now: allocated on CUDA, the process's own on a CPU."""
     if torch.cuda.is_initialized():
         return torch.cuda.memory_allocated()
-    return _status_bytes("VmRSS")
-
-
-def file_bytes() -> int:
-    """Returns how many of the bytes in use are pages of mapped files, such as libraries; 0 on CUDA."""
-    return 0 if torch.cuda.is_initialized() else _status_bytes("RssFile")
+    return _own_bytes("VmRSS")
 
 
 def available_bytes() -> int | None:
@@ -96,17 +100,18 @@ def available_bytes() -> int | None:
         # What the caching allocator holds and nobody uses is as good as free.
         return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
     budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return None if budget == resource.RLIM_INFINITY else budget - _status_bytes("VmData")
+    (taken,) = _status_bytes("VmData")
+    return None if budget == resource.RLIM_INFINITY else budget - taken
 
 
 def peak_bytes() -> int:
-    """Returns the most bytes that were in use at any moment: allocated on CUDA, VmHWM on a CPU.
+    """Returns the most bytes that were in use at any moment: allocated on CUDA, the process's own on a CPU.
 
     DeepSpeed's own figure for a CPU is the largest at the moments it looked.
     """
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
-    return _status_bytes("VmHWM")
+    return _own_bytes("VmHWM")
 
 
 def allocator_figures() -> dict[str, int]:

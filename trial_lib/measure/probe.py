@@ -81,7 +81,6 @@ class Probe:
     Attributes:
         facts: what was found out about the program.
         has_finished: whether the measurement has been handed over.
-        first_file_bytes: pages of mapped files that the process had when its first engine was there; None before.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class Probe:
     ) -> None:
         self.facts = facts
         self.has_finished = False
-        self.first_file_bytes: int | None = None
         self._settings = settings
         self._phases = phases
         self._tell_engine_built = engine_built
@@ -108,7 +106,7 @@ class Probe:
         self._skipped_in_a_row = 0
         self._counted = CountedSteps()
         self._memory_after_initialize: dict[str, int] = {}
-        self._initialize_peak = 0
+        self._initialize_peak = self._peak = 0
         self._keeps_engine = False
         self._step_losses = StepLosses()
         self._memory_budget: int | None = None
@@ -127,12 +125,6 @@ class Probe:
     def has_engine(self) -> bool:
         """Whether the code has built an engine."""
         return self._watch is not None
-
-    def _file_bytes(self) -> int:
-        """Returns the pages of mapped files that the process has, or had at its first engine."""
-        if self.first_file_bytes is None:
-            self.first_file_bytes = memory.file_bytes()
-        return self.first_file_bytes
 
     @property
     def used_after_initialize(self) -> int:
@@ -159,7 +151,7 @@ class Probe:
         self._watch = previous._watch
         self._watch.start_over(int(self._settings.overrides[MICRO_BATCH]), self)
         self._memory_after_initialize = previous._memory_after_initialize
-        self._initialize_peak = previous._initialize_peak
+        self._initialize_peak = self._peak = previous._initialize_peak
         self._memory_budget = previous._memory_budget
         self._keeps_engine = True
         self._begin_warm_up()
@@ -208,11 +200,10 @@ class Probe:
             return
         self._plain_hook.remove()
         self._end_phase("initialize")
-        self._initialize_peak = memory.peak_bytes()
+        self._initialize_peak = self._peak = memory.peak_bytes()
         available = memory.available_bytes()
         self._memory_after_initialize = {
-            # What the runs before have read of libraries, a fresh rank reads after its initialisation.
-            "after_initialize": memory.used_bytes() - memory.file_bytes() + self._file_bytes(),
+            "after_initialize": memory.used_bytes(),
             **({} if available is None else {"available": available}),
         }
         self._watch_engine(engine)
@@ -266,6 +257,8 @@ class Probe:
         watch = self._watch
         assert watch is not None
         seconds, cpu_seconds = self._clock.elapsed()
+        # Now, not at the end alone: what a CPU's process has read of files by then is no part of this step's peak.
+        self._peak = max(self._peak, memory.peak_bytes())
         self._steps_seen += 1
         if self._steps_seen == 1:
             self._end_phase("first_step")
@@ -384,7 +377,7 @@ class Probe:
             "longest_sequence": int(longest) or None,
             "note": self._warm_up.note(int(longest)),
             "memory": {
-                "peak": max(memory.peak_bytes(), self._initialize_peak),
+                "peak": max(memory.peak_bytes(), self._peak),
                 **self._memory_after_initialize,
                 **memory.allocator_figures(),
             },

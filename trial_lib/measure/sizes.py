@@ -199,7 +199,6 @@ class Sizes:
         _meet()
         self.phases = {"start": time.time() - self._measured_at}
         self._probe = self._new_probe(before.facts)
-        self._probe.first_file_bytes = before.first_file_bytes
         self._probe.install()
 
     def _most_kept(self) -> float:

@@ -283,9 +283,7 @@ class AdaptiveSearch(Search):
             swept = [self._candidate(nearer), candidate]
         else:
             swept = [candidate, *(self._candidate(each) for each, _ in self._larger([point]).get(point, ()))]
-        if len(swept) == 1:
-            return candidate
-        return Sweep(tuple(swept), self._fitting.memory.bytes_per_sample(swept[0]), self._headroom)
+        return candidate if len(swept) == 1 else self._fitting.sweep(swept)
 
     @property
     def _room(self) -> int:

@@ -6,7 +6,7 @@ from math import log
 from typing import Any
 
 from trial_lib.estimate.memory_model import MemoryModel
-from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.candidate import Candidate, Sweep
 from trial_lib.search.base import SearchProblem
 from trial_lib.search.batch_policy import BatchPolicy
 
@@ -78,6 +78,12 @@ class FittingSizes:
     def probability(self, candidate: Candidate) -> float:
         """Returns how likely a candidate is to fit with the headroom."""
         return self.memory.probability_fits(candidate, self._headroom)
+
+    def sweep(self, candidates: Sequence[Candidate]) -> Sweep:
+        """Returns a sweep of some candidates, in the ascending order of their sizes."""
+        first = candidates[0]
+        headroom = self.memory.group_headroom(first, self._headroom)
+        return Sweep(tuple(candidates), self.memory.bytes_per_sample(first), headroom)
 
     def _may_run(self, candidate: Candidate, risk: float) -> bool:
         return self.probability(candidate) >= _LIKELY and self.memory.probability_fits(candidate, 0.0) >= 1 - risk

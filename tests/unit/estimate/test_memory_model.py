@@ -222,7 +222,7 @@ def test_what_an_arm_leaves_follows_for_others_from_the_states_that_they_have():
 
 
 def test_more_memory_than_was_left_on_paper_is_learned_from_trials_that_completed():
-    """On a CPU pages of libraries are in the peak and not in the budget."""
+    """On a CPU memory that ranks share is in the peak and not in the budget."""
     profile = PROFILE.model_copy(update={"activation_mem_per_gpu": MIB, "gpu_mem": 200 * MIB, "num_params": 10**6})
     model = new_model(profile.model_copy(update={"trainable_num_params": 10**6}), base={}, device="cpu")
     small = [candidate(size, reduce_bucket_size=10**6) for size in (2, 20, 40)]
@@ -230,6 +230,18 @@ def test_more_memory_than_was_left_on_paper_is_learned_from_trials_that_complete
         model.observe(each, ran((110 + 1.5 * each.micro_batch_size) * MIB, available=150 * MIB))
     # 170 MiB have run with 150 available.
     assert model.probability_fits(candidate(38, reduce_bucket_size=500_000), headroom=0) > 0.5
+
+
+def test_a_group_keeps_free_what_may_not_be_had_until_trials_have_had_it():
+    model = new_model(PROFILE.model_copy(update={"gpu_mem": 200 * MIB, "activation_mem_per_gpu": MIB}), device="cpu")
+    first = candidate(2, reduce_bucket_size=10**6)
+    model.observe(first, ran(60 * MIB, available=160 * MIB))
+    unknown = model.group_headroom(first, headroom=0)
+    # The stack of a thread is among what cannot be had.
+    assert 8 / 160 < unknown < 24 / 160
+    assert model.group_headroom(first, headroom=0.1) > unknown + 0.09
+    model.observe(candidate(80, reduce_bucket_size=10**6), ran(158 * MIB, available=160 * MIB))
+    assert model.group_headroom(first, headroom=0) < unknown / 2
 
 
 def test_the_model_is_a_function_of_what_it_was_told():
