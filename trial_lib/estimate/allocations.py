@@ -13,6 +13,9 @@ from trial_lib.experiment.result import ModelProfile
 
 # `engine.buffered_allreduce_fallback`: elements that stage 0 flattens at a time.
 _ALLREDUCE_ELEMENTS = 500_000_000
+# Bytes for each parameter of a tensor that PyTorch's Adam takes while it updates it: on a CPU a square root and what it
+# is divided by, on CUDA, where all tensors are updated at once, the root alone (torch/optim/adam.py, 2.13).
+_ADAM_UPDATE_BYTES = {"cpu": 8, "cuda": 4}
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Allocations:
     Attributes:
         initialize: what is allocated when `deepspeed.initialize` returns.
         states: what the first steps add and keep: optimizer states, and gradients until the optimizer's step.
-        buffers: what comes and goes in a step beside these: buckets, gathered parameters, flat copies of gradients.
+        buffers: what comes and goes in a step beside these: buckets, gathered parameters, flat copies of gradients, what
+            the optimizer's update takes.
         activations: what the forward pass keeps for the backward pass.
         limit_correction: what the limit counts in the steps beyond what they write to; negative where they write to
             what initialisation has allocated.
@@ -60,6 +64,15 @@ class _Case:
     def states_here(self) -> bool:
         """Whether the optimizer's states are in the device's memory: on a CPU they are, offloaded or not."""
         return self.on_cpu or self.settings.offload_optimizer == "none"
+
+    def update(self, elements: float) -> float:
+        """Returns what the optimizer's update takes beside states and gradients.
+
+        Args:
+            elements: of the tensors that it updates at once.
+        """
+        per_element = _ADAM_UPDATE_BYTES["cpu" if self.on_cpu else "cuda"]
+        return elements * per_element if self.settings.torch_adam and self.states_here else 0.0
 
     def bucket(self, buffers: int) -> tuple[float, float]:
         """Returns the bytes of the buckets that gradients are copied into: as allocated, and as written to."""
@@ -111,7 +124,9 @@ def _plain(case: _Case, slots: int) -> Allocations:
     return Allocations(
         initialize=case.total * case.size + case.trainable * master,
         states=case.trainable * (case.size + case.settings.optimizer_bytes),
-        buffers=min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0,
+        buffers=(min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0)
+        # On a CPU tensor by tensor, the largest of which nobody knows.
+        + (0.0 if case.on_cpu else case.update(case.trainable)),
         activations=0,
     )
 
@@ -132,7 +147,7 @@ def _partitioned_states(case: _Case, slots: int) -> Allocations:
     return Allocations(
         initialize=initialize,
         states=kept * size + (share * settings.optimizer_bytes if case.states_here else 0),
-        buffers=written + (share * MASTER_BYTES if case.states_here else 0),
+        buffers=written + (share * MASTER_BYTES if case.states_here else 0) + case.update(share),
         activations=0,
         limit_correction=allocated - written,
     )
@@ -154,7 +169,7 @@ def _partitioned_parameters(case: _Case, slots: int) -> Allocations:
     return Allocations(
         initialize=parameters + master + gradients + allocated,
         states=share * settings.optimizer_bytes if case.states_here else 0,
-        buffers=gathered * size + late,
+        buffers=gathered * size + late + case.update(min(share, settings.sub_group_size)),
         activations=0,
         limit_correction=-late,
         early_buffers=allocated,

@@ -22,7 +22,7 @@ _LOW, _HIGH = 0.05, 0.95
 
 # Prior of the weights: workspace (in units of the scale below), activations, states, buffers. Of one sample's
 # activations the backward pass needs more than was saved for it: gradients of activations, and temporaries.
-_WORKSPACE = {"cpu": 32 * 2**20, "cuda": 64 * 2**20}
+_WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
 # Of some programs it needs many times as much: what an operation makes and drops within a pass is saved by nobody.
 _PRIORS = (
     Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7)),

@@ -9,7 +9,7 @@ from trial_lib.estimate.states import Precision, precision_of
 # deepspeed/runtime/zero/config.py (0.19.8): what a configuration leaves out.
 _BUCKET = 500_000_000
 _PREFETCH = 50_000_000
-_LIVE = _REUSE = 1_000_000_000
+_LIVE = _REUSE = _SUB_GROUP = 1_000_000_000
 
 _STATE_BYTES = {"adagrad": 4, "lion": 4, "fusedlion": 4, "muon": 4}
 ADAM_STATE_BYTES = 8
@@ -27,11 +27,13 @@ class ZeroSettings:
         offload_param: where parameters are while they are not needed; `none` below stage 3, which ignores it.
         precision: how the parameters are held.
         optimizer_bytes: bytes of the optimizer's states for one trainable parameter, master copies apart.
+        torch_adam: whether the optimizer is PyTorch's Adam, which does not update in place as DeepSpeed's kernels do.
         reduce_bucket_size: elements of a bucket of gradients.
         overlap_comm: whether two such buckets take turns.
         contiguous_gradients: whether gradients are copied into the bucket.
         prefetch_bucket_size: parameters that stage 3 gathers ahead.
         max_live_parameters: parameters that stage 3 keeps gathered at most.
+        sub_group_size: parameters that stage 3 updates at a time.
     """
 
     stage: int
@@ -39,11 +41,13 @@ class ZeroSettings:
     offload_param: str
     precision: Precision
     optimizer_bytes: int
+    torch_adam: bool
     reduce_bucket_size: int
     overlap_comm: bool
     contiguous_gradients: bool
     prefetch_bucket_size: int
     max_live_parameters: int
+    sub_group_size: int
 
     @classmethod
     def of(cls, ds_config: Mapping[str, Any]) -> "ZeroSettings":
@@ -56,6 +60,7 @@ class ZeroSettings:
             offload_param=_offload(zero, "offload_param") if stage == 3 else "none",
             precision=precision_of(ds_config),
             optimizer_bytes=_optimizer_bytes(ds_config.get("optimizer") or {}),
+            torch_adam=_is_torch_adam(ds_config.get("optimizer") or {}),
             reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),
             overlap_comm=bool(_get(zero, "overlap_comm", stage == 3)),
             contiguous_gradients=bool(_get(zero, "contiguous_gradients", True)),
@@ -65,6 +70,7 @@ class ZeroSettings:
                 int(_get(zero, "stage3_max_live_parameters", _LIVE)),
                 int(_get(zero, "stage3_max_reuse_distance", _REUSE)),
             ),
+            sub_group_size=int(_get(zero, "sub_group_size", _SUB_GROUP)),
         )
 
 
@@ -112,3 +118,9 @@ def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
     if name == "sgd":
         return 4 if _get(optimizer.get("params") or {}, "momentum", 0) else 0
     return _STATE_BYTES.get(name, ADAM_STATE_BYTES)
+
+
+def _is_torch_adam(optimizer: Mapping[str, Any]) -> bool:
+    """Returns whether PyTorch's own Adam runs: DeepSpeed is asked for it, or the code makes the optimizer."""
+    name = str(optimizer.get("type", "")).lower()
+    return not name or (name in ("adam", "adamw") and _get(optimizer.get("params") or {}, "torch_adam", False) is True)

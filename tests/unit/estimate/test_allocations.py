@@ -14,11 +14,13 @@ PROFILE = ModelProfile(
 )
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 BF16 = {"bf16": {"enabled": True}}
+IN_PLACE = {"optimizer": {"type": "Adam"}}
+TORCH_ADAM = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
 
 
 def allocate(stage, device="cuda", size=1, slots=4, profile=PROFILE, base=None, **zero):
     zero = {"reduce_bucket_size": 100, "stage3_prefetch_bucket_size": 0, "overlap_comm": False, **zero}
-    settings = ZeroSettings.of({**(base or {}), "zero_optimization": {"stage": stage, **zero}})
+    settings = ZeroSettings.of({**IN_PLACE, **(base or {}), "zero_optimization": {"stage": stage, **zero}})
     return allocations(settings, ZeroSettings.of({}), profile, slots, device, size)
 
 
@@ -88,6 +90,30 @@ def test_stage_3_gathers_no_more_than_it_may_keep():
     assert allocate(3, stage3_max_live_parameters=300).buffers == 4 * 300
     assert allocate(3, stage3_max_reuse_distance=300).buffers == 4 * 300
     assert allocate(3, stage3_prefetch_bucket_size=200, stage3_max_live_parameters=300).buffers == 4 * 500
+
+
+def test_pytorchs_adam_takes_as_much_again_as_it_updates_at_once():
+    def update(stage, device="cuda", base=TORCH_ADAM, **zero):
+        return allocate(stage, device, base=base, **zero).buffers - allocate(stage, device, **zero).buffers
+
+    # The root of all second moments on CUDA, and what it is divided by as well on a CPU.
+    assert [update(stage) for stage in range(4)] == [4 * 800, 4 * 200, 4 * 200, 4 * 200]
+    assert [update(stage, "cpu") for stage in (1, 2, 3)] == [8 * 200] * 3
+    # Tensor by tensor, and how large those are nobody knows.
+    assert update(0, "cpu") == 0
+    assert update(3, sub_group_size=50) == 4 * 50
+
+
+def test_offloaded_states_are_updated_elsewhere():
+    for stage in (1, 2, 3):
+        needed, in_place = (allocate(stage, base=base, **OFFLOAD) for base in (TORCH_ADAM, IN_PLACE))
+        assert needed == in_place
+
+
+def test_an_optimizer_that_the_code_makes_is_taken_for_pytorchs_adam():
+    settings = ZeroSettings.of({"zero_optimization": {"stage": 2}})
+    assert settings.torch_adam
+    assert not ZeroSettings.of({"optimizer": {"type": "SGD", "params": {"torch_adam": True}}}).torch_adam
 
 
 def test_16_bit_training_has_32_bit_copies_of_what_it_trains():
