@@ -30,8 +30,8 @@ _PRIORS = (
 )
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0
-# How many standard deviations below what is expected to fit a sweep's group stays, and the most that it keeps free.
-_SURELY, _MOST_KEPT = 1.5, 0.9
+# How many standard deviations below what is expected to fit a sweep's group stays.
+_SURELY = 1.5
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class MemoryModel:
             return headroom
         limit = self._budget.limit(replace(left, deviation=0.0), headroom)
         surely = limit.mean - needed.limit_correction - _SURELY * limit.deviation
-        return min(max(0.0, 1 - surely / left.mean), _MOST_KEPT)
+        return min(max(0.0, 1 - surely / left.mean), 1.0)
 
     def largest_micro_batch(
         self,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 
-def _status_bytes(*fields: str) -> list[int]:
-    """Returns sizes that the kernel shows of this process; 0 for one that it does not (proc_pid_status(5))."""
+def _status_bytes(field: str) -> int:
+    """Returns a size that the kernel shows of this process; 0 where it does not (proc_pid_status(5))."""
     shown = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return [int(shown.get(field, "0").split()[0]) * 1024 for field in fields]
+    return int(shown.get(field, "0").split()[0]) * 1024
 
 
 def _own_bytes(resident: str) -> int:
@@ -20,8 +20,7 @@ def _own_bytes(resident: str) -> int:
 
     Most of them come with the first step, some tens of megabytes, and stay.
     """
-    total, files = _status_bytes(resident, "RssFile")
-    return total - files
+    return _status_bytes(resident) - _status_bytes("RssFile")
 
 
 def limit(budget: int) -> int:
@@ -38,8 +37,7 @@ def limit(budget: int) -> int:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (budget, hard))
-    (taken,) = _status_bytes("VmData")
-    return budget - taken
+    return budget - _status_bytes("VmData")
 
 
 def unlimit() -> None:
@@ -100,8 +98,7 @@ def available_bytes() -> int | None:
         # What the caching allocator holds and nobody uses is as good as free.
         return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
     budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    (taken,) = _status_bytes("VmData")
-    return None if budget == resource.RLIM_INFINITY else budget - taken
+    return None if budget == resource.RLIM_INFINITY else budget - _status_bytes("VmData")
 
 
 def peak_bytes() -> int:
