@@ -56,7 +56,7 @@ def test_what_runs_out_of_memory_is_no_more_than_a_twentieth_of_many_trials():
     ran = [
         result.outcome
         for seed in range(3)
-        for _, result in trials(drive(adaptive(seed=seed, min_gain=0, max_trials=31), SimulatedModel().run))
+        for _, result in trials(drive(adaptive(seed=seed, min_gain=0, max_trials=31), SimulatedModel(memory=200).run))
     ]
     assert ran.count(Outcome.OUT_OF_MEMORY) <= 0.05 * len(ran)
 
