@@ -14,11 +14,14 @@ demo: $(PREPARED)
 	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/deepspeed.yaml > .venv/demo.yaml
 	$(BIN)/zerotune adaptive .venv/demo.yaml $(EXAMPLE) --max-trials 10
 
+# Unit tests side by side; the others start ranks of their own, measure, and want the machine for themselves.
 test: $(PREPARED)
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" -n 2 tests/unit
+	$(BIN)/python -m pytest -m "not long" tests/integration tests/chaos
 
 test-all: $(PREPARED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 tests/unit
+	$(BIN)/python -m pytest tests/integration tests/chaos
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
