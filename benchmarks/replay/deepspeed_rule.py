@@ -7,9 +7,10 @@ processes, is left out, and so is the fault that ends its tuning of other knobs 
 import math
 import random
 from collections.abc import Generator
+from typing import Any
 
 from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.knobs import Arm
+from trial_lib.experiment.knobs import LEFT_OPEN, Arm
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem, SearchSettings
 
@@ -194,7 +195,7 @@ class DeepSpeedRule(Search):
         self, arm: Arm, size: int, values: dict[int, float]
     ) -> Generator[Candidate, float | None, float | None]:
         """Yields an arm's default at a size, and returns its metric; None if it did not run."""
-        value = yield self._candidate(arm, 0, size)
+        value = yield Candidate(knobs=_default(arm), micro_batch_size=size, **self._batch)
         if value is not None:
             values[size] = value
         return value
@@ -217,6 +218,11 @@ class DeepSpeedRule(Search):
             + optimizer * params / (slots if stage >= 1 else 1)
         )
         return self._problem.profile.gpu_mem - states
+
+
+def _default(arm: Arm) -> dict[str, Any]:
+    """Returns DeepSpeed's default of an arm: the best guess of the space, but for what that has otherwise."""
+    return arm.with_fine({knob.path: LEFT_OPEN[knob.path] for knob in arm.fine if knob.path in LEFT_OPEN})
 
 
 def _key(candidate: Candidate) -> tuple[str, int]:

@@ -4,20 +4,21 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trial_lib.experiment.knobs import Arm, Knob, SearchSpace, get_knob
+from trial_lib.experiment.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
 
 _ZERO = "zero_optimization"
 _COARSE = ("stage", "offload_optimizer", "offload_param")
 
-# DeepSpeed's defaults (deepspeed/runtime/zero/config.py, `DeepSpeedZeroConfig`): the best guess, which stands first.
-# `overlap_comm` is None there, which its validator makes True at stage 3 and False below.
-_DEFAULTS: Mapping[str, float] = {
+# The best guess, which stands first, as in `trial_lib/experiment/catalogue.py`: DeepSpeed's defaults
+# (deepspeed/runtime/zero/config.py, `DeepSpeedZeroConfig`; `overlap_comm` is None there, which its validator makes True
+# at stage 3 and False below), and on a CPU, where all tables come from, gradients that are not copied.
+_FIRST: Mapping[str, float] = {
     "reduce_bucket_size": 5e8,
     "allgather_bucket_size": 5e8,
     "stage3_prefetch_bucket_size": 5e7,
     "stage3_param_persistence_threshold": 1e5,
     "overlap_comm": False,
-    "contiguous_gradients": True,
+    "contiguous_gradients": False,
     "reduce_scatter": True,
 }
 
@@ -48,7 +49,7 @@ def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any
     arm = next((arm for arm in space.arms if arm.stage == stage and len(arm.knobs[_ZERO]) == 1), space.arms[0])
     wanted = {}
     for knob in arm.fine:
-        own = get_knob(base_config, knob.path)
+        own = get_knob(base_config, knob.path, LEFT_OPEN.get(knob.path))
         if own is not None:
             wanted[knob.path] = _by_distance(knob.values, own)[0]
     return arm.with_fine(wanted)
@@ -58,7 +59,7 @@ def _arm(coarse: dict[str, Any], settings: list[dict[str, Any]]) -> Arm:
     keys = [key for key in settings[0] if key not in _COARSE]
     fine = []
     for key in keys:
-        default = _DEFAULTS.get(key, settings[0][key])
+        default = _FIRST.get(key, settings[0][key])
         fine.append(Knob(f"{_ZERO}.{key}", tuple(_by_distance({zero[key] for zero in settings}, default))))
     return Arm({_ZERO: coarse}, tuple(fine))
 

@@ -28,8 +28,8 @@ class Allocations:
     Attributes:
         initialize: what is allocated when `deepspeed.initialize` returns.
         states: what the first steps add and keep: optimizer states, and gradients until the optimizer's step.
-        buffers: what comes and goes in a step beside these: buckets, gathered parameters, flat copies of gradients, what
-            the optimizer's update takes.
+        buffers: what comes and goes in a step beside these: buckets, gathered parameters, flat copies of gradients,
+            temporaries of the optimizer's update.
         activations: what the forward pass keeps for the backward pass.
         limit_correction: what the limit counts in the steps beyond what they write to; negative where they write to
             what initialisation has allocated.

@@ -192,7 +192,19 @@ KNOBS: dict[str, KnownKnob] = {
         (
             # Offload of the optimizer turns it on.
             Effect(
-                f"{_STAGE_1_2} setup_buckets", (1, 2), when={OFFLOAD_OPTIMIZER: ("none",)}, candidates=_switch(True)
+                f"{_STAGE_1_2} setup_buckets",
+                (1, 2),
+                ("cuda",),
+                when={OFFLOAD_OPTIMIZER: ("none",)},
+                candidates=_switch(True),
+            ),
+            # It copies every gradient, so that a CUDA allocator's memory stays in one piece; a CPU's need not.
+            Effect(
+                f"{_STAGE_1_2} setup_buckets",
+                (1, 2),
+                ("cpu",),
+                when={OFFLOAD_OPTIMIZER: ("none",)},
+                candidates=_switch(False),
             ),
             Effect(f"{_STAGE_3} __add_grad_to_ipg_bucket", (3,), candidates=_switch(True)),
         ),

@@ -26,6 +26,10 @@ _NEUTRAL_BELOW: dict[str, tuple[int, Any]] = {
     "zero_quantized_gradients": (3, False),
 }
 
+# What DeepSpeed does where a configuration leaves a knob open, for those of which the best guess may be another value
+# (deepspeed/runtime/zero/config.py, 0.19.8).
+LEFT_OPEN: Mapping[str, Any] = {"zero_optimization.contiguous_gradients": True}
+
 BUCKET_ELEMENTS = tuple(factor * 10**power for power in (6, 7, 8, 9) for factor in (1, 5))
 
 

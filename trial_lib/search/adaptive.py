@@ -17,7 +17,7 @@ import numpy as np
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, kept
+from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, kept, step_seconds, stopped_cost
 from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.arm_limits import ArmLimits, Failures
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
@@ -42,8 +42,6 @@ _LARGEST_FIRST, _GROWTH = 64, 8
 _FAR, _SURE = 4, 0.99
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
-# What a trial that was stopped because it could not win is taken to cost more than the best one then.
-_TOO_SLOW = log(1.1)
 
 
 class AdaptiveSearch(Search):
@@ -177,15 +175,16 @@ class AdaptiveSearch(Search):
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
             cost = log(value) if self.metric.smaller_is_better else -log(value)
-            self._measured.append(Measured(point, cost, candidate, result if asked else None))
+            known = result if asked else None
+            self._measured.append(Measured(point, cost, candidate, known, step_seconds(result)))
         elif value is None and not asked and result.outcome is Outcome.COMPLETED:  # how fast is not known any more
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
         elif result.outcome is Outcome.TOO_SLOW:
             limits.ran(point.index, point.size)
-            best = min((measured.cost for measured in self._measured), default=None)
-            if best is not None:
-                self._measured.append(Measured(point, best + _TOO_SLOW, candidate, None))
+            if self._measured:
+                cost = stopped_cost(self._measured, candidate, result, not self.metric.smaller_is_better)
+                self._measured.append(Measured(point, cost, candidate, None, step_seconds(result)))
         elif result.outcome is Outcome.OUT_OF_MEMORY:
             limits.ran_out_of_memory(point.size)
             self._did_not_fit.append(point)

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
+from statistics import median
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.result import TrialResult
@@ -9,16 +11,27 @@ from trial_lib.search.cost_model import Point
 
 # What the models are given of a long history: the best and the latest.
 _BEST_KEPT, LATEST_KEPT = 120, 80
+# What a trial that was stopped because it could not win is taken to cost more than the best, where no step was timed.
+_TOO_SLOW = log(1.1)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A trial that tells what a point costs; `result` is None where it was stopped before its metric was known."""
+    """A trial that tells what a point costs.
+
+    Attributes:
+        point: where the candidate stands.
+        cost: logarithm of what the search makes small.
+        candidate: what ran.
+        result: None where it is no answer: it was stopped, or not asked for.
+        step: seconds of an optimizer step (median); None where none was timed.
+    """
 
     point: Point
     cost: float
     candidate: Candidate
     result: TrialResult | None
+    step: float | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,30 @@ class InFlight:
     ask: int
 
 
+def step_seconds(result: TrialResult) -> float | None:
+    """Returns the seconds of an optimizer step of a trial (median); None where none was timed."""
+    return median(result.step_times) if result.step_times else None
+
+
+def stopped_cost(measured: Sequence[Measured], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
+    """Returns what a trial cost by the steps that it made before it was stopped because it could not win.
+
+    Its steps are set against those of a trial that was measured to its end: whatever the metric counts, and however
+    lucky the reading that was to beat.
+
+    Args:
+        measured: what is known, at least one.
+        candidate: what ran.
+        result: how it ended.
+        by_sample: whether the cost is that of a sample, not of a step.
+    """
+    best, step = min(measured, key=lambda each: each.cost), step_seconds(result)
+    if step is None or best.step is None:
+        return best.cost + _TOO_SLOW
+    samples, best_samples = map(_samples, (candidate, best.candidate))
+    return best.cost + log(step / best.step) - (log(samples / best_samples) if by_sample else 0.0)
+
+
 def kept(measured: Sequence[Measured]) -> Sequence[Measured]:
     """Returns what of the history the models are given, in its order."""
     if len(measured) <= _BEST_KEPT + LATEST_KEPT:
@@ -36,3 +73,7 @@ def kept(measured: Sequence[Measured]) -> Sequence[Measured]:
     ranked = sorted(range(len(measured)), key=lambda place: measured[place].cost)
     latest = range(len(measured) - LATEST_KEPT, len(measured))
     return [measured[place] for place in sorted({*ranked[:_BEST_KEPT], *latest})]
+
+
+def _samples(candidate: Candidate) -> int:
+    return candidate.micro_batch_size * candidate.gradient_accumulation_steps

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trial_lib.experiment.knobs import Arm, SearchSpace, get_knob
+from trial_lib.experiment.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
 
 Array = npt.NDArray[np.float64]
 
@@ -65,7 +65,8 @@ class SpaceCoordinates:
     def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go.
 
-        A fine knob that the configuration leaves open, or has at a value of its own, counts as the arm's best guess.
+        A fine knob that the configuration leaves open counts as DeepSpeed's default, one that it has at a value of its
+        own as the arm's best guess.
         """
         for number, arm in enumerate(self.arms):
             if all(_plain(get_knob(config, path)) == _plain(value) for path, value in _leaves(arm.knobs)):
@@ -88,7 +89,7 @@ class SpaceCoordinates:
 def _shared_values(arm: Arm, config: Mapping[str, Any]) -> dict[str, Any]:
     shared = {}
     for knob in arm.fine:
-        own = get_knob(config, knob.path)
+        own = get_knob(config, knob.path, LEFT_OPEN.get(knob.path))
         if own in knob.values:
             shared[knob.path] = knob.values[knob.values.index(own)]
     return shared

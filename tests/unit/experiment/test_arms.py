@@ -135,6 +135,17 @@ def test_the_best_guess_is_deepspeeds_default_or_the_users_own() -> None:
     assert own.arms[-1].lineage(0)[ZERO]["reduce_bucket_size"] == 123_456
 
 
+def test_on_a_cpu_gradients_are_best_not_copied_unless_the_user_says_so() -> None:
+    def first(device: str, base: dict[str, Any]) -> dict[str, Any]:
+        space = adaptive(at=here(device=device, base=base))
+        return {label: fine(space, label)["contiguous_gradients"][0] for label in ("z1", "z2")}
+
+    copied, left = {"z1": True, "z2": True}, {"z1": False, "z2": False}
+    assert first("cuda", {}) == copied
+    assert first("cpu", {}) == left
+    assert first("cpu", {ZERO: {"contiguous_gradients": True}}) == copied
+
+
 def test_a_knob_goes_by_the_name_that_the_configuration_uses() -> None:
     # DeepSpeed refuses a setting that stands there by both of its names.
     space = adaptive(at=here(base={ZERO: {"stage": 3, "prefetch_bucket_size": 5000}}))

@@ -1,9 +1,15 @@
 """The parts of the adaptive search: proposals of fine knobs, the cost model, sizes."""
 
-import numpy as np
-from adaptive_world import FINE, SPACE
+from math import log
 
-from trial_lib.experiment.knobs import Arm, Knob
+import numpy as np
+import pytest
+from adaptive_world import FINE, SPACE, ended
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.knobs import Arm, Knob, SearchSpace
+from trial_lib.experiment.result import Outcome
+from trial_lib.search.adaptive_records import Measured, stopped_cost
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.fine_knobs import FineTrial, propose
@@ -58,6 +64,31 @@ def test_numbers_have_ranks_and_other_values_are_apart():
     rows = SpaceCoordinates(SPACE).fine([(1, 1), (1, 0), (1, 2), (0, 0)])
     assert sorted(rows[:3, 1]) == [0.0, 0.5, 1.0]
     assert np.isnan(rows[3]).all()
+
+
+def test_what_a_configuration_leaves_open_is_where_deepspeeds_default_is():
+    copied = "zero_optimization.contiguous_gradients"
+    space = SearchSpace.of_arms([Arm({"zero_optimization": {"stage": 1}}, (Knob(copied, (False, True)),))])
+    coordinates, stage_1 = SpaceCoordinates(space), {"stage": 1}
+    assert coordinates.locate_config({"zero_optimization": stage_1}) == (0, 1)
+    assert coordinates.locate_config({"zero_optimization": {**stage_1, "contiguous_gradients": False}}) == (0, 0)
+
+
+def test_a_stopped_trial_counts_by_the_steps_that_it_made_however_lucky_the_reading_to_beat():
+    def candidate(size):
+        return Candidate(knobs={}, micro_batch_size=size, slots=2, data_parallel_size=2)
+
+    def cost(size, result, lucky=1.0, by_sample=True):
+        read = log(lucky / 8 if by_sample else lucky)
+        best = Measured(Point(1, 0, 8), read, candidate(8), None, lucky)
+        return stopped_cost([best], candidate(size), result, by_sample)
+
+    stopped = ended(Outcome.TOO_SLOW, step_times=[3.1, 3.0, 9.0])
+    for lucky in (1.0, 0.5):
+        assert cost(8, stopped, lucky) == pytest.approx(log(3.1 / 8))
+        assert cost(16, stopped, lucky) == pytest.approx(log(3.1 / 16))
+        assert cost(16, stopped, lucky, by_sample=False) == pytest.approx(log(3.1))
+    assert cost(8, ended(Outcome.TOO_SLOW)) > log(1 / 8)
 
 
 def test_free_sizes_are_round_and_kept_ones_divide():
