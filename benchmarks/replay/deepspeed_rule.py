@@ -182,7 +182,7 @@ class DeepSpeedRule(Search):
         best: tuple[int, float] | None = None
         best_at = 0
         for at, (index, size) in enumerate(grid[:TUNER_TRIALS]):
-            value = yield self._candidate(arm, index, size)
+            value = yield self._candidate(arm.lineage(index), size)
             if best is None:  # a failure counts until something has run
                 best_at = at
             if value is not None and (best is None or value > best[1]):
@@ -195,13 +195,13 @@ class DeepSpeedRule(Search):
         self, arm: Arm, size: int, values: dict[int, float]
     ) -> Generator[Candidate, float | None, float | None]:
         """Yields an arm's default at a size, and returns its metric; None if it did not run."""
-        value = yield Candidate(knobs=_default(arm), micro_batch_size=size, **self._batch)
+        value = yield self._candidate(_default(arm), size)
         if value is not None:
             values[size] = value
         return value
 
-    def _candidate(self, arm: Arm, index: int, size: int) -> Candidate:
-        return Candidate(knobs=arm.lineage(index), micro_batch_size=size, **self._batch)
+    def _candidate(self, knobs: dict[str, Any], size: int) -> Candidate:
+        return Candidate(knobs=knobs, micro_batch_size=size, **self._batch)
 
     @property
     def _sample(self) -> int:

@@ -200,7 +200,7 @@ def test_cleaners_leave_the_locks_alone_while_a_slot_or_a_port_is_held(tmp_path,
     assert not is_left_alone(tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="this host has no systemd-tmpfiles")
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="nothing cleans /tmp by systemd's rules here")
 def test_a_held_slot_outlives_systemd_s_cleaner(tmp_path):
     locks = tmp_path / "tmp" / "locks"
     (tmp_path / "clean.conf").write_text(f"d {tmp_path}/tmp - - - 1s\n")

@@ -53,14 +53,15 @@ class ZeroSettings:
     def of(cls, ds_config: Mapping[str, Any]) -> "ZeroSettings":
         """Returns the settings of a complete configuration; "auto" counts as left out."""
         zero = ds_config.get("zero_optimization") or {}
+        optimizer = ds_config.get("optimizer") or {}
         stage = int(_get(zero, "stage", 0))
         return cls(
             stage=stage,
             offload_optimizer=_offload(zero, "offload_optimizer") if stage >= 1 else "none",
             offload_param=_offload(zero, "offload_param") if stage == 3 else "none",
             precision=precision_of(ds_config),
-            optimizer_bytes=_optimizer_bytes(ds_config.get("optimizer") or {}),
-            torch_adam=_is_torch_adam(ds_config.get("optimizer") or {}),
+            optimizer_bytes=_optimizer_bytes(optimizer),
+            torch_adam=_is_torch_adam(optimizer),
             reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),
             overlap_comm=bool(_get(zero, "overlap_comm", stage == 3)),
             contiguous_gradients=bool(_get(zero, "contiguous_gradients", True)),

@@ -41,6 +41,11 @@ def _switch(first: bool) -> Candidates:
     return lambda here, own: (first, not first) if own is None else (bool(own), not own)
 
 
+def _copied(here: Surroundings, own: Any) -> tuple[bool, ...]:
+    # Gradients are copied so that a CUDA allocator's memory stays in one piece; a CPU's need not.
+    return _switch(here.device == "cuda")(here, own)
+
+
 def _clamped(first: int, others: Iterable[int], most: int) -> tuple[int, ...]:
     """Returns sizes without repetition: what is above the most does what that does."""
     return tuple(dict.fromkeys(min(int(elements), most) for elements in (first, *others)))
@@ -191,21 +196,7 @@ KNOBS: dict[str, KnownKnob] = {
         "switch",
         (
             # Offload of the optimizer turns it on.
-            Effect(
-                f"{_STAGE_1_2} setup_buckets",
-                (1, 2),
-                ("cuda",),
-                when={OFFLOAD_OPTIMIZER: ("none",)},
-                candidates=_switch(True),
-            ),
-            # It copies every gradient, so that a CUDA allocator's memory stays in one piece; a CPU's need not.
-            Effect(
-                f"{_STAGE_1_2} setup_buckets",
-                (1, 2),
-                ("cpu",),
-                when={OFFLOAD_OPTIMIZER: ("none",)},
-                candidates=_switch(False),
-            ),
+            Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), when={OFFLOAD_OPTIMIZER: ("none",)}, candidates=_copied),
             Effect(f"{_STAGE_3} __add_grad_to_ipg_bucket", (3,), candidates=_switch(True)),
         ),
     ),

@@ -59,11 +59,13 @@ def stopped_cost(measured: Sequence[Measured], candidate: Candidate, result: Tri
         result: how it ended.
         by_sample: whether the cost is that of a sample, not of a step.
     """
-    best, step = min(measured, key=lambda each: each.cost), step_seconds(result)
-    if step is None or best.step is None:
-        return best.cost + _TOO_SLOW
-    samples, best_samples = map(_samples, (candidate, best.candidate))
-    return best.cost + log(step / best.step) - (log(samples / best_samples) if by_sample else 0.0)
+    step = step_seconds(result)
+    # Of an earlier study's trials the steps are not known.
+    timed = [(each.cost, each.step, _samples(each.candidate)) for each in measured if each.step is not None]
+    if step is None or not timed:
+        return min(each.cost for each in measured) + _TOO_SLOW
+    best_cost, best_step, best_samples = min(timed)
+    return best_cost + log(step / best_step) - (log(_samples(candidate) / best_samples) if by_sample else 0.0)
 
 
 def kept(measured: Sequence[Measured]) -> Sequence[Measured]:

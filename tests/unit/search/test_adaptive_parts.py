@@ -81,14 +81,15 @@ def test_a_stopped_trial_counts_by_the_steps_that_it_made_however_lucky_the_read
     def cost(size, result, lucky=1.0, by_sample=True):
         read = log(lucky / 8 if by_sample else lucky)
         best = Measured(Point(1, 0, 8), read, candidate(8), None, lucky)
-        return stopped_cost([best], candidate(size), result, by_sample)
+        of_an_earlier_study = Measured(Point(1, 0, 4), read - 0.3, candidate(4), None, None)
+        return stopped_cost([of_an_earlier_study, best], candidate(size), result, by_sample)
 
     stopped = ended(Outcome.TOO_SLOW, step_times=[3.1, 3.0, 9.0])
     for lucky in (1.0, 0.5):
         assert cost(8, stopped, lucky) == pytest.approx(log(3.1 / 8))
         assert cost(16, stopped, lucky) == pytest.approx(log(3.1 / 16))
         assert cost(16, stopped, lucky, by_sample=False) == pytest.approx(log(3.1))
-    assert cost(8, ended(Outcome.TOO_SLOW)) > log(1 / 8)
+    assert cost(8, ended(Outcome.TOO_SLOW)) == pytest.approx(log(1 / 8) - 0.3 + log(1.1))
 
 
 def test_free_sizes_are_round_and_kept_ones_divide():
