@@ -28,7 +28,7 @@ from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.step_clock import StepClock
 from trial_lib.measure.step_losses import StepLosses
 from trial_lib.measure.too_slow import is_hopeless, looks_after, too_slow_reason
-from trial_lib.measure.window import decides_after, is_enough
+from trial_lib.measure.window import is_enough, next_moment
 
 current: "Probe | None" = None
 """The probe of this process; None where it is no rank of a trial."""
@@ -283,7 +283,7 @@ class Probe:
         """Ends the measurement if there is enough, or the trial cannot win; at its moments, on all ranks alike."""
         assert self._watch is not None
         window, to_beat, counted = self._settings.window, self._settings.to_beat, self._counted
-        is_moment = decides_after(window, len(counted))
+        is_moment = len(counted) >= next_moment(window, counted.slowest)
         if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
             return
         samples = counted.agree(self._watch.engine)

@@ -20,12 +20,13 @@ _LEAST_STEPS, _LEAST_SHORT_STEPS = 2, 3
 def looks_after(window: StepWindow, counted: int) -> bool:
     """Returns whether a trial that has something to beat is looked at after this many counted steps.
 
-    After 2, 3 and 5, and on as the moments of the window do: an agreement of the ranks each.
+    After 2, 3, 5 and 8, and on by half as many again, until the window is full and has moments of its own; each is an
+    agreement of the ranks.
     """
     moment = _LEAST_STEPS
     while moment < min(counted, window.min_steps):
         moment = math.ceil(moment * 1.5)
-    return moment == counted
+    return moment == counted <= window.min_steps
 
 
 def throughput_bound(step_times: Sequence[float], samples_per_step: float) -> float:

@@ -6,17 +6,28 @@ from collections.abc import Sequence
 
 from trial_lib.experiment.window import StepWindow
 
+# How many times as many steps as at a moment there are at the next.
+_LEAST_GROWTH, _MOST_GROWTH = 1.1, 1.5
 
-def decides_after(window: StepWindow, counted: int) -> bool:
-    """Returns whether the ranks agree on going on after this many counted steps.
 
-    The moments are fixed and their distance grows by half (3, 5, 8, 12, ...), so that agreeing costs little and every
-    rank comes to the same ones.
+def next_moment(window: StepWindow, step_times: Sequence[float]) -> int:
+    """Returns after how many counted steps the ranks agree on whether it is enough.
+
+    When it is expected to be, by what has been counted; but not before a tenth more is, so that agreeing costs little,
+    nor after half as many again, for the first few say little of the next.
+
+    Args:
+        window: what is to be measured.
+        step_times: of the counted steps so far (s, of the slowest rank), alike on every rank: all have to come to the
+            same moment.
     """
-    moment = window.min_steps
-    while moment < counted:
-        moment = math.ceil(moment * 1.5)
-    return counted == moment or counted >= window.max_steps
+    counted = len(step_times)
+    if counted < window.min_steps:
+        return min(window.min_steps, window.max_steps)
+    for_seconds = window.max_seconds / statistics.fmean(step_times)
+    for_error = counted * (relative_standard_error(step_times) / window.relative_error) ** 2
+    expected = max(_LEAST_GROWTH * counted, min(for_seconds, for_error, _MOST_GROWTH * counted))
+    return min(math.ceil(expected), window.max_steps)
 
 
 def is_enough(window: StepWindow, step_times: Sequence[float]) -> bool:
