@@ -86,7 +86,7 @@ def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: b
         settings: Prefect's, as environment variables, besides those that every server of ours has.
         shares_log: whether other servers write to the same log.
     """
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.prefect_app:create_app"]
     command += ["--host", LOOPBACK, "--port", str(port), "--timeout-keep-alive", "5", "--log-level", "warning"]
     environment = {
         **own_environment(own_home()),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.launch import channel, jit_builds
+from trial_lib.launch.cpu_info import remember_cpu_info
 
 
 def prime(driver: socket.socket, builders: list[str]) -> None:
@@ -30,6 +31,8 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))])
     from deepspeed.accelerator import get_accelerator
+
+    remember_cpu_info()
 
     def note(text: str) -> None:
         channel.send(driver, {"note": text})

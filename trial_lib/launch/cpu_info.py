@@ -1,0 +1,50 @@
+"""What DeepSpeed asks of the processor each time that it loads an op, remembered: it takes 1.2 s, twice for each op.
+
+Runs in the user's environment. py-cpuinfo counts the processor's ticks for a second, busily, though DeepSpeed's builder
+wants the architecture and its flags alone (`cpu_arch` and `simd_width` of deepspeed/ops/op_builder/builder.py).
+"""
+
+import contextlib
+import copy
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.files import write_whole
+
+
+def remember_cpu_info(file: Path | None = None) -> None:
+    """Has py-cpuinfo, in this process and its forks, look once until the machine is booted anew.
+
+    Args:
+        file: where to keep what it saw; None for one in the user's cache.
+    """
+    try:
+        import cpuinfo
+    except ImportError:
+        return
+    keep = file or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "cpu.json"
+    look: Callable[[], dict[str, Any]] = cpuinfo.get_cpu_info
+
+    @functools.cache
+    def seen() -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(keep.read_text())
+            if kept["boot"] == _boot():
+                return dict(kept["seen"])
+        info = look()
+        # A disk that is full, or a home that cannot be written: the next process looks for itself.
+        with contextlib.suppress(OSError):
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(keep, json.dumps({"boot": _boot(), "seen": info}))
+        return info
+
+    cpuinfo.get_cpu_info = lambda: copy.deepcopy(seen())
+
+
+def _boot() -> str:
+    """Returns which boot of which machine this is: a home may be shared, and a machine be given another processor."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
