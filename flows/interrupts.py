@@ -1,5 +1,7 @@
 """Ctrl-C and SIGTERM: the first one ends a command in good order, another one at once."""
 
+import atexit
+import logging
 import os
 import signal
 import sys
@@ -23,11 +25,16 @@ class Interrupts:
         self.resume_command: str | None = None
         self.prefect_is_away = False
         self._heard = False
+        self._exit_code: int | None = None
 
     def listen(self) -> None:
-        """Starts listening: the first signal raises KeyboardInterrupt, another one ends the process at once."""
+        """Starts listening: the first signal raises KeyboardInterrupt, another one ends the process at once.
+
+        To be called before whatever registers to be called at exit, as Prefect does: what is first there comes last.
+        """
         for signal_number in _SIGNALS:
             signal.signal(signal_number, self._hear)
+        atexit.register(self._leave)
 
     def hear_again(self) -> None:
         """Raises what was heard and did not arrive; to be called where nothing that was interrupted goes on.
@@ -46,7 +53,17 @@ class Interrupts:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(exit_code)
+        self._exit_code = exit_code
         sys.exit(exit_code)
+
+    def _leave(self) -> None:
+        """Ends the process when all threads and all else has: to take the interpreter apart needs a second and more."""
+        if self._exit_code is None:
+            return
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self._exit_code)
 
     @property
     def message(self) -> str:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -34,3 +36,37 @@ def test_one_that_came_within_a_finalizer_which_python_drops_is_heard_later(inte
     Dropping()
     with pytest.raises(KeyboardInterrupt):
         interrupts.hear_again()
+
+
+_ENDING = """
+import atexit, sys, threading, time
+from flows.interrupts import interrupts
+
+class Late:
+    def __del__(self):
+        print("taken apart")
+
+def work():
+    time.sleep(0.2)
+    print("thread")
+
+interrupts.listen()
+late = Late()
+atexit.register(print, "handler")
+threading.Thread(target=work).start()
+interrupts.end(3)
+"""
+
+
+def _ended(program: str) -> tuple[int, list[str]]:
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=30, check=False)
+    return ended.returncode, ended.stdout.split()
+
+
+def test_a_command_ends_with_its_exit_code_when_all_is_said_and_takes_nothing_apart() -> None:
+    assert _ended(_ENDING) == (3, ["thread", "handler"])
+
+
+def test_whoever_only_listens_ends_as_python_does() -> None:
+    listening = _ENDING.replace("interrupts.end(3)", "sys.exit(4)")
+    assert _ended(listening) == (4, ["thread", "handler", "taken", "apart"])
