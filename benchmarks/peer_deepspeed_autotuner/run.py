@@ -28,6 +28,8 @@ BASE = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 5_000_000, "allgather_bucket_size": 5_000_000},
 }
+# Of the neutral harness: the steps of its shorter runs, and what its longer ones train besides.
+NEUTRAL_STEPS, NEUTRAL_SAMPLES = 20, 8_000
 LOGGED = re.compile(r"^step \d+ loss \S+ samples/s (\S+)$", re.MULTILINE)
 
 
@@ -192,10 +194,11 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
-def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int, steps: int) -> dict[str, Any]:
+def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int) -> dict[str, Any]:
     """Measures configurations by plain `deepspeed` runs, interleaved.
 
-    What is compared is processor time: that of a longer run less that of a shorter one, over the samples between them.
+    What is compared is processor time: that of a longer run less that of a shorter one, over the samples between them,
+    which are as many for all; to start takes some ten seconds of it, more or less by one or two.
     The script's own samples/s are there as well; on a busy machine they scatter by half.
     """
     work.mkdir(exist_ok=True)
@@ -207,13 +210,15 @@ def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int, steps:
             path.write_text(json.dumps(config))
             log = work / f"{name}.log"
             seconds = []
-            for length in (steps, 4 * steps):
+            samples = samples_per_step(config)
+            between = NEUTRAL_SAMPLES // samples
+            for length in (NEUTRAL_STEPS, NEUTRAL_STEPS + between):
                 launch = ["--num_accelerators", "1", "--master_port", str(free_port()), str(EXAMPLE / "train.py")]
                 arguments = ["--deepspeed_config", str(path), *SCRIPT, "--num_steps", str(length)]
                 before = processor_time()
                 timed(["taskset", "-c", "0", str(BIN / "deepspeed"), *launch, *arguments], work, log)
                 seconds.append(processor_time() - before)
-            costs[name].append((seconds[1] - seconds[0]) / (3 * steps * samples_per_step(config)))
+            costs[name].append((seconds[1] - seconds[0]) / (between * samples))
             rates[name].append(statistics.median(float(rate) for rate in LOGGED.findall(log.read_text())[5:]))
     return {
         name: {
@@ -236,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, action="append", help="of each tuner; may be given more than once")
     parser.add_argument("--studies", type=int, default=5, help="of ZeroTune, of which the median by wall time counts")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each configuration under the neutral harness")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each configuration under the neutral harness")
     parser.add_argument("--only-zerotune", action="store_true", help="leave the peer out, to see the cost of a trial")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="peer-"))
@@ -253,7 +258,7 @@ def main() -> None:
             peer = run_peer(trials, work / f"peer-{trials}")
             entry |= {"peer": peer, "peer_over_zerotune_wall": peer["wall_s"] / ours["wall_s"]}
             configs = {"submitted": BASE, "peer": peer["winner"], "zerotune": ours["winner"]}
-            entry["neutral"] = neutral(configs, work / f"neutral-{trials}", arguments.repeats, steps=40)
+            entry["neutral"] = neutral(configs, work / f"neutral-{trials}", arguments.repeats)
         report[str(trials)] = {**report.get(str(trials), {}), **entry}
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")
         print(json.dumps(entry, indent=2), flush=True)
