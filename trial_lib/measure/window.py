@@ -25,7 +25,9 @@ def next_moment(window: StepWindow, step_times: Sequence[float]) -> int:
     if counted < window.min_steps:
         return min(window.min_steps, window.max_steps)
     for_seconds = window.max_seconds / statistics.fmean(step_times)
-    for_error = counted * (relative_standard_error(step_times) / window.relative_error) ** 2
+    # No error is small enough where it is to be 0.
+    needed = relative_standard_error(step_times) / window.relative_error if window.relative_error else math.inf
+    for_error = counted * needed**2
     expected = max(_LEAST_GROWTH * counted, min(for_seconds, for_error, _MOST_GROWTH * counted))
     return min(math.ceil(expected), window.max_steps)
 
