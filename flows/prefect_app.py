@@ -1,19 +1,28 @@
-"""The application of ZeroTune's own Prefect server, as uvicorn loads it in a process of its own."""
+"""ZeroTune's own Prefect server, a process of its own: `python prefect_app.py HOST PORT`.
+
+Not by `python -m uvicorn`, which looks for modules in the user's folder first, where one may be called as one of ours
+or of Prefect's.
+"""
 
 import gc
-from typing import TYPE_CHECKING
+import sys
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
+_KEEP_ALIVE_S = 5
 
 
-def create_app() -> "FastAPI":
-    """Returns Prefect's application; spares its imports the garbage collector's passes, a fifth of their time."""
+def main(host: str, port: int) -> None:
+    """Serves until it is killed; its imports are spared the garbage collector's passes, a fifth of their time."""
     gc.disable()
-    try:
-        from prefect.server.api.server import create_app as prefect_app
+    import uvicorn
+    from prefect.server.api.server import create_app
 
-        return prefect_app()
-    finally:
-        gc.freeze()
-        gc.enable()
+    app = create_app()
+    gc.freeze()
+    gc.enable()
+    uvicorn.run(app, host=host, port=port, timeout_keep_alive=_KEEP_ALIVE_S, log_level="warning")
+
+
+if __name__ == "__main__":
+    # Python looks for modules in this folder first, whose are found as `flows.*` alone.
+    sys.path.pop(0)
+    main(sys.argv[1], int(sys.argv[2]))

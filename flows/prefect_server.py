@@ -86,8 +86,7 @@ def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: b
         settings: Prefect's, as environment variables, besides those that every server of ours has.
         shares_log: whether other servers write to the same log.
     """
-    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.prefect_app:create_app"]
-    command += ["--host", LOOPBACK, "--port", str(port), "--timeout-keep-alive", "5", "--log-level", "warning"]
+    command = [sys.executable, str(Path(__file__).with_name("prefect_app.py")), LOOPBACK, str(port)]
     environment = {
         **own_environment(own_home()),
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",

@@ -118,10 +118,17 @@ def test_a_profile_trial_that_is_killed_is_run_again_and_the_study_goes_on(
 
 
 def test_the_command_s_own_prefect_server_is_started_again_and_has_the_whole_history(zerotune: Zerotune) -> None:
+    # What a user calls modules in the folder where the command runs is no matter of the server's.
+    for name in ("flows", "prefect", "uvicorn"):
+        (zerotune.folder / f"{name}.py").write_text("raise RuntimeError('of the user')\n")
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: is_training(zerotune, 2), "trial 2", 120)
-    (uvicorn,) = [process for process in command.look() if is_alive(process) and "uvicorn" in words_of(process)[2:4]]
-    uvicorn.kill()
+    (server,) = [
+        process
+        for process in command.look()
+        if is_alive(process) and "prefect_app.py" in " ".join(words_of(process)[1:2])
+    ]
+    server.kill()
     study = end(command, zerotune)
     (state,) = query(
         zerotune.prefect_database, "select state_type, id from flow_run where name = ?", study.paths.root.name
