@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: the first one ends a command in good order, another one at once."""
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -60,10 +61,14 @@ class Interrupts:
         """Ends the process when all threads and all else has: to take the interpreter apart needs a second and more."""
         if self._exit_code is None:
             return
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(self._exit_code)
+        try:
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                # One that was closed before the command began is None; nobody reads what does not arrive.
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+        finally:
+            os._exit(self._exit_code)
 
     @property
     def message(self) -> str:

@@ -23,6 +23,7 @@ def main(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    # Python looks for modules in this folder first, whose are found as `flows.*` alone.
-    sys.path.pop(0)
+    # Python looks for modules in this folder first, whose are found as `flows.*` alone; not where it is told not to.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)
     main(sys.argv[1], int(sys.argv[2]))

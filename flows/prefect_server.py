@@ -138,6 +138,8 @@ def migrate_own_database() -> None:
         migration = subprocess.run(
             [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
             env=own_environment(home),
+            # Python looks for modules where it runs, and the user's folder may have one of Prefect's name.
+            cwd=home,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,6 @@ wants the architecture and its flags alone (`cpu_arch` and `simd_width` of deeps
 
 import contextlib
 import copy
-import functools
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.files import write_whole
+
+_ASKED_FOR = {"arch", "flags"}
 
 
 def remember_cpu_info(file: Path | None = None) -> None:
@@ -28,21 +29,34 @@ def remember_cpu_info(file: Path | None = None) -> None:
         return
     keep = file or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "cpu.json"
     look: Callable[[], dict[str, Any]] = cpuinfo.get_cpu_info
+    seen: dict[str, Any] = {}
 
-    @functools.cache
-    def seen() -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(keep.read_text())
-            if kept["boot"] == _boot():
-                return dict(kept["seen"])
-        info = look()
-        # A disk that is full, or a home that cannot be written: the next process looks for itself.
-        with contextlib.suppress(OSError):
-            keep.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(keep, json.dumps({"boot": _boot(), "seen": info}))
-        return info
+    def remembered() -> dict[str, Any]:
+        if not seen:
+            seen.update(_kept(keep))
+        if not seen:
+            info = look()
+            # Where the process that looks is killed, it sees nothing.
+            if not info.keys() >= _ASKED_FOR:
+                return info
+            seen.update(info)
+            # A disk that is full, or a home that cannot be written: the next process looks for itself.
+            with contextlib.suppress(OSError):
+                keep.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(keep, json.dumps({"boot": _boot(), "seen": info}))
+        return copy.deepcopy(seen)
 
-    cpuinfo.get_cpu_info = lambda: copy.deepcopy(seen())
+    cpuinfo.get_cpu_info = remembered
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """Returns what was seen since the machine was booted; nothing where that cannot be read, or is not whole."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(file.read_text())
+        seen = dict(kept["seen"])
+        if kept["boot"] == _boot() and seen.keys() >= _ASKED_FOR:
+            return seen
+    return {}
 
 
 def _boot() -> str:

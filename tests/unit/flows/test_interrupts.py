@@ -1,5 +1,6 @@
 """A signal is heard once in good order, whatever Python is doing when it comes."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ def interrupts() -> Iterator[Interrupts]:
     listening = Interrupts()
     listening.listen()
     yield listening
+    atexit.unregister(listening._leave)
     for number, handler in before.items():
         signal.signal(number, handler)
 

@@ -1,5 +1,6 @@
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -22,7 +23,9 @@ def ask():
 
 
 def new_process(monkeypatch, looks, file):
-    monkeypatch.setattr(sys.modules["cpuinfo"], "get_cpu_info", lambda: looks.append(1) or {"arch": "X86_64"})
+    monkeypatch.setattr(
+        sys.modules["cpuinfo"], "get_cpu_info", lambda: looks.append(1) or {"arch": "X86_64", "flags": []}
+    )
     remember_cpu_info(file)
 
 
@@ -38,6 +41,22 @@ def test_one_look_serves_all_ops_and_the_processes_to_come(tmp_path, monkeypatch
 def test_what_a_program_does_to_the_answer_does_not_change_the_next(tmp_path, looks):
     remember_cpu_info(tmp_path / "cpu.json")
     ask()["flags"].append("avx512")
+    assert ask()["flags"] == ["avx2"]
+
+
+def test_a_look_that_failed_is_not_remembered(tmp_path, monkeypatch, looks):
+    monkeypatch.setattr(sys.modules["cpuinfo"], "get_cpu_info", lambda: {} if not looks else {"arch": "", "flags": []})
+    remember_cpu_info(tmp_path / "cpu.json")
+    assert ask() == {}
+    assert not (tmp_path / "cpu.json").exists()
+    looks.append(1)
+    assert ask() == {"arch": "", "flags": []}
+
+
+def test_a_failed_look_that_was_kept_is_not_believed(tmp_path, looks):
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (tmp_path / "cpu.json").write_text(json.dumps({"boot": boot, "seen": {}}))
+    remember_cpu_info(tmp_path / "cpu.json")
     assert ask()["flags"] == ["avx2"]
 
 
