@@ -3,6 +3,7 @@
 import signal
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def older_store(database: Path) -> None:
         connection.execute(
             "INSERT INTO experiments (name, artifact_location, lifecycle_stage) VALUES ('kept', '/tmp/kept', 'active')"
         )
+
+
+def test_a_module_of_prefect_s_name_where_the_command_runs_does_not_hinder_the_migration(tmp_path: Path) -> None:
+    zerotune = Zerotune(tmp_path, tmp_path / "home")
+    (tmp_path / "prefect.py").write_text("raise RuntimeError('of the user')\n")
+    code = "from flows.prefect_server import migrate_own_database; migrate_own_database()"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=zerotune.environment, check=True)
+    assert revision(zerotune.prefect_database)
 
 
 @pytest.mark.long
