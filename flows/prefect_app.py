@@ -1,9 +1,10 @@
-"""ZeroTune's own Prefect server, a process of its own: `python prefect_app.py HOST PORT`.
+"""ZeroTune's own Prefect server, a process of its own: `python prefect_app.py --host HOST --port PORT`.
 
 Not by `python -m uvicorn`, which looks for modules in the user's folder first, where one may be called as one of ours
 or of Prefect's.
 """
 
+import argparse
 import gc
 import sys
 
@@ -26,4 +27,7 @@ if __name__ == "__main__":
     # Python looks for modules in this folder first, whose are found as `flows.*` alone; not where it is told not to.
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)
-    main(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    main(**vars(parser.parse_args()))

@@ -86,7 +86,8 @@ def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: b
         settings: Prefect's, as environment variables, besides those that every server of ours has.
         shares_log: whether other servers write to the same log.
     """
-    command = [sys.executable, str(Path(__file__).with_name("prefect_app.py")), LOOPBACK, str(port)]
+    program = str(Path(__file__).with_name("prefect_app.py"))
+    command = [sys.executable, program, "--host", LOOPBACK, "--port", str(port)]
     environment = {
         **own_environment(own_home()),
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",

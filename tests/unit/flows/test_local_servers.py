@@ -19,7 +19,7 @@ def test_prefect_s_is_on_loopback_over_zerotune_s_own_database(tmp_path: Path, m
     monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
     service = prefect_service(4242, tmp_path)
-    assert service.command[-2:] == ["127.0.0.1", "4242"]
+    assert service.command[-4:] == ["--host", "127.0.0.1", "--port", "4242"]
     assert service.environment["PREFECT_SERVER_API_HOST"] == "127.0.0.1"
     assert service.environment["PREFECT_SERVER_API_PORT"] == "4242"
     assert service.environment["PREFECT_UI_API_URL"] == "http://127.0.0.1:4242/api"
