@@ -11,14 +11,15 @@ class StepWindow:
         start_step: the first that counts, from 1; those before it warm up.
         end_step: steps up to this one are always measured.
         max_steps: counted steps after which the measurement ends whatever its error.
-        max_seconds: counted seconds after which it ends as well, once `end_step` is reached.
+        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. More of them buy nothing
+            where a machine is unsteady: readings differ from process to process by as much.
         relative_error: the relative standard error of the mean step time that is good enough.
     """
 
     start_step: int = 3
     end_step: int = 5
     max_steps: int = 40
-    max_seconds: float = 2.0
+    max_seconds: float = 1.0
     relative_error: float = 0.02
 
     @property

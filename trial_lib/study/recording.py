@@ -3,7 +3,6 @@
 import platform
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from trial_lib.experiment.candidate import Candidate, Purpose
@@ -21,7 +20,6 @@ def record_table(
     candidates: Sequence[Candidate],
     repeats: int,
     output: Path,
-    max_seconds: float = 1.0,
     tell: Callable[[int, int, Candidate, TrialResult], None] = lambda done, total, candidate, result: None,
 ) -> RecordedTable:
     """Measures every candidate and writes one line for each trial, so that an interrupted recording goes on.
@@ -34,7 +32,6 @@ def record_table(
         candidates: the grid.
         repeats: measurements of each.
         output: the table's file; where it exists, what it has is not measured again.
-        max_seconds: counted seconds after which a measurement ends, if not before.
         tell: called after each trial, with how many are done and how many there are.
 
     Raises:
@@ -62,7 +59,7 @@ def record_table(
             if len(known) > repeat or (known and known[-1].outcome is not Outcome.COMPLETED):
                 continue
             plan = driver.plan_again(Purpose.RECORD, candidate)
-            (result,) = driver.run(Work((replace(plan, window=replace(plan.window, max_seconds=max_seconds)),)))
+            (result,) = driver.run(Work((plan,)))
             driver.next_ended(timeout_s=0.0)
             assert isinstance(result, TrialResult)
             if result.outcome is Outcome.CANCELLED:

@@ -39,7 +39,7 @@ def test_the_largest_number_of_steps_is_always_a_moment():
 
 def test_a_moment_comes_when_the_seconds_are_expected_to_be_over():
     # Of some 0.13 s each, 2 s are over after 16: moments that grow by half would come after 12 and 18.
-    assert moments(StepWindow(), [0.05, 0.25, 0.09, 0.16, 0.08, 0.17, 0.13]) == [3, 5, 8, 12, 16]
+    assert moments(StepWindow(max_seconds=2.0), [0.05, 0.25, 0.09, 0.16, 0.08, 0.17, 0.13]) == [3, 5, 8, 12, 16]
 
 
 def test_a_moment_comes_when_the_error_is_expected_to_be_small_enough():
