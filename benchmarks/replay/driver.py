@@ -2,6 +2,7 @@
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -59,6 +60,7 @@ class _Driver:
         self._search, self._world, self._seed = search, world, seed
         self._stops_hopeless = stops_hopeless
         self._events: list[_Event] = []
+        self._runs = Counter[str]()
         self._order = count()
         self._places = concurrency
         profile = world.profile(random.Random(f"{seed}:profile"))
@@ -132,8 +134,12 @@ class _Driver:
         return result.model_copy(update=stopped)
 
     def _run(self, candidate: Candidate) -> TrialResult:
-        # The same candidate reads the same in every search of a seed: their differences are then their own.
-        return self._world.run(candidate, random.Random(f"{self._seed}:{key_of(candidate)}"))
+        # The same candidate reads the same in every search of a seed, the first time: their differences are then
+        # their own.
+        key = key_of(candidate)
+        self._runs[key] += 1
+        repeat = f":{self._runs[key]}" if self._runs[key] > 1 else ""
+        return self._world.run(candidate, random.Random(f"{self._seed}:{key}{repeat}"))
 
     def _at(self, at: float, act: Callable[..., None], *arguments: object) -> None:
         heapq.heappush(self._events, _Event(at, next(self._order), lambda: act(*arguments)))

@@ -3,28 +3,28 @@
 Each ask weighs every candidate that the memory model trusts to fit by how much measuring it is expected to better the
 answer (the cost model's knowledge gradient). First arms race, each at its best guess of the fine knobs and at sizes
 near the largest that surely fits, a sweep counting for what it may come to; an arm that cannot win is simply never
-worth a trial. Then Optuna's estimator proposes fine knobs for the leading arms. The search ends when no trial is
-expected to bring enough.
+worth a trial. Then Optuna's estimator proposes fine knobs for the leading arms. Where readings vary, what may be the
+answer is measured again. The search ends when no trial is expected to bring enough.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import log
+from math import exp, log
 
 import numpy as np
 
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, kept, step_seconds, stopped_cost
+from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, answers, completed, kept, stopped
 from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.arm_limits import ArmLimits, Failures
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
-from trial_lib.search.fine_knobs import FineTrial, propose
+from trial_lib.search.fine_knobs import fine_trials, propose
 from trial_lib.search.fitting_sizes import FittingSizes, spread
 from trial_lib.search.handicaps import handicaps
 from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
@@ -36,12 +36,14 @@ _NEARLY_EQUAL = 0.02
 _SWEPT_SIZES = 2
 # Arms whose fine knobs are tuned, and how many settings of each are weighed.
 _FINALISTS, _PROPOSALS, _FINE_SIZES = 2, 12, 4
-# Sizes (samples) that may be tried before any has run, and how much larger than what has run a size may be.
-_LARGEST_FIRST, _GROWTH = 64, 8
 # How many times what has run is far, and how surely a size has to fit to be tried at once all the same.
 _FAR, _SURE = 4, 0.99
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
+# How much more another reading of what may be the answer counts than by the gain of that one step: the best of many
+# readings is the luckiest (intensification, as in SMAC: Hutter et al., LION 5 (2011) 507). By replay, where readings
+# vary by 8 %; with 2 % of noise there is little to gain by it anyway.
+_WORTH_AGAIN = 3.0
 
 
 class AdaptiveSearch(Search):
@@ -71,6 +73,7 @@ class AdaptiveSearch(Search):
         self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)
         self._measured: list[Measured] = []
         self._did_not_fit: list[Point] = []
+        self._failed: set[Point] = set()
         self._in_flight: dict[tuple[str, int], InFlight] = {}
         self._asks = 0
         self._may_sweep = problem.can_sweep
@@ -144,12 +147,17 @@ class AdaptiveSearch(Search):
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
         """The completed trial that is expected to be the best: a lucky reading among many is not believed."""
-        asked = [measured for measured in kept(self._measured) if measured.result is not None]
-        if self._best is None or not asked:
-            return self._best
-        place = int(np.argmin(self._model().predict([measured.point for measured in asked]).mean))
-        result = asked[place].result
-        return self._best if result is None else (asked[place].candidate, result)
+        known = answers(self._measured, self._failed)
+        if not known:
+            return None if self._best is None or self._point(self._best[0]) in self._failed else self._best
+        place = int(np.argmin(self._model().predict([answer.point for answer in known]).mean))
+        return known[place].candidate, known[place].result
+
+    def expected(self) -> Mapping[int, float]:
+        """Returns what the model expects of the completed trials that may be the answer."""
+        known, sign = answers(self._measured, self._failed), 1 if self.metric.smaller_is_better else -1
+        expected = self._model().predict([answer.point for answer in known]).mean
+        return {answer.result.number: exp(sign * cost) for answer, cost in zip(known, expected.tolist(), strict=True)}
 
     def freeing_gain(self) -> FreeBatchGain | None:
         """Returns what a free batch is expected to bring; None where it is free, or nothing more would fit."""
@@ -175,23 +183,24 @@ class AdaptiveSearch(Search):
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
             cost = log(value) if self.metric.smaller_is_better else -log(value)
-            known = result if asked else None
-            self._measured.append(Measured(point, cost, candidate, known, step_seconds(result)))
+            self._measured.append(completed(point, candidate, cost, result, asked))
         elif value is None and not asked and result.outcome is Outcome.COMPLETED:  # how fast is not known any more
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
         elif result.outcome is Outcome.TOO_SLOW:
             limits.ran(point.index, point.size)
             if self._measured:
-                cost = stopped_cost(self._measured, candidate, result, not self.metric.smaller_is_better)
-                self._measured.append(Measured(point, cost, candidate, None, step_seconds(result)))
-        elif result.outcome is Outcome.OUT_OF_MEMORY:
-            limits.ran_out_of_memory(point.size)
-            self._did_not_fit.append(point)
-        elif limits.largest.get(point.index, point.size) < point.size:
-            limits.fail(point.size)
+                by_sample = not self.metric.smaller_is_better
+                self._measured.append(stopped(self._measured, point, candidate, result, by_sample))
         else:
-            self._failures.fail(point.arm, point.index, point.size)
+            self._failed.add(point)
+            if result.outcome is Outcome.OUT_OF_MEMORY:
+                limits.ran_out_of_memory(point.size)
+                self._did_not_fit.append(point)
+            elif limits.largest.get(point.index, point.size) < point.size:
+                limits.fail(point.size)
+            else:
+                self._failures.fail(point.arm, point.index, point.size)
 
     def _point(self, candidate: Candidate) -> Point | None:
         lineage = self._coordinates.locate(candidate.knobs)
@@ -231,14 +240,22 @@ class AdaptiveSearch(Search):
         if not options and not self._in_flight:
             # What ran out of memory has shaken the trust in all there is: the likelier half is still worth a trial.
             options = self._racing(risk=EVEN_ODDS)
-        if not options:
-            return None
         gains = self._with_sweeps(options, self._model().predict(options).gain)
-        most = float(gains.max())
-        if most < self._min_gain:
+        again = self._again()
+        gains_again = self._model().predict(again).gain
+        most, most_again = float(gains.max(initial=0.0)), float(gains_again.max(initial=0.0))
+        if max(most, most_again) < self._min_gain or not (options or most_again):
             return None
+        if _WORTH_AGAIN * most_again > most:
+            return self._candidate(again[int(np.argmax(gains_again))])
         near = [place for place, gain in enumerate(gains) if gain >= most * (1 - _NEARLY_EQUAL)]
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
+
+    def _again(self) -> list[Point]:
+        """Returns the best of what may be the answer and is not being measured."""
+        may_be = {answer.point for answer in answers(self._measured, self._failed)}
+        may_be -= {flight.point for flight in self._in_flight.values() if flight.point is not None}
+        return [point for point in self._model().rivals if point in may_be]
 
     def _with_sweeps(self, options: Sequence[Point], gains: Array) -> Array:
         """Returns the gains, of where a sweep would start also by the larger sizes that it has."""
@@ -347,19 +364,11 @@ class AdaptiveSearch(Search):
         if self._arms[arm].size <= _PROPOSALS:
             return range(self._arms[arm].size)
         ours = [measured for measured in known if measured.point.arm == arm]
-        at_size = self._model().size_effect(arm, [measured.point.size for measured in ours])
-        tried = [
-            FineTrial(measured.point.index, measured.cost - float(expected))
-            for measured, expected in zip(ours, at_size, strict=True)
-        ]
-        ran = {trial.index for trial in tried}
-        tried += [
-            FineTrial(point.index, None)
-            for point in self._did_not_fit[-LATEST_KEPT:]
-            if point.arm == arm and point.index not in ran
-        ]
+        at_size = self._model().size_effect(arm, [measured.point.size for measured in ours]).tolist()
+        ran = [(each.point.index, each.cost - expected) for each, expected in zip(ours, at_size, strict=True)]
+        did_not_fit = [point.index for point in self._did_not_fit[-LATEST_KEPT:] if point.arm == arm]
         seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
-        return propose(self._arms[arm], tried, seed, _PROPOSALS)
+        return propose(self._arms[arm], fine_trials(ran, did_not_fit), seed, _PROPOSALS)
 
     def _sizes(self, arm: int, index: int, risk: float | None = None) -> list[int]:
         """Returns the sizes of a lineage that are trusted to fit, descending."""
@@ -370,19 +379,10 @@ class AdaptiveSearch(Search):
         return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), risk)
 
     def _bound(self, arm: int) -> int:
-        """Returns the largest size (samples) of an arm that nothing rules out.
-
-        A size is no more than so many times the largest that has run anywhere: where memory would hold millions of
-        samples, neither a data set nor a deadline does.
-        """
+        """Returns the largest size (samples) of an arm that nothing rules out."""
+        limit = max(self._failures.size_limit(self._problem.base_config.get(MICRO_BATCH)), self._policy.sizes()[0])
         bounds = [self._limits[arm].bound, self._failures.bound]
-        return min([self._size_limit, *(bound - 1 for bound in bounds if bound is not None)])
-
-    @property
-    def _size_limit(self) -> int:
-        own = self._problem.base_config.get(MICRO_BATCH)
-        ran = max(self._failures.largest_run, own if isinstance(own, int) else 0)
-        return max(_LARGEST_FIRST, _GROWTH * ran, self._policy.sizes()[0])
+        return min([limit, *(bound - 1 for bound in bounds if bound is not None)])
 
     def _untried(self, points: Iterable[Point]) -> list[Point]:
         tried = {measured.point for measured in self._measured}

@@ -1,6 +1,6 @@
 """What `adaptive` remembers of its trials."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import median
@@ -23,15 +23,20 @@ class Measured:
         point: where the candidate stands.
         cost: logarithm of what the search makes small.
         candidate: what ran.
-        result: None where it is no answer: it was stopped, or not asked for.
         step: seconds of an optimizer step (median); None where none was timed.
     """
 
     point: Point
     cost: float
     candidate: Candidate
-    result: TrialResult | None
     step: float | None
+
+
+@dataclass(frozen=True)
+class Answer(Measured):
+    """A trial whose candidate may be the answer: it was asked for, and has completed."""
+
+    result: TrialResult
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,18 @@ class InFlight:
     ask: int
 
 
-def step_seconds(result: TrialResult) -> float | None:
-    """Returns the seconds of an optimizer step of a trial (median); None where none was timed."""
-    return median(result.step_times) if result.step_times else None
+def completed(point: Point, candidate: Candidate, cost: float, result: TrialResult, asked: bool) -> Measured:
+    """Returns what a trial that has completed tells; it may be the answer where it was asked for."""
+    step = _step_seconds(result)
+    return Answer(point, cost, candidate, step, result) if asked else Measured(point, cost, candidate, step)
+
+
+def stopped(
+    measured: Sequence[Measured], point: Point, candidate: Candidate, result: TrialResult, by_sample: bool
+) -> Measured:
+    """Returns what a trial tells that was stopped because it could not win; see `stopped_cost`."""
+    cost = stopped_cost(measured, candidate, result, by_sample)
+    return Measured(point, cost, candidate, _step_seconds(result))
 
 
 def stopped_cost(measured: Sequence[Measured], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
@@ -59,7 +73,7 @@ def stopped_cost(measured: Sequence[Measured], candidate: Candidate, result: Tri
         result: how it ended.
         by_sample: whether the cost is that of a sample, not of a step.
     """
-    step = step_seconds(result)
+    step = _step_seconds(result)
     # Of an earlier study's trials the steps are not known.
     timed = [(each.cost, each.step, _samples(each.candidate)) for each in measured if each.step is not None]
     if step is None or not timed:
@@ -75,6 +89,15 @@ def kept(measured: Sequence[Measured]) -> Sequence[Measured]:
     ranked = sorted(range(len(measured)), key=lambda place: measured[place].cost)
     latest = range(len(measured) - LATEST_KEPT, len(measured))
     return [measured[place] for place in sorted({*ranked[:_BEST_KEPT], *latest})]
+
+
+def answers(measured: Sequence[Measured], failed: Container[Point]) -> list[Answer]:
+    """Returns the trials that may be the answer: what has failed another time is none."""
+    return [each for each in kept(measured) if isinstance(each, Answer) and each.point not in failed]
+
+
+def _step_seconds(result: TrialResult) -> float | None:
+    return median(result.step_times) if result.step_times else None
 
 
 def _samples(candidate: Candidate) -> int:

@@ -7,6 +7,8 @@ from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.search.cost_model import Point
 
 _FAILURES_OF_AN_ARM = 2
+# Sizes (samples) that may be tried before any has run, and how much larger than what has run a size may be.
+_LARGEST_FIRST, _GROWTH = 64, 8
 
 
 @dataclass
@@ -75,6 +77,16 @@ class Failures:
     def ran(self, size: int) -> None:
         """Takes in that a size ran."""
         self.largest_run = max(self.largest_run, size)
+
+    def size_limit(self, own: object) -> int:
+        """Returns the largest size (samples) that may be tried.
+
+        Where memory would hold millions of samples, neither a data set nor a deadline does.
+
+        Args:
+            own: the submitted configuration's size, where that is a number.
+        """
+        return max(_LARGEST_FIRST, _GROWTH * max(self.largest_run, own if isinstance(own, int) else 0))
 
     def say_nothing(self, point: Point, result: TrialResult) -> bool:
         """Returns whether a trial's end tells of nothing: it was cancelled, or killed from outside for the first time.

@@ -150,6 +150,13 @@ class Search(ABC):
         A method that learns nothing from it passes over it.
         """
 
+    def expected(self) -> Mapping[int, float]:
+        """Returns what the metric of a completed trial's candidate is expected to be in training, by trial number.
+
+        Those left out are expected to be as they were read: all, where the method knows no better.
+        """
+        return {}
+
     def freeing_gain(self) -> FreeBatchGain | None:
         """Returns what a free batch is expected to bring; None where the batch is free, or the method cannot tell."""
         return None

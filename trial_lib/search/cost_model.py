@@ -112,6 +112,9 @@ class CostModel:
         points: the measured ones.
         costs: of the points.
         pending: points in flight: taken to come out as expected.
+
+    Attributes:
+        rivals: the points of which one is the answer, the best by what is expected of them first.
     """
 
     def __init__(
@@ -134,19 +137,21 @@ class CostModel:
             known = np.concatenate([known, self._expected(pending)])
             self._points += pending
             self._processes = self._condition(settings, known)
-        ranked = np.argsort(self._expected(self._points), kind="stable")[:_RIVALS] if self._points else ()
-        self._rivals = [self._points[place] for place in ranked]
+        ranked = np.argsort(self._expected(self._points), kind="stable") if self._points else ()
+        self.rivals = list(dict.fromkeys(self._points[place] for place in ranked))[:_RIVALS]
 
     def predict(self, points: Sequence[Point]) -> Prediction:
         """Returns what is expected of some points; without any known, the gain is below the dearest of them."""
-        if not self._rivals:
+        if not points:
+            return Prediction(np.empty(0), np.empty(0))
+        if not self.rivals:
             mean = self._expected(points)
             return Prediction(mean, mean.max() - mean)
         parts = [self._predict(points[start : start + _AT_ONCE]) for start in range(0, len(points), _AT_ONCE)]
         return Prediction(np.concatenate([part.mean for part in parts]), np.concatenate([part.gain for part in parts]))
 
     def _predict(self, points: Sequence[Point]) -> Prediction:
-        both = [*points, *self._rivals]
+        both = [*points, *self.rivals]
         to_known, among = self._relations(self._points, both), self._relations(both, both)
         mean, gain = np.zeros(len(points)), np.zeros(len(points))
         for process in self._processes:

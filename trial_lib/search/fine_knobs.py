@@ -1,7 +1,7 @@
 """Which settings of an arm's fine knobs are worth a look: Optuna's tree-structured Parzen estimator."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,18 @@ class FineTrial:
 
     index: int
     cost: float | None
+
+
+def fine_trials(ran: Iterable[tuple[int, float]], did_not_fit: Iterable[int]) -> list[FineTrial]:
+    """Returns what became of lineages: of one that ran at some sizes and not at others, what it cost.
+
+    Args:
+        ran: lineages with what they cost at a size that is the same for all.
+        did_not_fit: lineages of which a size did not fit.
+    """
+    trials = [FineTrial(index, cost) for index, cost in ran]
+    known = {trial.index for trial in trials}
+    return trials + [FineTrial(index, None) for index in did_not_fit if index not in known]
 
 
 def propose(arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int) -> list[int]:

@@ -32,7 +32,7 @@ from trial_lib.study.loss_agreement import LossAgreement, compare, global_batch
 from trial_lib.study.paired_ratios import Ratio, geometric_mean, ratios_to
 
 ERROR = 0.05
-_NEAR = 0.05  # a reading so much below the best may be as good
+_NEAR = 0.05  # what is so much below the best may be as good
 _MOST_CANDIDATES = 3
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
 _LOOKS = (4, 6, 8)  # a fourth round halves what three leave open: Student's t has few degrees of freedom there
@@ -53,31 +53,41 @@ class Contender:
         candidate: the configuration, with its slots.
         config: the complete DeepSpeed configuration.
         reading: how it ended in the search, or as the submitted configuration.
+        expected: what the search expects the metric to be, in its unit; None where it believes the reading.
     """
 
     candidate: Candidate
     config: Mapping[str, Any]
     reading: TrialResult
+    expected: float | None = None
 
     @property
     def key(self) -> str:
         """Names the configuration in its trials."""
         return self.reading.config_hash
 
+    def worth(self, metric: str) -> float:
+        """Returns what is expected of it, in the metric's unit."""
+        return self.reading.metrics[metric] if self.expected is None else self.expected
+
 
 def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
-    """Returns the configurations that have completed in the search, best first, each once, without the user's own."""
+    """Returns the configurations that have completed in the search, best first, each once, without the user's own.
+
+    Those that have run out of memory another time come last.
+    """
+    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
+    doubtful = {one.key for one in readings if one.reading.outcome is Outcome.OUT_OF_MEMORY}
+
+    def order(one: Contender) -> tuple[bool, float, int]:
+        return one.key in doubtful, sign * one.worth(metric), one.reading.number
+
     by_key: dict[str, Contender] = {}
-    for contender in sorted((one for one in readings if _is_good(one.reading, metric)), key=_order(metric)):
+    for contender in sorted((one for one in readings if _is_good(one.reading, metric)), key=order):
         by_key.setdefault(contender.key, contender)
     if own is not None:
         by_key.pop(own.key, None)
     return list(by_key.values())
-
-
-def _order(metric: str) -> Any:
-    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
-    return lambda contender: (sign * contender.reading.metrics[metric], contender.reading.number)
 
 
 class Confirmation:
@@ -145,8 +155,8 @@ class Confirmation:
         self._heats += 1
         emptier = [one for one in self._left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
         ranked = emptier or self._left
-        best = ranked[0].reading.metrics[self._metric]
-        near = [one for one in ranked[:_MOST_CANDIDATES] if _is_near(one.reading.metrics[self._metric], best)]
+        best = ranked[0].worth(self._metric)
+        near = [one for one in ranked[:_MOST_CANDIDATES] if _is_near(one.worth(self._metric), best)]
         while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
             near.pop()
         self._candidates = near

@@ -74,7 +74,9 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     own = None
     if submitted is not None and submitted.outcome is Outcome.COMPLETED and submitted.metrics.get(metric, 0.0) > 0.0:
         own = _contender(driver, submitted)
-    ranked = ranking([_contender(driver, result) for result in searched], own, metric)
+    expected = {} if driver.search is None else driver.search.expected()
+    readings = [_contender(driver, result, expected.get(result.number)) for result in searched]
+    ranked = ranking(readings, own, metric)
     if not ranked:
         return None
     before = [driver.profile, *([submitted] if submitted is not None else []), *searched]
@@ -84,9 +86,9 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     return confirmation
 
 
-def _contender(driver: StudyDriver, reading: TrialResult) -> Contender:
+def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None = None) -> Contender:
     candidate = driver.candidates[reading.number]
-    return Contender(candidate, candidate.complete(driver.base_config), reading)
+    return Contender(candidate, candidate.complete(driver.base_config), reading, expected)
 
 
 def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:

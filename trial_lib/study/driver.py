@@ -23,6 +23,7 @@ from trial_lib.study.earlier_studies import earlier_studies_of
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
 from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_winner import first_candidate, told_before
+from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.plans import TrialPlans, profile_candidate, refusal, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import open_search
 from trial_lib.study.program import CommandChanges, batch_in_command, environment_of
@@ -92,7 +93,7 @@ class StudyDriver:
         self._history = History(paths.history)
         self.purposes: dict[int, Purpose] = {}
         self._withdrawn: set[int] = set()
-        self._by_hash: dict[str, int] = {}
+        self._measured = MeasuredConfigs()
         self._interrupted: list[Decided] = []
         self._stopped = False
         self._replay()
@@ -138,7 +139,7 @@ class StudyDriver:
             plans = []
             to_beat = throughput_to_beat(self.arguments, self.best) if decided.sweep is None else None
             for number, candidate in decided.numbered:
-                known = self._by_hash.get(candidate.config_hash(self.base_config))
+                known = self._measured.known(candidate.config_hash(self.base_config), candidate)
                 if known is None:
                     plans.append(replace(self._plan(number, Purpose.SEARCH, candidate), to_beat=to_beat))
                 else:
@@ -187,7 +188,7 @@ class StudyDriver:
         return self._decide(number if is_open else self._next_number, purpose, candidate)
 
     def _tell_known(self, number: int, result: TrialResult) -> None:
-        """Tells the search what is known already: the same configuration is never run twice."""
+        """Tells the search what is known already: a configuration is not run twice for having two names."""
         plan = self._plan(number, Purpose.SEARCH, self.candidates[number])
         again = result.model_copy(
             update={"number": number, "purpose": Purpose.SEARCH, "trial_id": plan.trial_id, "phases": {}}
@@ -369,8 +370,7 @@ class StudyDriver:
             if result.program is not None:
                 self._learn_program(result.program)
             return
-        if not result.from_outside:
-            self._by_hash.setdefault(result.config_hash, result.number)
+        self._measured.add(result, self.candidates[result.number])
         if result.purpose is Purpose.SEARCH:
             self._searching().tell(self.candidates[result.number], result)
 

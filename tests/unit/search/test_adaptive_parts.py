@@ -80,8 +80,8 @@ def test_a_stopped_trial_counts_by_the_steps_that_it_made_however_lucky_the_read
 
     def cost(size, result, lucky=1.0, by_sample=True):
         read = log(lucky / 8 if by_sample else lucky)
-        best = Measured(Point(1, 0, 8), read, candidate(8), None, lucky)
-        of_an_earlier_study = Measured(Point(1, 0, 4), read - 0.3, candidate(4), None, None)
+        best = Measured(Point(1, 0, 8), read, candidate(8), lucky)
+        of_an_earlier_study = Measured(Point(1, 0, 4), read - 0.3, candidate(4), None)
         return stopped_cost([of_an_earlier_study, best], candidate(size), result, by_sample)
 
     stopped = ended(Outcome.TOO_SLOW, step_times=[3.1, 3.0, 9.0])

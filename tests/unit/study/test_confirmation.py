@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -286,6 +287,15 @@ def test_the_ranking_has_each_configuration_once_and_the_user_s_own_nowhere() ->
         ("c", 140.0),
         ("a", 120.0),
     ]
+
+
+def test_the_ranking_goes_by_what_the_search_expects_and_what_has_failed_another_time_comes_last() -> None:
+    lucky = replace(contender("lucky", 150.0), expected=120.0)
+    steady = replace(contender("steady", 130.0), expected=128.0)
+    forgetful = replace(contender("forgetful", 140.0), expected=140.0)
+    again = contender("forgetful", 0.0, outcome=Outcome.OUT_OF_MEMORY)
+    ranked = ranking([lucky, steady, forgetful, again, contender("read", 125.0)], OWN, "throughput")
+    assert [one.key for one in ranked] == ["steady", "read", "lucky", "forgetful"]
 
 
 class Machine:

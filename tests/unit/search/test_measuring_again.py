@@ -1,0 +1,67 @@
+"""What the adaptive search measures another time: the best of many readings is the luckiest."""
+
+import random
+from collections import Counter
+
+from adaptive_world import SimulatedModel, adaptive, drive, ended, trials
+
+from trial_lib.experiment.result import Outcome
+from trial_lib.search.adaptive import _key
+
+
+def test_only_what_may_be_the_answer_is_asked_for_again_and_never_beside_itself():
+    model = SimulatedModel()
+
+    def run(candidate):
+        return ended(Outcome.CRASHED) if candidate.zero_stage == 2 else model.run(candidate)
+
+    in_flight, outcomes = set(), {}
+    for what, asked, result in drive(adaptive(min_gain=0, max_trials=60, concurrency=3), run, 3):
+        key = _key(asked)
+        if what == "ask":
+            assert key not in in_flight
+            assert outcomes.get(key, Outcome.COMPLETED) is Outcome.COMPLETED
+            in_flight.add(key)
+        else:
+            in_flight.remove(key)
+            outcomes[key] = result.outcome
+    assert Outcome.CRASHED in outcomes.values()
+
+
+def read_anew(model, noise):
+    """Returns what runs a candidate: no two readings of it are the same."""
+    draws = random.Random(1)
+
+    def run(candidate):
+        result = model.run(candidate)
+        if result.outcome is not Outcome.COMPLETED:
+            return result
+        value = model.throughput(candidate) * (1 + draws.gauss(0, noise))
+        return result.model_copy(update={"metrics": {**result.metrics, "throughput": value}})
+
+    return run
+
+
+def readings_of_the_answer(noise, seed):
+    search = adaptive(seed=seed, max_trials=31)
+    history = drive(search, read_anew(SimulatedModel(), noise))
+    return [_key(candidate) for candidate, _ in trials(history)].count(_key(search.best[0]))
+
+
+def test_where_readings_vary_the_answer_has_been_measured_again():
+    assert sum(readings_of_the_answer(0.1, seed) > 1 for seed in range(5)) >= 4
+
+
+def test_what_runs_out_of_memory_when_it_is_measured_again_is_not_the_answer():
+    model, asked = SimulatedModel(), Counter()
+    read = read_anew(model, 0.1)
+
+    def run(candidate):
+        asked[_key(candidate)] += 1
+        return read(candidate) if asked[_key(candidate)] == 1 else ended(Outcome.OUT_OF_MEMORY)
+
+    search = adaptive(max_trials=31)
+    drive(search, run)
+    again = {key for key, times in asked.items() if times > 1}
+    assert again
+    assert _key(search.best[0]) not in again

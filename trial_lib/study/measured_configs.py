@@ -1,0 +1,37 @@
+"""Which configurations have been measured: none is run twice for having two names, or for another purpose. Pure."""
+
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import TrialResult
+
+
+class MeasuredConfigs:
+    """The trials of a study by the complete configuration that they ran."""
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self._first: dict[str, int] = {}
+        self._searched: dict[str, tuple[int, Candidate]] = {}
+
+    def add(self, result: TrialResult, candidate: Candidate) -> None:
+        """Takes in a trial. One that was killed from outside tells nothing of its configuration."""
+        if result.from_outside:
+            return
+        self._first.setdefault(result.config_hash, result.number)
+        if result.purpose is Purpose.SEARCH:
+            self._searched.setdefault(result.config_hash, (result.number, candidate))
+
+    def known(self, config_hash: str, candidate: Candidate) -> int | None:
+        """Returns the number of the trial that tells how a candidate of the search ends.
+
+        None where it is to be run: nothing has run its configuration, or the search asks for it again by the same
+        name, to measure it another time.
+
+        Args:
+            config_hash: of the candidate's complete configuration.
+            candidate: what the search has asked for.
+        """
+        searched = self._searched.get(config_hash)
+        if searched is None:
+            return self._first.get(config_hash)
+        number, asked = searched
+        return None if asked == candidate else number
