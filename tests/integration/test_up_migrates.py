@@ -66,6 +66,7 @@ def older_store(database: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_module_of_prefect_s_name_where_the_command_runs_does_not_hinder_the_migration(tmp_path: Path) -> None:
     zerotune = Zerotune(tmp_path, tmp_path / "home")
     (tmp_path / "prefect.py").write_text("raise RuntimeError('of the user')\n")
