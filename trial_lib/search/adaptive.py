@@ -150,13 +150,13 @@ class AdaptiveSearch(Search):
         known = answers(self._measured, self._failed)
         if not known:
             return None if self._best is None or self._point(self._best[0]) in self._failed else self._best
-        place = int(np.argmin(self._model().predict([answer.point for answer in known]).mean))
+        place = int(np.argmin(self._model().expected([answer.point for answer in known])))
         return known[place].candidate, known[place].result
 
     def expected(self) -> Mapping[int, float]:
         """Returns what the model expects of the completed trials that may be the answer."""
         known, sign = answers(self._measured, self._failed), 1 if self.metric.smaller_is_better else -1
-        expected = self._model().predict([answer.point for answer in known]).mean
+        expected = self._model().expected([answer.point for answer in known])
         return {answer.result.number: exp(sign * cost) for answer, cost in zip(known, expected.tolist(), strict=True)}
 
     def freeing_gain(self) -> FreeBatchGain | None:
@@ -350,7 +350,7 @@ class AdaptiveSearch(Search):
     def _fine_options(self) -> Iterable[Point]:
         """Yields settings of the fine knobs of the leading arms, at sizes near their largest."""
         known = kept(self._measured)
-        expected = self._model().predict([measured.point for measured in known]).mean
+        expected = self._model().expected([measured.point for measured in known])
         best: dict[int, float] = {}
         for measured, cost in zip(known, expected, strict=True):
             best[measured.point.arm] = min(float(cost), best.get(measured.point.arm, float("inf")))

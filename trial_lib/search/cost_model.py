@@ -134,10 +134,10 @@ class CostModel:
         settings = self._fit(self._points[-_FITTED_ON:], known[-_FITTED_ON:])
         self._processes = self._condition(settings, known)
         if pending:
-            known = np.concatenate([known, self._expected(pending)])
+            known = np.concatenate([known, self.expected(pending)])
             self._points += pending
             self._processes = self._condition(settings, known)
-        ranked = np.argsort(self._expected(self._points), kind="stable") if self._points else ()
+        ranked = np.argsort(self.expected(self._points), kind="stable") if self._points else ()
         self.rivals = list(dict.fromkeys(self._points[place] for place in ranked))[:_RIVALS]
 
     def predict(self, points: Sequence[Point]) -> Prediction:
@@ -145,7 +145,7 @@ class CostModel:
         if not points:
             return Prediction(np.empty(0), np.empty(0))
         if not self.rivals:
-            mean = self._expected(points)
+            mean = self.expected(points)
             return Prediction(mean, mean.max() - mean)
         parts = [self._predict(points[start : start + _AT_ONCE]) for start in range(0, len(points), _AT_ONCE)]
         return Prediction(np.concatenate([part.mean for part in parts]), np.concatenate([part.gain for part in parts]))
@@ -166,11 +166,10 @@ class CostModel:
 
     def size_effect(self, arm: int, sizes: Sequence[int]) -> Array:
         """Returns the expected cost of an arm's best guess at some sizes."""
-        return self._expected([Point(arm, 0, size) for size in sizes])
+        return self.expected([Point(arm, 0, size) for size in sizes])
 
-    # -- the process ---------------------------------------------------------------------------------------------
-
-    def _expected(self, points: Sequence[Point]) -> Array:
+    def expected(self, points: Sequence[Point]) -> Array:
+        """Returns the expected cost of some points, in logarithms; much less work than `predict`."""
         across = self._relations(points, self._points) if self._points else None
         mean = np.zeros(len(points))
         for process in self._processes:
@@ -178,6 +177,8 @@ class CostModel:
             if across is not None:
                 mean += process.weight * (across.covariance(process.scales) @ process.weights)
         return mean
+
+    # -- the process ---------------------------------------------------------------------------------------------
 
     def _condition(self, settings: Sequence[tuple[_Scales, float]], costs: Array) -> list[_Process]:
         if not len(costs):
