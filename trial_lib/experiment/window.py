@@ -11,8 +11,8 @@ class StepWindow:
         start_step: the first that counts, from 1; those before it warm up.
         end_step: steps up to this one are always measured.
         max_steps: counted steps after which the measurement ends whatever its error.
-        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. More of them buy nothing
-            where a machine is unsteady: readings differ from process to process by as much.
+        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. Where a machine is
+            unsteady more of them buy little: readings differ from process to process by more than within one.
         relative_error: the relative standard error of the mean step time that is good enough.
     """
 

@@ -40,9 +40,8 @@ _FINALISTS, _PROPOSALS, _FINE_SIZES = 2, 12, 4
 _FAR, _SURE = 4, 0.99
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
-# How much more another reading of what may be the answer counts than by the gain of that one step: the best of many
-# readings is the luckiest (intensification, as in SMAC: Hutter et al., LION 5 (2011) 507). By replay, where readings
-# vary by 8 %; with 2 % of noise there is little to gain by it anyway.
+# How much more another reading of what may be the answer counts than by the gain of that one step, by replay: the best
+# of many readings is the luckiest (intensification, as in SMAC: Hutter et al., LION 5 (2011) 507).
 _WORTH_AGAIN = 3.0
 
 
@@ -199,7 +198,7 @@ class AdaptiveSearch(Search):
                 self._did_not_fit.append(point)
             elif limits.largest.get(point.index, point.size) < point.size:
                 limits.fail(point.size)
-            else:
+            elif all(each.point != point for each in self._measured):
                 self._failures.fail(point.arm, point.index, point.size)
 
     def _point(self, candidate: Candidate) -> Point | None:
@@ -216,6 +215,7 @@ class AdaptiveSearch(Search):
                 [measured.point for measured in known],
                 [measured.cost for measured in known],
                 [flight.point for flight in self._in_flight.values() if flight.point is not None],
+                self._failed,
             )
             self._model_then = self._changes, model
         return self._model_then[1]
@@ -253,9 +253,10 @@ class AdaptiveSearch(Search):
 
     def _again(self) -> list[Point]:
         """Returns the best of what may be the answer and is not being measured."""
-        may_be = {answer.point for answer in answers(self._measured, self._failed)}
-        may_be -= {flight.point for flight in self._in_flight.values() if flight.point is not None}
-        return [point for point in self._model().rivals if point in may_be]
+        in_flight = {flight.point for flight in self._in_flight.values()}
+        may_be = {answer.point for answer in answers(self._measured, self._failed)} - in_flight
+        leading = [point for point in self._model().rivals if point in may_be and point.size <= self._bound(point.arm)]
+        return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
 
     def _with_sweeps(self, options: Sequence[Point], gains: Array) -> Array:
         """Returns the gains, of where a sweep would start also by the larger sizes that it has."""

@@ -10,7 +10,7 @@ about the arms that share its stage or its offload, and what a knob did in one a
 See Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
 from math import log
@@ -112,9 +112,10 @@ class CostModel:
         points: the measured ones.
         costs: of the points.
         pending: points in flight: taken to come out as expected.
+        out: points that are no answer, whatever they cost.
 
     Attributes:
-        rivals: the points of which one is the answer, the best by what is expected of them first.
+        rivals: the points that a gain is measured against, the best by what is expected of them first.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class CostModel:
         points: Sequence[Point],
         costs: Sequence[float],
         pending: Sequence[Point] = (),
+        out: Container[Point] = (),
     ) -> None:
         self._coordinates = coordinates
         self._handicaps = np.array(handicaps)
@@ -138,7 +140,8 @@ class CostModel:
             self._points += pending
             self._processes = self._condition(settings, known)
         ranked = np.argsort(self.expected(self._points), kind="stable") if self._points else ()
-        self.rivals = list(dict.fromkeys(self._points[place] for place in ranked))[:_RIVALS]
+        rivals = dict.fromkeys(self._points[place] for place in ranked)
+        self.rivals = [point for point in rivals if point not in out][:_RIVALS]
 
     def predict(self, points: Sequence[Point]) -> Prediction:
         """Returns what is expected of some points; without any known, the gain is below the dearest of them."""
@@ -170,6 +173,8 @@ class CostModel:
 
     def expected(self, points: Sequence[Point]) -> Array:
         """Returns the expected cost of some points, in logarithms; much less work than `predict`."""
+        if not points:
+            return np.empty(0)
         across = self._relations(points, self._points) if self._points else None
         mean = np.zeros(len(points))
         for process in self._processes:

@@ -1,6 +1,6 @@
 """Confirming: the best few and the user's own configuration are measured again until their intervals part. Pure.
 
-The search's winner is the luckiest of many readings. What a person is promised is measured anew: each contender once a
+The best of many readings is the luckiest. What a person is promised is measured anew: each contender once a
 round, one at a time, each in fresh processes, the order another in each round. After some rounds (`_LOOKS`) the
 intervals are looked at. It ends when the best of the candidates has parted from the user's own configuration, or the
 rounds are over: as many as cost half of what the search took (or a minute), at least three and at most eight.
@@ -43,6 +43,7 @@ _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory that one filled which ran out of it the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
 _WINS = ("faster", "uncompared")
+_NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,10 @@ class Contender:
 def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
     """Returns the configurations that have completed in the search, best first, each once, without the user's own.
 
-    Those that have run out of memory another time come last.
+    Those that have failed another time come last.
     """
     sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
-    doubtful = {one.key for one in readings if one.reading.outcome is Outcome.OUT_OF_MEMORY}
+    doubtful = {one.key for one in readings if not one.reading.from_outside and one.reading.outcome not in _NO_FAILURE}
 
     def order(one: Contender) -> tuple[bool, float, int]:
         return one.key in doubtful, sign * one.worth(metric), one.reading.number

@@ -1,4 +1,4 @@
-"""A study's last step: which trial confirms next, and what the study's answer is. Read from its results alone."""
+"""A study's last step: which trial confirms next, and what its answer is. Read from its results and its search."""
 
 from dataclasses import dataclass
 from typing import Any

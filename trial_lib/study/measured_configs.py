@@ -10,7 +10,7 @@ class MeasuredConfigs:
     def __init__(self) -> None:
         """Starts with none."""
         self._first: dict[str, int] = {}
-        self._searched: dict[str, tuple[int, Candidate]] = {}
+        self._searched: set[tuple[str, str]] = set()
 
     def add(self, result: TrialResult, candidate: Candidate) -> None:
         """Takes in a trial. One that was killed from outside tells nothing of its configuration."""
@@ -18,7 +18,7 @@ class MeasuredConfigs:
             return
         self._first.setdefault(result.config_hash, result.number)
         if result.purpose is Purpose.SEARCH:
-            self._searched.setdefault(result.config_hash, (result.number, candidate))
+            self._searched.add((result.config_hash, candidate.lineage))
 
     def known(self, config_hash: str, candidate: Candidate) -> int | None:
         """Returns the number of the trial that tells how a candidate of the search ends.
@@ -30,8 +30,5 @@ class MeasuredConfigs:
             config_hash: of the candidate's complete configuration.
             candidate: what the search has asked for.
         """
-        searched = self._searched.get(config_hash)
-        if searched is None:
-            return self._first.get(config_hash)
-        number, asked = searched
-        return None if asked == candidate else number
+        is_asked_again = (config_hash, candidate.lineage) in self._searched
+        return None if is_asked_again else self._first.get(config_hash)

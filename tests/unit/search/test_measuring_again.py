@@ -3,8 +3,10 @@
 import random
 from collections import Counter
 
+import pytest
 from adaptive_world import SimulatedModel, adaptive, drive, ended, trials
 
+from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import Outcome
 from trial_lib.search.adaptive import _key
 
@@ -15,17 +17,19 @@ def test_only_what_may_be_the_answer_is_asked_for_again_and_never_beside_itself(
     def run(candidate):
         return ended(Outcome.CRASHED) if candidate.zero_stage == 2 else model.run(candidate)
 
-    in_flight, outcomes = set(), {}
+    in_flight, outcomes, again = set(), {}, 0
     for what, asked, result in drive(adaptive(min_gain=0, max_trials=60, concurrency=3), run, 3):
         key = _key(asked)
         if what == "ask":
             assert key not in in_flight
             assert outcomes.get(key, Outcome.COMPLETED) is Outcome.COMPLETED
+            again += key in outcomes
             in_flight.add(key)
         else:
             in_flight.remove(key)
             outcomes[key] = result.outcome
     assert Outcome.CRASHED in outcomes.values()
+    assert again
 
 
 def read_anew(model, noise):
@@ -65,3 +69,34 @@ def test_what_runs_out_of_memory_when_it_is_measured_again_is_not_the_answer():
     again = {key for key, times in asked.items() if times > 1}
     assert again
     assert _key(search.best[0]) not in again
+
+
+def test_a_reading_that_fails_another_time_costs_its_size_and_not_what_ran_beside_it():
+    model, asked, failed = SimulatedModel(), Counter(), []
+    read = read_anew(model, 0.1)
+
+    def run(candidate):
+        asked[_key(candidate)] += 1
+        if asked[_key(candidate)] == 2 and not failed:
+            failed.append(_key(candidate))
+            return ended(Outcome.CRASHED)
+        return read(candidate)
+
+    history = drive(adaptive(max_trials=41), run)
+    ran = [_key(candidate) for candidate, _ in trials(history)]
+    lineage, size = failed[0]
+    assert ran.count((lineage, size)) == 2
+    place = max(place for place, key in enumerate(ran) if key == (lineage, size))
+    assert any(key[0] == lineage for key in ran[place + 1 :])
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TOO_SLOW, Outcome.OUT_OF_MEMORY, Outcome.CRASHED])
+def test_where_nothing_but_the_submitted_configuration_ran_nothing_is_expected(outcome):
+    search = adaptive(max_trials=8)
+    own = Candidate(knobs={"zero_optimization": {"stage": 1}}, micro_batch_size=4, slots=2, data_parallel_size=2)
+    assert search.expected() == {}
+    search.observe(own, SimulatedModel().run(own).model_copy(update={"purpose": Purpose.SUBMITTED}))
+    assert search.expected() == {}
+    drive(search, lambda candidate: ended(outcome))
+    assert search.expected() == {}
+    assert search.best is None

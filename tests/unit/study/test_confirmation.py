@@ -293,9 +293,14 @@ def test_the_ranking_goes_by_what_the_search_expects_and_what_has_failed_another
     lucky = replace(contender("lucky", 150.0), expected=120.0)
     steady = replace(contender("steady", 130.0), expected=128.0)
     forgetful = replace(contender("forgetful", 140.0), expected=140.0)
-    again = contender("forgetful", 0.0, outcome=Outcome.OUT_OF_MEMORY)
-    ranked = ranking([lucky, steady, forgetful, again, contender("read", 125.0)], OWN, "throughput")
-    assert [one.key for one in ranked] == ["steady", "read", "lucky", "forgetful"]
+    flaky = contender("flaky", 135.0)
+    again = [
+        contender("forgetful", 0.0, outcome=Outcome.OUT_OF_MEMORY),
+        contender("flaky", 0.0, outcome=Outcome.CRASHED),
+    ]
+    again += [contender("steady", 0.0, outcome=Outcome.TOO_SLOW), contender("read", 0.0, outcome=Outcome.CANCELLED)]
+    ranked = ranking([lucky, steady, forgetful, flaky, *again, contender("read", 125.0)], OWN, "throughput")
+    assert [one.key for one in ranked] == ["steady", "read", "lucky", "forgetful", "flaky"]
 
 
 class Machine:
