@@ -34,7 +34,6 @@ PROFILE = ModelProfile(
     data_parallel_size=1,
     flops_per_sample=1e6,
 )
-_SCATTER = 0.01
 
 Speed = Callable[[Candidate], float]
 
@@ -58,6 +57,7 @@ class Experiment:
         versions: as the profile trial finds them.
         profile: as it finds the model.
         largest: the largest micro-batch that fits.
+        scatter: how much readings vary, in logarithms.
         ran: the trials that have been run, in their order: number, purpose, candidate.
     """
 
@@ -70,6 +70,7 @@ class Experiment:
         self.versions = VERSIONS
         self.profile = PROFILE
         self.largest = 4
+        self.scatter = 0.01
         self.ran: list[tuple[int, Purpose, Candidate]] = []
         self._noise = random.Random(7)
         self._clock = itertools.count(1_000_000, 2)
@@ -153,7 +154,7 @@ class Experiment:
     def _ended(self, plan: TrialPlan, driver: StudyDriver) -> TrialResult:
         candidate = plan.candidate
         fits = candidate.micro_batch_size <= self.largest
-        throughput = self.speed(candidate) * self._noise.lognormvariate(0.0, _SCATTER)
+        throughput = self.speed(candidate) * self._noise.lognormvariate(0.0, self.scatter)
         peak = 10_000_000 + candidate.micro_batch_size * self.profile.activation_mem_per_gpu
         return TrialResult(
             trial_id=plan.trial_id,
