@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import re
 import resource
@@ -220,6 +221,8 @@ def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int) -> dic
                 seconds.append(processor_time() - before)
             costs[name].append((seconds[1] - seconds[0]) / (between * samples))
             rates[name].append(statistics.median(float(rate) for rate in LOGGED.findall(log.read_text())[5:]))
+        latest = {name: (round(1e3 * costs[name][-1], 3), rates[name][-1]) for name in configs}
+        print(latest, file=sys.stderr, flush=True)
     return {
         name: {
             "cpu_ms_per_sample": 1e3 * statistics.median(costs[name]),
@@ -229,6 +232,19 @@ def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int) -> dic
         }
         for name in configs
     }
+
+
+def compared(measured: dict[str, Any]) -> dict[str, Any]:
+    """Returns how much faster ZeroTune's winner trained than the peer's in the same rounds, and its standard error."""
+    figures = {}
+    for name, key, sign in (("samples_per_s", "runs", 1), ("cpu_ms_per_sample", "cpu_ms_per_sample_runs", -1)):
+        pairs = zip(measured["zerotune"][key], measured["peer"][key], strict=True)
+        logs = [sign * math.log(ours / peers) for ours, peers in pairs]
+        figures[name] = {
+            "faster": round(math.exp(statistics.fmean(logs)), 4),
+            "standard_error": round(statistics.stdev(logs) / math.sqrt(len(logs)), 4),
+        }
+    return figures
 
 
 def processor_time() -> float:
@@ -241,25 +257,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, action="append", help="of each tuner; may be given more than once")
     parser.add_argument("--studies", type=int, default=5, help="of ZeroTune, of which the median by wall time counts")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each configuration under the neutral harness")
+    parser.add_argument("--repeats", type=int, default=12, help="runs of each configuration under the neutral harness")
+    parser.add_argument("--only-neutral", action="store_true", help="measure the winners of the result file again")
     parser.add_argument("--only-zerotune", action="store_true", help="leave the peer out, to see the cost of a trial")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="peer-"))
-    # The first command of a machine builds DeepSpeed's ops and migrates Prefect's database: no part of tuning.
-    study(work / "first", "binary", "--max-trials", "2", "--max-micro-batch", "2")
     report: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not arguments.only_neutral:
+        # The first command of a machine builds DeepSpeed's ops and migrates Prefect's database: no part of tuning.
+        study(work / "first", "binary", "--max-trials", "2", "--max-micro-batch", "2")
     for trials in arguments.trials or [8]:
-        # The peer repeats within a percent; how many trials a study needs depends on what the first ones read.
-        studies = [run_zerotune(trials, work / f"zerotune-{trials}-{number}") for number in range(arguments.studies)]
-        ours = sorted(studies, key=lambda study: study["wall_s"])[len(studies) // 2]
-        ours["walls_s"] = [round(study["wall_s"], 1) for study in studies]
-        entry: dict[str, Any] = {"zerotune": ours}
+        entry: dict[str, Any] = report.setdefault(str(trials), {})
+        if not arguments.only_neutral:
+            # The peer repeats within a percent; how many trials a study needs depends on what the first ones read.
+            folders = [work / f"zerotune-{trials}-{number}" for number in range(arguments.studies)]
+            studies = [run_zerotune(trials, folder) for folder in folders]
+            entry["zerotune"] = ours = sorted(studies, key=lambda study: study["wall_s"])[len(studies) // 2]
+            ours["walls_s"] = [round(study["wall_s"], 1) for study in studies]
+        if not arguments.only_zerotune and not arguments.only_neutral:
+            entry["peer"] = run_peer(trials, work / f"peer-{trials}")
+            entry["peer_over_zerotune_wall"] = entry["peer"]["wall_s"] / entry["zerotune"]["wall_s"]
         if not arguments.only_zerotune:
-            peer = run_peer(trials, work / f"peer-{trials}")
-            entry |= {"peer": peer, "peer_over_zerotune_wall": peer["wall_s"] / ours["wall_s"]}
-            configs = {"submitted": BASE, "peer": peer["winner"], "zerotune": ours["winner"]}
-            entry["neutral"] = neutral(configs, work / f"neutral-{trials}", arguments.repeats)
-        report[str(trials)] = {**report.get(str(trials), {}), **entry}
+            configs = {"submitted": BASE, **{name: entry[name]["winner"] for name in ("peer", "zerotune")}}
+            measured = neutral(configs, work / f"neutral-{trials}", arguments.repeats)
+            entry["neutral"] = {**measured, "zerotune_over_peer": compared(measured)}
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")
         print(json.dumps(entry, indent=2), flush=True)
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -48,6 +49,12 @@ def started(trials, *arguments, launcher="warm", **options):
 def ranks_of(running):
     """Returns the process ids of rank 0 and rank 1: each prints its grandchild's, then its own, then its child's."""
     return [running.pids()[1], running.pids()[4]]
+
+
+def outside_trials():
+    """Returns what is there of trials outside their folders."""
+    temporary = Path(os.environ.get("TMPDIR") or "/tmp")
+    return {*temporary.glob("zerotune-workers-*"), *Path("/dev/shm").glob("deepspeed_allreduce_buffer_*")}
 
 
 def completes(trials, launcher="warm"):
@@ -108,16 +115,20 @@ def test_peers_that_hang_after_a_rank_was_killed_are_ended(trials):
 
 
 @pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_a_killed_guard_is_a_crash_and_leaves_no_rank(trials, launcher):
+def test_a_killed_guard_is_a_crash_and_leaves_no_rank_and_no_file(trials, launcher):
+    before = outside_trials()
     running = started(trials, "--hang", "spin", launcher=launcher)
     pids, ranks = running.pids(), ranks_of(running)
     guard = psutil.Process(ranks[0]).ppid()
     assert psutil.Process(ranks[1]).ppid() == guard
+    its_own = outside_trials() - before
+    assert [path.name for path in its_own if path.is_dir()] == [f"zerotune-workers-{guard}"]
     os.kill(guard, signal.SIGKILL)
     result = running.result()
     assert result.outcome == "crashed"
     assert "guard" in result.reason
     gone(trials, pids)
+    assert not its_own & outside_trials()
     assert completes(trials) == (True, "")
 
 

@@ -125,7 +125,7 @@ class ForkServer:
 
 def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    leave_keeper()
+    leave_keeper(request)
     guard = os.getpid()
 
     def start_rank(rank: int) -> int:

@@ -51,21 +51,38 @@ def kill_descendants() -> None:
         time.sleep(_POLL_S)
 
 
-def leave_keeper() -> None:
+def leave_keeper(request: dict[str, Any]) -> None:
     """Goes on as a fork, which is to become a guard; this process stays behind as the guard's parent, its keeper.
 
     When the guard is killed, what its ranks have started in sessions of their own comes here. The keeper has what the
     guard has, the slots and the end of the driver's socket: before the last rank is gone, which may take a GPU's driver
     seconds, nobody else is given the slots, and the driver does not take the trial for ended.
+
+    Args:
+        request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
     """
     become_subreaper()
     keeper = os.getpid()
     guard = os.fork()
     if guard:
-        os.waitpid(guard, 0)
+        _, status = os.waitpid(guard, 0)
         kill_descendants()
+        if status:
+            remove_leavings(request, guard)
         os._exit(0)
     rank_process.die_with_parent(keeper)
+
+
+def remove_leavings(request: dict[str, Any], guard: int) -> None:
+    """Removes what the processes of a trial leave outside its folder, when none of them is left.
+
+    Args:
+        request: the launch.
+        guard: the process id of its guard.
+    """
+    environment = request["ranks"][0]["environment"]
+    remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"])
+    shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
 
 
 def remove_shared_memory(address: str, port: str) -> None:
@@ -100,9 +117,7 @@ class Guard:
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         kill_descendants()
-        environment = self._request["ranks"][0]["environment"]
-        remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"])
-        shutil.rmtree(rank_process.workers_folder(environment, os.getpid()), ignore_errors=True)
+        remove_leavings(self._request, os.getpid())
         # A driver that has died cannot be told.
         with contextlib.suppress(OSError):
             channel.send(
@@ -161,7 +176,7 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
     if received is None:
         return
     request = received[0]
-    leave_keeper()
+    leave_keeper(request)
 
     def start_rank(rank: int) -> int:
         process = start(request["ranks"][rank], {**request, "rank": rank})

@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> None:
         # Stays behind as the guard's parent: when the guard is killed, what it has started comes here.
         _, status = os.waitpid(guard, 0)
         kill_descendants()
+        remove_shared_memory(told["master_addr"], told["master_port"])
         if told["guard"] is None:
             shutil.rmtree(rank_process.workers_folder(told["environment"], os.getpid()), ignore_errors=True)
         code = os.waitstatus_to_exitcode(status)
@@ -57,7 +58,6 @@ def _run(told: dict[str, Any], workers_of: int) -> int:
             break
     status = launcher.poll()
     kill_descendants()
-    remove_shared_memory(told["master_addr"], told["master_port"])
     return RANKS_ENDED if status == 0 else RANK_FAILED
 
 
