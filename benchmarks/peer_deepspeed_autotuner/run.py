@@ -258,9 +258,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, action="append", help="of each tuner; may be given more than once")
     parser.add_argument("--studies", type=int, default=5, help="of ZeroTune, of which the median by wall time counts")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each configuration under the neutral harness")
-    parser.add_argument("--only-neutral", action="store_true", help="measure the winners of the result file again")
-    parser.add_argument("--only-zerotune", action="store_true", help="leave the peer out, to see the cost of a trial")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--only-neutral", action="store_true", help="measure the winners of the result file again")
+    only.add_argument("--only-zerotune", action="store_true", help="leave the peer out, to see the cost of a trial")
     arguments = parser.parse_args()
+    if arguments.repeats < 2:
+        parser.error("--repeats: two at least, for a standard error")
     work = Path(tempfile.mkdtemp(prefix="peer-"))
     report: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if not arguments.only_neutral:
