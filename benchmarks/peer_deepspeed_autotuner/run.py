@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import socket
 import statistics
@@ -13,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ BASE = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 5_000_000, "allgather_bucket_size": 5_000_000},
 }
-# Of the neutral harness: the steps of its shorter runs, and what its longer ones train besides.
-NEUTRAL_STEPS, NEUTRAL_SAMPLES = 20, 8_000
+# Of the neutral harness: the steps that do not count, and the samples of those that do.
+NEUTRAL_WARM_UP, NEUTRAL_SAMPLES = 5, 6_000
 LOGGED = re.compile(r"^step \d+ loss \S+ samples/s (\S+)$", re.MULTILINE)
 
 
@@ -60,7 +60,7 @@ def timed(command: list[str], cwd: Path, log: Path, **variables: str) -> float:
         return time.perf_counter() - started
     finally:
         for left_behind in shared_buffers() - before:
-            left_behind.unlink()
+            left_behind.unlink(missing_ok=True)
 
 
 def samples_per_step(config: dict[str, Any]) -> int:
@@ -196,68 +196,54 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
 
 
 def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int) -> dict[str, Any]:
-    """Measures configurations by plain `deepspeed` runs, interleaved.
+    """Measures configurations by plain `deepspeed` runs: the winners side by side, the submitted one beside itself.
 
-    What is compared is processor time: that of a longer run less that of a shorter one, over the samples between them,
-    which are as many for all; to start takes some ten seconds of it, more or less by one or two.
-    The script's own samples/s are there as well; on a busy machine they scatter by half.
+    Each of two runs has a core of its own, and the other one in the next round: the speed of a shared machine wanders
+    by more than two good configurations differ, and side by side it does so for both. What counts is the script's own
+    samples/s over the steps that follow its first ones.
     """
-    work.mkdir(exist_ok=True)
     rates: dict[str, list[float]] = {name: [] for name in configs}
-    costs: dict[str, list[float]] = {name: [] for name in configs}
-    for _ in range(repeats):
-        for name, config in configs.items():
-            path = work / f"{name}.json"
-            path.write_text(json.dumps(config))
-            log = work / f"{name}.log"
-            seconds = []
-            samples = samples_per_step(config)
-            between = NEUTRAL_SAMPLES // samples
-            for length in (NEUTRAL_STEPS, NEUTRAL_STEPS + between):
-                launch = ["--num_accelerators", "1", "--master_port", str(free_port()), str(EXAMPLE / "train.py")]
-                arguments = ["--deepspeed_config", str(path), *SCRIPT, "--num_steps", str(length)]
-                before = processor_time()
-                timed(["taskset", "-c", "0", str(BIN / "deepspeed"), *launch, *arguments], work, log)
-                seconds.append(processor_time() - before)
-            costs[name].append((seconds[1] - seconds[0]) / (between * samples))
-            rates[name].append(statistics.median(float(rate) for rate in LOGGED.findall(log.read_text())[5:]))
-        latest = {name: (round(1e3 * costs[name][-1], 3), rates[name][-1]) for name in configs}
-        print(latest, file=sys.stderr, flush=True)
+    for number in range(repeats):
+        for pair in (("peer", "zerotune"), ("submitted", "submitted")):
+            placed = [(name, core, work / str(core)) for core, name in enumerate(pair[:: 1 if number % 2 else -1])]
+            with ThreadPoolExecutor() as both:
+                jobs = [both.submit(trained_rate, configs[name], core, folder) for name, core, folder in placed]
+            for (name, *_), job in zip(placed, jobs, strict=True):
+                rates[name].append(job.result())
+        print({name: round(values[-1], 1) for name, values in rates.items()}, file=sys.stderr, flush=True)
     return {
-        name: {
-            "cpu_ms_per_sample": 1e3 * statistics.median(costs[name]),
-            "cpu_ms_per_sample_runs": [round(1e3 * cost, 3) for cost in costs[name]],
-            "samples_per_s": statistics.median(rates[name]),
-            "runs": [round(value, 1) for value in rates[name]],
-        }
-        for name in configs
+        name: {"samples_per_s": statistics.median(values), "runs": [round(value, 1) for value in values]}
+        for name, values in rates.items()
     }
 
 
-def compared(measured: dict[str, Any]) -> dict[str, Any]:
-    """Returns how much faster ZeroTune's winner trained than the peer's in the same rounds, and its standard error."""
-    figures = {}
-    for name, key, sign in (("samples_per_s", "runs", 1), ("cpu_ms_per_sample", "cpu_ms_per_sample_runs", -1)):
-        pairs = zip(measured["zerotune"][key], measured["peer"][key], strict=True)
-        logs = [sign * math.log(ours / peers) for ours, peers in pairs]
-        figures[name] = {
-            "faster": round(math.exp(statistics.fmean(logs)), 4),
-            "standard_error": round(statistics.stdev(logs) / math.sqrt(len(logs)), 4),
-        }
-    return figures
+def trained_rate(config: dict[str, Any], core: int, folder: Path) -> float:
+    """Trains on one core; returns samples/s."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, log = folder / "ds_config.json", folder / "train.log"
+    path.write_text(json.dumps(config))
+    steps = NEUTRAL_WARM_UP + NEUTRAL_SAMPLES // samples_per_step(config)
+    launch = ["--num_accelerators", "1", "--master_port", str(free_port()), str(EXAMPLE / "train.py")]
+    arguments = ["--deepspeed_config", str(path), *SCRIPT, "--num_steps", str(steps)]
+    timed(["taskset", "-c", str(core), str(BIN / "deepspeed"), *launch, *arguments], folder, log)
+    return statistics.harmonic_mean([float(rate) for rate in LOGGED.findall(log.read_text())[NEUTRAL_WARM_UP:]])
 
 
-def processor_time() -> float:
-    """Returns the seconds of processor time of all processes that have been waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def compared(measured: dict[str, Any]) -> dict[str, float]:
+    """Returns how much faster ZeroTune's winner trained than the peer's beside it, and its standard error."""
+    pairs = zip(measured["zerotune"]["runs"], measured["peer"]["runs"], strict=True)
+    logs = [math.log(ours / peers) for ours, peers in pairs]
+    return {
+        "faster": round(math.exp(statistics.fmean(logs)), 4),
+        "standard_error": round(statistics.stdev(logs) / math.sqrt(len(logs)), 4),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, action="append", help="of each tuner; may be given more than once")
     parser.add_argument("--studies", type=int, default=5, help="of ZeroTune, of which the median by wall time counts")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each configuration under the neutral harness")
+    parser.add_argument("--repeats", type=int, default=12, help="rounds of the neutral harness")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--only-neutral", action="store_true", help="measure the winners of the result file again")
     only.add_argument("--only-zerotune", action="store_true", help="leave the peer out, to see the cost of a trial")

@@ -83,6 +83,18 @@ def trained(folder: Path, command: Path) -> float:
     return statistics.fmean(told)
 
 
+def pair(trials: Trials, folder: Path, command: Path, number: int) -> tuple[float, float]:
+    """Returns what a trial and a training cost, one right after the other: what drifts on the machine falls on both.
+
+    Each comes first in every other pair: what the one leaves behind (memory to be cleared, files to be written) falls
+    on both as well.
+    """
+    if number % 2:
+        training = trained(folder, command)
+        return trials.measured(), training
+    return trials.measured(), trained(folder, command)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=30)
@@ -96,8 +108,7 @@ def main() -> None:
         candidate = Candidate.model_validate_json(study.trial(winner["trials"][0]).candidate.read_text())
         trials = Trials(folder, candidate)
         try:
-            # In turn: what drifts on the machine falls on both.
-            pairs = [(trials.measured(), trained(folder, study.best_command)) for _ in range(arguments.pairs)]
+            pairs = [pair(trials, folder, study.best_command, number) for number in range(arguments.pairs)]
         finally:
             trials.close()
     logs = [math.log(training / trial) for trial, training in pairs]
