@@ -18,6 +18,7 @@ class Program:
         passes_local_rank: whether each rank is given `--local_rank=N` before them, as the `deepspeed` launcher does.
         model_dir: its working directory.
         environment: all of its environment variables, but for those of the rank.
+        launched_by: the launcher that the user starts it by, as an `Entrypoint` has it.
     """
 
     interpreter: str
@@ -26,6 +27,7 @@ class Program:
     passes_local_rank: bool
     model_dir: Path
     environment: dict[str, str]
+    launched_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class Part:
 def rank_requests(
     program: Program, host: Host, slots: list[str], port: int, logs: list[Path], part: Part | None = None
 ) -> list[RankRequest]:
-    """Returns one rank for each slot, in the environment that torch's and DeepSpeed's launchers give it.
+    """Returns one rank for each slot, in the environment that the program's launcher gives it, or else DeepSpeed's.
+
+    `deepspeed` has variables that no other launcher sets (deepspeed/launcher/launch.py). By LOCAL_SIZE DeepSpeed takes
+    each rank on a CPU for a device of its own, and keeps buffers of its collectives in shared memory.
 
     Args:
         program: what the ranks run.
@@ -68,6 +73,10 @@ def rank_requests(
         "MASTER_ADDR": part.address,
         "MASTER_PORT": str(port),
     }
+    if program.launched_by in (None, "deepspeed"):
+        # Every host has as many ranks.
+        number, hosts = part.first_rank // len(slots), part.world_size // len(slots)
+        shared |= {"LOCAL_SIZE": str(len(slots)), "CROSS_RANK": str(number), "CROSS_SIZE": str(hosts)}
     if host.device == "cuda":
         # As NVML counts them, which names the slots.
         shared["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

@@ -54,6 +54,7 @@ def program_of(
         passes_local_rank=entrypoint.passes_local_rank,
         model_dir=experiment.model_dir,
         environment=environment,
+        launched_by=entrypoint.launched_by,
     )
 
 

@@ -1,9 +1,12 @@
 """The environment that a rank is started in."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from trial_lib.launch.hardware import Host
-from trial_lib.launch.program import Program, rank_requests
+from trial_lib.launch.program import Part, Program, rank_requests
 
 PROGRAM = Program("python", {"script": "train.py"}, [], False, Path("/model"), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
 
@@ -12,3 +15,22 @@ def test_ranks_number_the_gpus_as_the_slots_are_numbered() -> None:
     (rank,) = rank_requests(PROGRAM, Host("cuda", ["0", "1"], 1), ["1"], 2900, [Path("rank0.log")])
     assert rank.environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert rank.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("launcher", [None, "deepspeed"])
+def test_ranks_have_the_variables_that_deepspeed_gives_them(launcher: str | None) -> None:
+    program, host, logs = replace(PROGRAM, launched_by=launcher), Host("cpu", ["0", "1"], 1), [Path("0"), Path("1")]
+    given = [rank.environment for rank in rank_requests(program, host, ["0", "1"], 2900, logs)]
+    assert [each["LOCAL_RANK"] for each in given] == ["0", "1"]
+    assert {(each["LOCAL_SIZE"], each["CROSS_RANK"], each["CROSS_SIZE"]) for each in given} == {("2", "0", "1")}
+    third = Part(first_rank=4, slots=2, world_size=6, address="10.0.0.1", port=2900)
+    given = [rank.environment for rank in rank_requests(program, host, ["0", "1"], 2900, logs, third)]
+    assert [each["RANK"] for each in given] == ["4", "5"]
+    assert {(each["LOCAL_SIZE"], each["CROSS_RANK"], each["CROSS_SIZE"]) for each in given} == {("2", "2", "3")}
+
+
+def test_ranks_of_another_launcher_have_no_variables_of_deepspeeds() -> None:
+    program = replace(PROGRAM, launched_by="torchrun")
+    (rank,) = rank_requests(program, Host("cpu", ["0"], 1), ["0"], 2900, [Path("rank0.log")])
+    assert rank.environment["LOCAL_WORLD_SIZE"] == "1"
+    assert not {"LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"} & set(rank.environment)
