@@ -1,5 +1,6 @@
 """What a rank finds itself in: its own environment, output, cores and modules, and nothing of the driver's."""
 
+import base64
 import json
 import os
 import re
@@ -59,6 +60,26 @@ def test_a_rank_has_its_own_output_environment_and_cores(inspected):
     # What records and orchestrates stays with the driver. (DeepSpeed itself imports pydantic.)
     for found in ranks:
         assert not {"prefect", "trial_lib.launch.trial", "trial_lib.experiment.result"} & set(found["modules"])
+
+
+def test_a_rank_has_the_variables_that_deepspeeds_launcher_gives_it(trials, tmp_path):
+    script = tmp_path / "dump.py"
+    script.write_text(
+        "import json, os\nwith open(os.environ['RANK'], 'w') as file: json.dump(dict(os.environ), file)\n"
+    )
+    host = base64.urlsafe_b64encode(b'{"localhost": [0, 1]}').decode()
+    launcher = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={host}", "--master_addr=127.0.0.1"]
+    environment = rank_environment()
+    subprocess.run([*launcher, script], cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=120)
+    result = trials.run("inspects.py", slots=2, window=SHORT, environment=environment)
+    # The rendezvous is a trial's own, there is no CUDA, and MLflow's is what its import leaves behind in the launcher.
+    left_out = {"MASTER_PORT", "CUDA_VISIBLE_DEVICES", "_MLFLOW_TELEMETRY_SESSION_ID"}
+    for rank in range(2):
+        launched = json.loads((tmp_path / str(rank)).read_text())
+        given = {name: value for name, value in launched.items() if environment.get(name) != value}
+        assert {"LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"} <= set(given)
+        expected = {name: value for name, value in given.items() if name not in left_out}
+        assert found_by(trials, result, rank)["environment"].items() >= expected.items()
 
 
 def test_what_we_run_in_a_rank_imports_neither_pydantic_nor_prefect_nor_mlflow():

@@ -21,7 +21,10 @@ from trial_lib.launch.hosts import is_this_host
 from trial_lib.launch.launcher import HOST, Ending, Launched, LaunchRequest
 
 # What DeepSpeed's launcher sets for each rank by itself.
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+_OF_A_RANK = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"),
+    *("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+)
 
 # A host that is gone without a word is found so within a quarter of a minute.
 _SSH_OPTIONS = (
