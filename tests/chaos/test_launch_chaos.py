@@ -123,6 +123,7 @@ def test_a_killed_guard_is_a_crash_and_leaves_no_rank_and_no_file(trials, launch
     assert psutil.Process(ranks[1]).ppid() == guard
     its_own = outside_trials() - before
     assert [path.name for path in its_own if path.is_dir()] == [f"zerotune-workers-{guard}"]
+    assert sum(path.parent == Path("/dev/shm") for path in its_own) == 2
     os.kill(guard, signal.SIGKILL)
     result = running.result()
     assert result.outcome == "crashed"
