@@ -114,6 +114,16 @@ def test_peers_that_hang_after_a_rank_was_killed_are_ended(trials):
     assert not any(trials.is_alive(pid) for pid in pids)
 
 
+def test_a_guard_takes_no_time_from_its_ranks_while_they_train(trials):
+    running = started(trials, "--hang", "spin")
+    guard = psutil.Process(ranks_of(running)[0]).parent()
+    woken = guard.num_ctx_switches().voluntary
+    time.sleep(1)
+    assert guard.num_ctx_switches().voluntary - woken <= 2
+    running.cancel()
+    assert running.result().outcome == "cancelled"
+
+
 @pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_killed_guard_is_a_crash_and_leaves_no_rank_and_no_file(trials, launcher):
     before = outside_trials()

@@ -9,10 +9,12 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -129,19 +131,26 @@ class Guard:
     def _wait(self, ranks: dict[int, int], deadline: float) -> str:
         """Waits for all ranks, the deadline or the driver."""
         grace_ends = float("inf")
-        while len(self._statuses) < len(ranks):
-            readable, _, _ = select.select([self._driver], [], [], _POLL_S)
-            if readable:
-                return CANCEL
+        child_ends = _notice_children()
+        watched: list[Any] = [self._driver, child_ends]
+        while True:
             now = time.monotonic()
+            if self._reap(ranks):
+                # The peers of a failed rank get a moment to leave records of their own.
+                grace_ends = min(grace_ends, now + self._request["grace_s"])
+            if len(self._statuses) == len(ranks):
+                return RANKS
             if now >= deadline:
                 return DEADLINE
             if now >= grace_ends:
                 return RANKS
-            if self._reap(ranks):
-                # The peers of a failed rank get a moment to leave records of their own.
-                grace_ends = min(grace_ends, now + self._request["grace_s"])
-        return RANKS
+            left = min(deadline, grace_ends) - now
+            # A full experiment has no deadline.
+            readable, _, _ = select.select(watched, [], [], left if isfinite(left) else None)
+            if self._driver in readable:
+                return CANCEL
+            if child_ends in readable:
+                os.read(child_ends, 4096)
 
     def _reap(self, ranks: dict[int, int]) -> bool:
         """Notes the ranks that have ended, and lets adopted orphans go; returns whether a rank has failed."""
@@ -155,6 +164,19 @@ class Guard:
                     self._statuses[ranks[pid]] = os.waitstatus_to_exitcode(status)
                     failed = failed or status != 0
         return failed
+
+
+def _notice_children() -> int:
+    """Returns a descriptor that becomes readable when a child of this process ends; to be called after they started.
+
+    To look again and again instead takes a rank's core from it, and its peers wait for it at the next collective.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    # A signal that is ignored, as by default, wakes nobody.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read_end
 
 
 def main(arguments: list[str]) -> None:

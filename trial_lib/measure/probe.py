@@ -191,6 +191,7 @@ class Probe:
             self._end_phase("import")
             if self._settings.memory_limit is not None:
                 memory.spare_builds()
+                memory.keep_what_is_freed()
                 self._memory_budget = memory.limit(self._settings.memory_limit)
 
     def engine_built(self, engine: Any) -> None:
