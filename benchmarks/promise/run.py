@@ -48,10 +48,18 @@ def tune(folder: Path) -> dict[str, Any]:
 
 
 class Trials:
-    """Trials of one candidate, each in fresh processes: what a confirmation is made of."""
+    """Trials of one candidate, each in fresh processes: what a confirmation is made of.
 
-    def __init__(self, folder: Path, candidate: Candidate) -> None:
-        arguments = StudyArguments(command=tuple(TYPED), model_dir=folder, metric="throughput", max_trials=2)
+    Args:
+        folder: of the program.
+        candidate: to measure.
+        steps: that each measures at least.
+    """
+
+    def __init__(self, folder: Path, candidate: Candidate, steps: int = 5) -> None:
+        arguments = StudyArguments(
+            command=tuple(TYPED), model_dir=folder, metric="throughput", max_trials=2, end_profile_step=steps
+        )
         self._candidate = candidate
         self._study = new_study(arguments, folder)
         self._driver = self._study.driver

@@ -111,12 +111,17 @@ class ForkServer:
 
     def _reap(self) -> None:
         """Lets ended trials go, and kills what a killed keeper left: the server is the next subreaper above it."""
+        has_ended = False
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
+                has_ended = True
                 self._guards.discard(pid)
+        if not has_ended:
+            # Nobody has left anything: to look through all processes of the host takes the ranks' cores from them.
+            return
         for child in psutil.Process().children():
             if child.pid not in self._guards:
                 with contextlib.suppress(psutil.NoSuchProcess):
