@@ -1,5 +1,6 @@
 """Memory of a rank: how much it used, and the budget of a CPU slot."""
 
+import contextlib
 import ctypes
 import gc
 import resource
@@ -48,9 +49,11 @@ def keep_what_is_freed() -> None:
 
     In the first steps glibc gives the top of the heap back after each, and every step faults it in again: 5 % of a
     small model's processor time for a thousand pages (benchmarks/promise). How much is given back follows the largest
-    mapped block that was freed, up to 32 MiB: mallopt(3), M_MMAP_THRESHOLD. Elsewhere this does nothing.
+    mapped block that was freed, up to 32 MiB: mallopt(3), M_MMAP_THRESHOLD. Elsewhere this does nothing, and so it
+    does in a slot that has no room for the block, which takes addresses but no memory.
     """
-    bytes(_LARGEST_MAPPED)
+    with contextlib.suppress(MemoryError):
+        bytes(_LARGEST_MAPPED)
 
 
 def unlimit() -> None:

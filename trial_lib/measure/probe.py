@@ -191,7 +191,6 @@ class Probe:
             self._end_phase("import")
             if self._settings.memory_limit is not None:
                 memory.spare_builds()
-                memory.keep_what_is_freed()
                 self._memory_budget = memory.limit(self._settings.memory_limit)
 
     def engine_built(self, engine: Any) -> None:
@@ -207,6 +206,8 @@ class Probe:
             "after_initialize": memory.used_bytes(),
             **({} if available is None else {"available": available}),
         }
+        if self._memory_budget is not None:
+            memory.keep_what_is_freed()
         self._watch_engine(engine)
         self._tell_engine_built()
 
