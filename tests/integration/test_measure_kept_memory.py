@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 # Of each step the pages that the process is given anew, 4 KiB each; a step uses and frees 12 MiB.
 STEPS = """
 import resource, sys
@@ -25,7 +23,6 @@ def pages_of_steps(*arguments):
     return [int(pages) for pages in run.stdout.split()]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc")
 def test_a_rank_keeps_what_its_steps_free_instead_of_being_given_it_anew_each_time():
     assert min(pages_of_steps()) > 500
     assert max(pages_of_steps("keep")[1:]) < 100
