@@ -6,20 +6,18 @@ Here the ranks of one are stopped while those of the other run, every few tenths
 
 import argparse
 import json
-import math
 import os
 import shutil
 import signal
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.promise.run import PROGRAMS, RESULTS, Trials, environment
+from benchmarks.promise.run import RESULTS, Trials, environment, mean_ratio, programs
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.launch.ports import reserved_port
 
@@ -81,19 +79,31 @@ def stopped_after(run: Callable[[], object], folder: Path, steps: int) -> Stoppe
         if len(stopped.files) == 2 and stopped.steps >= steps:
             assert stopped.signal(signal.SIGSTOP)
             return stopped
+        assert thread.is_alive(), "it ended before it had made its steps"
         time.sleep(0.01)
 
 
-def take_turns(both: Sequence[Stopped], steps: int) -> None:
-    """Lets each run for a while, until one has made so many steps more; lets both go then."""
-    ends = [each.steps + steps for each in both]
-    while all(each.steps < end for each, end in zip(both, ends, strict=True)):
+def take_turns(both: Sequence[Stopped], steps: int) -> list[float]:
+    """Lets each run for a while, until one has made so many steps more; then lets both go to their ends.
+
+    Returns:
+        The seconds of processor time a sample of each, by as many steps of both, without the first and the last.
+    """
+    begun = [each.steps for each in both]
+    made = 0
+    while made < steps:
         for each in both:
             each.signal(signal.SIGCONT)
             time.sleep(TURN_S)
             each.signal(signal.SIGSTOP)
+        each_made = [each.steps - since for each, since in zip(both, begun, strict=True)]
+        made = max(each_made)
+    costs = [each.cost(since + 1, since + min(each_made) - 1) for each, since in zip(both, begun, strict=True)]
     for each in both:
         each.signal(signal.SIGCONT)
+    for each in both:
+        each.thread.join()
+    return costs
 
 
 def compared(trials: Trials, folder: Path, training: list[str], trial_first: bool) -> float:
@@ -110,12 +120,7 @@ def compared(trials: Trials, folder: Path, training: list[str], trial_first: boo
 
     first = start(trial_first)
     second = start(not trial_first)
-    begun = first.steps, second.steps
-    take_turns((first, second), TRIAL_STEPS - 3 * SETTLED)
-    made = min(first.steps - begun[0], second.steps - begun[1])
-    costs = [each.cost(since + 1, since + made - 1) for each, since in zip((first, second), begun, strict=True)]
-    for each in (first, second):
-        each.thread.join()
+    costs = take_turns((first, second), TRIAL_STEPS - 3 * SETTLED)
     return costs[1] / costs[0] if trial_first else costs[0] / costs[1]
 
 
@@ -123,9 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=16)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="promise-") as work:
-        folder = Path(work) / "programs"
-        shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    with programs() as folder:
         shutil.copy(Path(__file__).with_name("step_file.py"), folder / "stopwatch.py")
         config = WINNER.complete(json.loads((folder / "ds_config.json").read_text()))
         (folder / "winner.json").write_text(json.dumps(config))
@@ -136,12 +139,8 @@ def main() -> None:
             ratios = [compared(trials, folder, training, number % 2 == 0) for number in range(arguments.pairs)]
         finally:
             trials.close()
-    logs = [math.log(ratio) for ratio in ratios]
-    report = {
-        "training_over_trial": math.exp(statistics.fmean(logs)),
-        "standard_error": statistics.stdev(logs) / math.sqrt(len(logs)),
-        "pairs": ratios,
-    }
+    ratio, error = mean_ratio(ratios)
+    report = {"training_over_trial": ratio, "standard_error": error, "pairs": ratios}
     RESULTS.with_name("promise_in_turns.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
 

@@ -10,6 +10,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,21 @@ TOLD = re.compile(r"rank \d+: ([\d.]+) s of processor time a sample")
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def programs() -> Iterator[Path]:
+    """Yields a folder with a copy of the programs, which is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="promise-") as work:
+        folder = Path(work) / "programs"
+        shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        yield folder
+
+
+def mean_ratio(ratios: Sequence[float]) -> tuple[float, float]:
+    """Returns the geometric mean of some ratios, and its relative standard error."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(statistics.fmean(logs)), statistics.stdev(logs) / math.sqrt(len(logs))
 
 
 def tune(folder: Path) -> dict[str, Any]:
@@ -107,9 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=30)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="promise-") as work:
-        folder = Path(work) / "programs"
-        shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    with programs() as folder:
         document = tune(folder)
         study = StudyPaths(Path(document["folder"]))
         winner = document["confirmation"]["winner"]
@@ -119,7 +134,7 @@ def main() -> None:
             pairs = [pair(trials, folder, study.best_command, number) for number in range(arguments.pairs)]
         finally:
             trials.close()
-    logs = [math.log(training / trial) for trial, training in pairs]
+    ratio, error = mean_ratio([training / trial for trial, training in pairs])
     promised = winner["metrics"]["cpu_time_per_sample"]
     trained_five = statistics.median(training for _, training in pairs[:5])
     report = {
@@ -129,8 +144,8 @@ def main() -> None:
         "promised_cpu_s_per_sample": promised,
         "median_of_the_first_five_trainings": trained_five,
         "trained_over_promised": trained_five / promised,
-        "trained_over_trial": math.exp(statistics.fmean(logs)),
-        "standard_error": statistics.stdev(logs) / math.sqrt(len(logs)),
+        "trained_over_trial": ratio,
+        "standard_error": error,
         "pairs": pairs,
     }
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
