@@ -4,7 +4,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from math import inf, isinf
@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.replay.all_worlds import Overall, clock_seconds, overall
 from benchmarks.replay.cluster import CLUSTERS, ClusterWorld
 from benchmarks.replay.driver import simulate
 from benchmarks.replay.methods import METHODS, create
@@ -99,6 +100,19 @@ def show(name: str, record: dict[str, Any]) -> Table:
     return table
 
 
+def show_overall(methods: Mapping[str, Overall], most_trials: int) -> Table:
+    table = Table(title=f"all worlds: the mean of the medians, and the worst of them; time in trials of {CLOCK}")
+    columns = [f"{n} {unit}" for unit in ("trials", "trials' time") for n in BUDGETS]
+    for column in ("regret after", *columns, "within 3 %"):
+        table.add_column(column, justify="right")
+    for method, figures in methods.items():
+        means = [*figures.after_trials.values(), *figures.after_time.values()]
+        worst = [*figures.worst_after_trials.values(), *figures.worst_after_time.values()]
+        within = f"> {most_trials}" if figures.trials_within is None else str(figures.trials_within)
+        table.add_row(method, *(f"{a:.1%} ({b:.1%})" for a, b in zip(means, worst, strict=True)), within)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=60)
@@ -134,7 +148,7 @@ def main() -> None:
     }
     for name in names:
         world = world_of(name, arguments.tables)
-        budgets_s = [median(course.seconds_of_trial(n - 1) for course in courses[name][CLOCK]) for n in BUDGETS]
+        budgets_s = [clock_seconds(courses, CLOCK, n)[name] for n in BUDGETS]
         record["worlds"][name] = {
             "lineages": sum(arm.size for arm in world.problem.space.arms),
             "grid": list(world.grid),
@@ -147,6 +161,9 @@ def main() -> None:
             stopping = replay_stopping(read_table(arguments.tables / f"{name}.jsonl"), arguments.seeds)
             record["worlds"][name]["too_slow"] = asdict(stopping)
         console.print(show(name, record["worlds"][name]))
+    methods = overall(courses, CLOCK, BUDGETS, arguments.trials, NEAR)
+    record["all_worlds"] = {method: asdict(methods[method]) for method in arguments.methods}
+    console.print(show_overall({method: methods[method] for method in arguments.methods}, arguments.trials))
     arguments.results.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
