@@ -35,7 +35,7 @@ _NEARLY_EQUAL = 0.02
 # Larger sizes that a sweep may come to, besides the one that surely fits: the group sees by itself whether they fit.
 _SWEPT_SIZES = 2
 # Arms whose fine knobs are tuned, and how many settings of each are weighed.
-_FINALISTS, _PROPOSALS, _FINE_SIZES = 2, 12, 4
+_FINALISTS, _PROPOSALS, _FINE_SIZES = 3, 12, 4
 # How many times what has run is far, and how surely a size has to fit to be tried at once all the same.
 _FAR, _SURE = 4, 0.99
 # Best guesses that may fail before an arm has none.
@@ -65,8 +65,7 @@ class AdaptiveSearch(Search):
         self._headroom = settings.memory_headroom
         self._coordinates = SpaceCoordinates(problem.space)
         self._arms = problem.space.arms
-        own = self._coordinates.locate_config(problem.base_config)
-        self._handicaps = handicaps(self._arms, None if own is None else own[0])
+        self._handicaps = handicaps(self._arms)
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
         self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)

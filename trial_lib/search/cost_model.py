@@ -22,8 +22,11 @@ from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 
 # Standard deviations of what is not known, in logarithms: of the level, of a coarse knob, of what an arm has to itself,
 # of the overhead's share in an arm, of a departure from the curve over sizes (caches, kernels) for all and for one.
-_LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.2, 0.15, 0.2, 0.05, 0.1
+_LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.1, 0.08, 0.2, 0.05, 0.1
 _CURVE_OCTAVES = 1.5
+# What each fine knob that is not at its best guess costs, and how much more or less that may be: a space whose best
+# guesses are good shows it in any of its knobs, and says so of the others.
+_DEPARTURE, _DEPARTURE_DEVIATION = 0.005, 0.02
 # Of a fine knob's variance, what an arm has to itself, and a single lineage; how fast likeness falls from one end of a
 # knob's values to the other.
 _ARM_SHARE, _LINEAGE_SHARE, _STEP = 0.5, 0.25, 2.0
@@ -201,7 +204,14 @@ class CostModel:
 
     def _prior_mean(self, points: Sequence[Point], half_size: float) -> Array:
         arms, sizes = _columns(points)
-        return self._handicaps[arms] + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
+        return (
+            self._handicaps[arms]
+            + _DEPARTURE * self._departures(points)
+            + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
+        )
+
+    def _departures(self, points: Sequence[Point]) -> Array:
+        return self._coordinates.departures([(point.arm, point.index) for point in points])
 
     def _relations(self, left: Sequence[Point], right: Sequence[Point]) -> _Relations:
         (arms, sizes), (other_arms, other_sizes) = _columns(left), _columns(right)
@@ -210,6 +220,7 @@ class CostModel:
         near = np.exp(-0.5 * (np.subtract.outer(octaves, other_octaves) / _CURVE_OCTAVES) ** 2)
         coarse = _alike(self._coordinates.coarse(arms), self._coordinates.coarse(other_arms))
         fixed = _LEVEL**2 + _COARSE**2 * coarse + _ARM**2 * same_arm + (_CURVE**2 + _ARM_CURVE**2 * same_arm) * near
+        fixed += _DEPARTURE_DEVIATION**2 * np.outer(self._departures(left), self._departures(right))
         lineages, at = _unique(left)
         other_lineages, other_at = _unique(right)
         knobs = _alike(self._coordinates.fine(lineages), self._coordinates.fine(other_lineages))[np.ix_(at, other_at)]

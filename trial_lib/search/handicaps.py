@@ -12,18 +12,14 @@ from trial_lib.experiment.knobs import Arm, get_knob
 _STAGE = {0: 0.0, 1: 0.01, 2: 0.02, 3: 0.08}
 _OFFLOAD = {"offload_optimizer": 0.25, "offload_param": 0.25}
 _RECOMPUTED = 1 / 3
-# The user has chosen theirs for a reason: of equals it is the first.
-_OWN = -0.02
 
 
-def handicaps(arms: Sequence[Arm], own: int | None) -> list[float]:
-    """Returns the expected cost of each arm beside the cheapest, as a logarithm.
+def handicaps(arms: Sequence[Arm]) -> list[float]:
+    """Returns the expected cost of each arm of a space beside the cheapest, as a logarithm.
 
-    Args:
-        arms: of a space.
-        own: which of them is the user's; None if none is.
+    The user's own has no advantage: it is measured in every study, and another one tells more.
     """
-    return [_handicap(arm) + (_OWN if number == own else 0.0) for number, arm in enumerate(arms)]
+    return [_handicap(arm) for arm in arms]
 
 
 def _handicap(arm: Arm) -> float:

@@ -46,6 +46,7 @@ class SpaceCoordinates:
             for path in self._paths
         }
         self._known: dict[tuple[int, int], Array] = {}
+        self._departures: dict[tuple[int, int], int] = {}
 
     def coarse(self, arms: Iterable[int]) -> Array:
         """Returns the coarse coordinates of some arms, one row each."""
@@ -73,6 +74,20 @@ class SpaceCoordinates:
                 index = arm.index(arm.with_fine(_shared_values(arm, config)))
                 return number, index or 0
         return None
+
+    def departures(self, lineages: Iterable[tuple[int, int]]) -> Array:
+        """Returns how many fine knobs of each of some lineages are not at their best guess."""
+        return np.array([self._departure(*lineage) for lineage in lineages], dtype=float)
+
+    def _departure(self, number: int, index: int) -> int:
+        known = self._departures.get((number, index))
+        if known is None:
+            known, left = 0, index
+            for knob in self.arms[number].fine:
+                left, position = divmod(left, len(knob.values))
+                known += position > 0
+            self._departures[number, index] = known
+        return known
 
     def _row(self, number: int, index: int) -> Array:
         row = self._known.get((number, index))

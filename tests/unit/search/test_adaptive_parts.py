@@ -60,6 +60,22 @@ def test_a_knob_that_helped_in_one_arm_is_expected_to_help_in_another():
     assert mean[1] < mean[0] - 0.02
 
 
+def test_of_settings_that_nothing_is_known_of_the_best_guesses_are_expected_to_be_the_best():
+    model = CostModel(SpaceCoordinates(SPACE), [0.0] * 5, False, [], [])
+    guess, bucket, both = model.expected([Point(1, index, 16) for index in (0, 1, 4)])
+    assert guess < bucket < both
+
+
+def test_what_one_knob_costs_that_is_not_at_its_best_guess_is_expected_of_another_in_part():
+    def expected_of_overlap(cost_of_bucket):
+        points, costs = [Point(1, 0, 16), Point(1, 1, 16)], [1.0, cost_of_bucket]
+        model = CostModel(SpaceCoordinates(SPACE), [0.0] * 5, False, points, costs)
+        guess, overlap = model.expected([Point(2, 0, 16), Point(2, 3, 16)])
+        return overlap - guess
+
+    assert expected_of_overlap(1.2) > expected_of_overlap(1.0)
+
+
 def test_numbers_have_ranks_and_other_values_are_apart():
     rows = SpaceCoordinates(SPACE).fine([(1, 1), (1, 0), (1, 2), (0, 0)])
     assert sorted(rows[:3, 1]) == [0.0, 0.5, 1.0]
