@@ -20,6 +20,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|RuntimeError: Resource temporarily unavailable"
     r"|Unable to allocate .* for an array"
     r"|Cannot allocate memory"
+    # oneDNN says no more of why it could not; a convolution of a slot whose memory is nearly full ends so.
+    r"|could not create a primitive(?! descriptor)"
     r"|is killed by signal: Killed"
     r"|OutOfMemoryError"
     r"|CUDA (error: )?out of memory"

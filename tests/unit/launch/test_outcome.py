@@ -34,6 +34,7 @@ def ended(ranks, by="ranks", statuses=None, kernel_killed=False):
         ("MemoryError", ""),
         ("RuntimeError", "can't start new thread"),
         ("RuntimeError", "Resource temporarily unavailable"),
+        ("RuntimeError", "could not create a primitive"),
         (
             "_ArrayMemoryError",
             "Unable to allocate 7.45 GiB for an array with shape (10**9,) and data type float64",
@@ -60,6 +61,12 @@ def test_every_known_way_to_run_out_of_memory_is_recognised(kind, message):
     outcome, reason = ended([peer, died])
     assert outcome == "out_of_memory"
     assert reason.endswith("Log: rank1.log")
+
+
+def test_an_operation_that_onednn_has_not_got_is_no_lack_of_memory():
+    message = "could not create a primitive descriptor for a convolution forward propagation primitive"
+    outcome, _ = ended([rank(0, failure=failure("RuntimeError", message))])
+    assert outcome == "crashed"
 
 
 @pytest.mark.parametrize(
