@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings
 
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+# Hypothesis's first text of a fresh machine builds its tables of Unicode, which takes longer than it allows a strategy.
+settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
 
 PROGRAMS = Path(__file__).parent / "programs"
 BUILDERS = ["ShareMemCommBuilder"]
