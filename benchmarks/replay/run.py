@@ -6,7 +6,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from math import inf, isinf
 from multiprocessing import Pool
 from pathlib import Path
@@ -33,14 +33,24 @@ CLOCK = "asha"  # its median time for so many trials is the budget in time
 NEAR = 0.03
 
 
+def world_of(name: str, tables: Path, seed: int) -> World:
+    """Returns a world; each seed has a cluster of its own, since one might suit a method by accident."""
+    return cluster_of(name, seed) if name in CLUSTERS else table_of(tables / f"{name}.jsonl")
+
+
 @cache
-def world_of(name: str, tables: Path) -> World:
-    return ClusterWorld(name, CLUSTERS[name]) if name in CLUSTERS else TableWorld.read(tables / f"{name}.jsonl")
+def table_of(path: Path) -> TableWorld:
+    return TableWorld.read(path)
+
+
+@lru_cache(maxsize=1)
+def cluster_of(name: str, seed: int) -> ClusterWorld:
+    return ClusterWorld(name, CLUSTERS[name], seed)
 
 
 def course_of(task: tuple[str, Path, str, int, int, int]) -> tuple[str, str, Course]:
     name, tables, method, seed, trials, concurrency = task
-    world = world_of(name, tables)
+    world = world_of(name, tables, seed)
     search = create(method, world, seed, trials, concurrency)
     # The predecessor's searches take a trial that was stopped for one that has failed: a study spares theirs.
     replay = simulate(search, world, seed, concurrency, stops_hopeless=method == "adaptive")
@@ -116,6 +126,7 @@ def show_overall(methods: Mapping[str, Overall], most_trials: int) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=60)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--trials", type=int, default=120, help="budget of a search, the profile trial among them")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
@@ -127,32 +138,36 @@ def main() -> None:
 
     recorded = sorted(path.stem for path in arguments.tables.glob("*.jsonl"))
     names = arguments.worlds or [*recorded, *CLUSTERS]
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    methods = list(dict.fromkeys([CLOCK, *arguments.methods]))
     tasks = [
         (name, arguments.tables, method, seed, arguments.trials, arguments.concurrency)
         for name in names
-        for method in {CLOCK: None, **dict.fromkeys(arguments.methods)}
-        for seed in range(arguments.seeds)
+        for seed in seeds
+        for method in methods
     ]
     courses: dict[str, dict[str, list[Course]]] = {}
     with Pool(arguments.processes) as pool:
-        for name, method, course in pool.imap(course_of, tasks, chunksize=arguments.seeds):
+        for name, method, course in pool.imap(course_of, tasks, chunksize=len(methods)):
             courses.setdefault(name, {}).setdefault(method, []).append(course)
 
     console = Console(width=200)
     record: dict[str, Any] = {
         "command": "python -m benchmarks.replay.run " + " ".join(sys.argv[1:]),
         "seeds": arguments.seeds,
+        "first_seed": arguments.first_seed,
         "concurrency": arguments.concurrency,
         "python": platform.python_version(),
         "worlds": {},
     }
     for name in names:
-        world = world_of(name, arguments.tables)
+        worlds = [world_of(name, arguments.tables, seed) for seed in (seeds if name in CLUSTERS else seeds[:1])]
+        world = worlds[0]
         budgets_s = [clock_seconds(courses, CLOCK, n)[name] for n in BUDGETS]
         record["worlds"][name] = {
             "lineages": sum(arm.size for arm in world.problem.space.arms),
             "grid": list(world.grid),
-            "share_that_fails": round(world.share_that_fails, 4),
+            "share_that_fails": round(median(each.share_that_fails for each in worlds), 4),
             "noise": round(world.noise, 4),
             "budgets_s": [round(seconds, 1) for seconds in budgets_s],
             "methods": {method: figures_of(courses[name][method], budgets_s) for method in arguments.methods},
@@ -161,9 +176,9 @@ def main() -> None:
             stopping = replay_stopping(read_table(arguments.tables / f"{name}.jsonl"), arguments.seeds)
             record["worlds"][name]["too_slow"] = asdict(stopping)
         console.print(show(name, record["worlds"][name]))
-    methods = overall(courses, CLOCK, BUDGETS, arguments.trials, NEAR)
-    record["all_worlds"] = {method: asdict(methods[method]) for method in arguments.methods}
-    console.print(show_overall({method: methods[method] for method in arguments.methods}, arguments.trials))
+    together = overall(courses, CLOCK, BUDGETS, arguments.trials, NEAR)
+    record["all_worlds"] = {method: asdict(together[method]) for method in arguments.methods}
+    console.print(show_overall({method: together[method] for method in arguments.methods}, arguments.trials))
     arguments.results.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

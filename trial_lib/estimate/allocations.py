@@ -34,6 +34,10 @@ class Allocations:
         limit_correction: what the limit counts in the steps beyond what they write to; negative where they write to
             what initialisation has allocated.
         early_buffers: the part of `initialize` that is buckets.
+        late_states: the part of `states` that comes as the activations go: gradients.
+        late_buffers: the part of `buffers` that is there when they have gone: flat copies of gradients, temporaries of
+            the update.
+        passing_buffers: the part of `buffers` that has gone with them: gathered parameters.
     """
 
     initialize: float
@@ -42,6 +46,9 @@ class Allocations:
     activations: float
     limit_correction: float = 0.0
     early_buffers: float = 0.0
+    late_states: float = 0.0
+    late_buffers: float = 0.0
+    passing_buffers: float = 0.0
 
     @property
     def all_states(self) -> float:
@@ -121,13 +128,16 @@ def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
 def _plain(case: _Case, slots: int) -> Allocations:
     """Stage 0: nothing is partitioned; gradients are reduced in flat copies, and states made at the first step."""
     master = MASTER_BYTES if case.settings.precision.master_copies else 0
+    buffers = min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0
+    # On a CPU tensor by tensor, the largest of which nobody knows.
+    buffers += 0.0 if case.on_cpu else case.update(case.trainable)
     return Allocations(
         initialize=case.total * case.size + case.trainable * master,
         states=case.trainable * (case.size + case.settings.optimizer_bytes),
-        buffers=(min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0)
-        # On a CPU tensor by tensor, the largest of which nobody knows.
-        + (0.0 if case.on_cpu else case.update(case.trainable)),
+        buffers=buffers,
         activations=0,
+        late_states=case.trainable * case.size,
+        late_buffers=buffers,
     )
 
 
@@ -144,12 +154,15 @@ def _partitioned_states(case: _Case, slots: int) -> Allocations:
         allocated, written = case.bucket(2 if settings.overlap_comm else 1)
     else:
         allocated = written = min(settings.reduce_bucket_size, case.trainable) * size
+    late = (share * MASTER_BYTES if case.states_here else 0) + case.update(share)
     return Allocations(
         initialize=initialize,
         states=kept * size + (share * settings.optimizer_bytes if case.states_here else 0),
-        buffers=written + (share * MASTER_BYTES if case.states_here else 0) + case.update(share),
+        buffers=written + late,
         activations=0,
         limit_correction=allocated - written,
+        late_states=kept * size,
+        late_buffers=late,
     )
 
 
@@ -165,12 +178,16 @@ def _partitioned_parameters(case: _Case, slots: int) -> Allocations:
     allocated, written = case.bucket(1) if settings.contiguous_gradients else (0.0, 0.0)
     # What the steps write to first, of what there is from the beginning.
     late = written + gradients if case.on_cpu else 0.0
-    gathered = min(case.total, settings.max_live_parameters) + min(case.total, settings.prefetch_bucket_size)
+    # What is gathered ahead counts among them (`PartitionedParameterCoordinator.fetch_sub_module`).
+    gathered = min(case.total, settings.max_live_parameters)
+    update = case.update(min(share, settings.sub_group_size))
     return Allocations(
         initialize=parameters + master + gradients + allocated,
         states=share * settings.optimizer_bytes if case.states_here else 0,
-        buffers=gathered * size + late + case.update(min(share, settings.sub_group_size)),
+        buffers=gathered * size + late + update,
         activations=0,
         limit_correction=-late,
         early_buffers=allocated,
+        late_buffers=update,
+        passing_buffers=gathered * size,
     )

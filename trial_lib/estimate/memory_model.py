@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from trial_lib.estimate.allocations import Allocations, allocations
 from trial_lib.estimate.budget import Budget
@@ -19,6 +19,8 @@ from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
 
 _LOW, _HIGH = 0.05, 0.95
+# Features of a moment: what is always there, activations, states, buffers.
+_Moment: TypeAlias = tuple[float, float, float, float]
 
 # Prior of the weights: workspace (in units of the scale below), activations, states, buffers. Of one sample's
 # activations the backward pass needs more than was saved for it: gradients of activations, and temporaries.
@@ -29,6 +31,8 @@ _PRIORS = (
     Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)),
 )
 _ARM_DEVIATIONS = (0.12, 0.12)
+# A CPU's peaks scatter by as many bytes at small sizes as at large ones: of the activations only a part counts.
+_SCATTERED = 0.3
 _PROFILE_NOISE = 3.0
 # How many standard deviations below what is expected to fit a sweep's group stays.
 _SURELY = 1.5
@@ -122,7 +126,7 @@ class MemoryModel:
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate.micro_batch_size)
         scale = _PROFILE_NOISE * self._scale(needed)
-        self._peaks.observe(self._features(needed), described.arm, scale, above / self._unit)
+        self._peaks.observe(self._moments(needed), described.arm, scale, above / self._unit)
         self._forget_bounds()
         if result.memory.available:
             self._budget.observe_profile(needed.initialize, min(result.memory.available))
@@ -168,17 +172,19 @@ class MemoryModel:
         if record is not None and size <= record.largest.get(described.lineage, 0):
             return 1.0
         needed = self._allocations(described, size)
-        mixture = self._predict(described, needed)
         if record is not None and (
             size >= record.failed.get(described.lineage, (math.inf,))[0]
-            or mixture.mean >= self._bound(record, described)
+            or self._predict(described, needed).mean >= self._bound(record, described)
         ):
             return 0.0
         left = self._budget.left(described.arm, needed.initialize)
         if left is None:
             return 1.0
         limit = self._budget.limit(left, headroom)
-        return mixture.below(limit.mean - needed.limit_correction, limit.deviation)
+        # What is not known of one moment is mostly what is not known of the other: the one that is less likely to fit
+        # says it, and a larger size is never likelier to.
+        moments = [self._predict(described, needed, moment) for moment in self._moments(needed)]
+        return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
 
     def group_headroom(self, candidate: Candidate, headroom: float = 0.05) -> float:
         """Returns what a sweep's group should keep free, as a share of what initialisation leaves.
@@ -230,9 +236,12 @@ class MemoryModel:
     def bytes_per_sample(self, candidate: Candidate) -> float:
         """Returns what one more sample in the micro-batch takes."""
         described = self._describe(candidate.knobs)
-        size = candidate.micro_batch_size
-        one, next_one = (self._predict(described, self._allocations(described, each)).mean for each in (size, size + 1))
-        return max(0.0, next_one - one)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        # Where the update is the peak a sample takes nothing, which does not last: the backward pass is asked.
+        backward, _ = self._moments(needed)
+        without, _ = self._moments(replace(needed, activations=0.0))
+        least, most = (self._predict(described, needed, moment).mean for moment in (without, backward))
+        return max(0.0, (most - least) / candidate.micro_batch_size)
 
     def _observe_peak(self, candidate: Candidate, memory: Memory) -> None:
         above = measured_above_initialize(memory)
@@ -240,7 +249,7 @@ class MemoryModel:
             return
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate.micro_batch_size)
-        self._peaks.observe(self._features(needed), described.arm, self._scale(needed), above / self._unit)
+        self._peaks.observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
         if memory.available:
             self._budget.observe_fit(
                 described.arm, needed.initialize, min(memory.available), above + needed.limit_correction
@@ -261,7 +270,7 @@ class MemoryModel:
             self._budget.observe_failure(left, mixture.mean + needed.limit_correction, mixture.deviation)
             bound = (limit.mean - needed.limit_correction) / self._unit
             deviation = limit.deviation / self._unit
-            self._peaks.observe_above(self._features(needed), described.arm, self._scale(needed), bound, deviation)
+            self._peaks.observe_above(self._moments(needed), described.arm, self._scale(needed), bound, deviation)
         record = self._arms.setdefault(described.arm, _ArmRecord())
         smallest = record.failed.get(described.lineage)
         if smallest is None or candidate.micro_batch_size < smallest[0]:
@@ -294,15 +303,25 @@ class MemoryModel:
             described.settings, self._profiled, self._profile, self._slots, self._device, micro_batch_size
         )
 
-    def _features(self, needed: Allocations) -> tuple[float, ...]:
-        parts = (self._unit, needed.activations, needed.states, needed.buffers)
-        return tuple(part / self._unit for part in parts)
+    def _moments(self, needed: Allocations) -> tuple[_Moment, _Moment]:
+        """Returns what there is when the activations are at their most, and what when the optimizer updates."""
+        early_states, early_buffers = needed.states - needed.late_states, needed.buffers - needed.late_buffers
+        last_buffers = needed.buffers - needed.passing_buffers
+        unit = self._unit
+        return (
+            (1.0, needed.activations / unit, early_states / unit, early_buffers / unit),
+            (1.0, 0.0, needed.states / unit, last_buffers / unit),
+        )
 
     def _scale(self, needed: Allocations) -> float:
-        return sum(mean * part for mean, part in zip(_PRIORS[0].means, self._features(needed), strict=True))
+        """Returns what the scatter of a measurement is a share of, in units."""
+        parts = (self._unit, _SCATTERED * needed.activations, needed.states, needed.buffers)
+        return sum(mean * part for mean, part in zip(_PRIORS[0].means, parts, strict=True)) / self._unit
 
-    def _predict(self, described: _Described, needed: Allocations) -> Mixture:
-        mixture = self._peaks.predict(self._features(needed), described.arm, self._scale(needed))
+    def _predict(self, described: _Described, needed: Allocations, moment: _Moment | None = None) -> Mixture:
+        """Returns the bytes of the largest moment, or of one."""
+        moments = self._moments(needed) if moment is None else (moment,)
+        mixture = self._peaks.predict(moments, described.arm, self._scale(needed))
         return Mixture(
             mixture.weights,
             tuple(mean * self._unit for mean in mixture.means),

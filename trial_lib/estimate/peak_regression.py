@@ -8,6 +8,7 @@ and noise level, and each counts by how well it foresaw what came.
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,8 +78,28 @@ class Prior:
     deviations: tuple[float, ...]
 
 
+class _Peak(NamedTuple):
+    """A sum, or the larger of several, in each regression: one row or number for each.
+
+    Attributes:
+        rows: the features.
+        along: covariance of the weights with the sum.
+        mean: the expected sum.
+        variance: of the sum, without noise.
+    """
+
+    rows: np.ndarray
+    along: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+
+
 class PeakRegression:
-    """Sums features times weights; each group of observations adds weights of its own to those that all share.
+    """The largest of some sums of features times weights; each group of observations adds weights to those of all.
+
+    A peak is the most of several moments, each with features of its own. Of two sums that are uncertain, the larger one
+    is normal as well as its mean and variance say (Clark, Operations Research 9 (1961) 145), and what it teaches falls
+    to the weights of each in the share that it is likely to be the larger.
 
     An observation costs the square of the number of weights, however many came before it.
 
@@ -98,43 +119,44 @@ class PeakRegression:
         self._covariance = np.repeat(np.array(covariances), levels, axis=0)
         self._log_weights = np.repeat(np.log([prior.weight for prior in priors]), levels)
 
-    def predict(self, features: Sequence[float], group: Hashable, scale: float) -> Mixture:
+    def predict(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float) -> Mixture:
         """Returns what an observation would be.
 
         Args:
-            features: as many as there are shared weights.
+            moments: features of each, as many as there are shared weights.
             group: the group it would belong to; one that is new is as likely above as below the others.
             scale: what the noise is a share of.
         """
-        x = self._row(features, group)
-        variances = np.einsum("i,gij,j->g", x, self._covariance, x) + np.square(self._noise * scale)
-        if group not in self._groups:
-            variances = variances + self._new_group_variance(features)
-        weights = self._weights()
-        return Mixture(tuple(weights.tolist()), tuple((self._mean @ x).tolist()), tuple(np.sqrt(variances).tolist()))
+        peak = self._peak(moments, group)
+        deviations = np.sqrt(peak.variance + np.square(self._noise * scale))
+        return Mixture(tuple(self._weights().tolist()), tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
-    def observe(self, features: Sequence[float], group: Hashable, scale: float, value: float) -> None:
+    def observe(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, value: float) -> None:
         """Takes in a measured value."""
-        x = self._joined(features, group)
-        gain, mean, variance = self._gain(x, scale)
-        self._log_weights -= 0.5 * (np.square(value - mean) / variance + np.log(variance))
-        self._mean = self._mean + gain * (value - mean)[:, None]
+        self._join(group)
+        peak = self._peak(moments, group)
+        variance = peak.variance + np.square(self._noise * scale)
+        gain = peak.along / variance[:, None]
+        self._log_weights -= 0.5 * (np.square(value - peak.mean) / variance + np.log(variance))
+        self._mean = self._mean + gain * (value - peak.mean)[:, None]
         self._covariance = self._covariance - np.einsum("gi,gj,g->gij", gain, gain, variance)
 
     def observe_above(
-        self, features: Sequence[float], group: Hashable, scale: float, bound: float, deviation: float
+        self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, bound: float, deviation: float
     ) -> None:
         """Takes in that a value was above a bound, which is known up to a standard deviation.
 
         What is known afterwards is no normal distribution any more; the one with the same mean and variance takes its
         place (assumed density filtering).
         """
-        x = self._joined(features, group)
-        gain, mean, variance = self._gain(x, scale)
+        self._join(group)
+        peak = self._peak(moments, group)
+        variance = peak.variance + np.square(self._noise * scale)
+        gain = peak.along / variance[:, None]
         spread = np.sqrt(variance + deviation**2)
-        z = (mean - bound) / spread
+        z = (peak.mean - bound) / spread
         above = np.maximum([normal_below(each) for each in z], 1e-300)
-        ratio = np.exp(-0.5 * np.square(z)) / math.sqrt(2 * math.pi) / above
+        ratio = _density(z) / above
         # Far below the bound, the ratio's own asymptote.
         ratio = np.where(z < -30, -z, ratio)
         self._log_weights += np.log(above)
@@ -147,33 +169,54 @@ class PeakRegression:
         normalised: np.ndarray = weights / weights.sum()
         return normalised
 
-    def _gain(self, x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns how far each weight moves for each unit of surprise, and mean and variance of the observation."""
-        along = self._covariance @ x
-        variance = along @ x + np.square(self._noise * scale)
-        return along / variance[:, None], self._mean @ x, variance
+    def _peak(self, moments: Sequence[Sequence[float]], group: Hashable) -> _Peak:
+        peak = self._moment(moments[0], group)
+        for features in moments[1:]:
+            peak = _larger(peak, self._moment(features, group))
+        return peak
 
-    def _joined(self, features: Sequence[float], group: Hashable) -> np.ndarray:
-        if group not in self._groups:
-            width = len(self._group_variances)
-            levels, size = self._mean.shape
-            self._groups[group] = size
-            self._mean = np.concatenate([self._mean, np.zeros((levels, width))], axis=1)
-            grown = np.zeros((levels, size + width, size + width))
-            grown[:, :size, :size] = self._covariance
-            grown[:, range(size, size + width), range(size, size + width)] = self._group_variances
-            self._covariance = grown
-        return self._row(features, group)
-
-    def _row(self, features: Sequence[float], group: Hashable) -> np.ndarray:
-        row = np.zeros(self._mean.shape[1])
+    def _moment(self, features: Sequence[float], group: Hashable) -> _Peak:
+        """Returns the sum of a moment. A group that is new has weights as all groups may have them."""
+        levels, size = self._mean.shape
+        width, start = len(self._group_variances), self._groups.get(group)
+        row, own = np.zeros(size), np.array(features[:width], dtype=float)
         row[: self._shared] = features
-        start = self._groups.get(group)
         if start is not None:
-            width = len(self._group_variances)
-            row[start : start + width] = features[:width]
-        return row
+            row[start : start + width] = own
+            along, rows = self._covariance @ row, row
+        else:
+            beside = np.tile(own * self._group_variances, (levels, 1))
+            along, rows = np.concatenate([self._covariance @ row, beside], axis=1), np.concatenate([row, own])
+        return _Peak(np.tile(rows, (levels, 1)), along, self._mean @ row, along @ rows)
 
-    def _new_group_variance(self, features: Sequence[float]) -> float:
+    def _join(self, group: Hashable) -> None:
+        """Gives a group weights of its own."""
+        if group in self._groups:
+            return
         width = len(self._group_variances)
-        return float(np.square(features[:width]) @ self._group_variances)
+        levels, size = self._mean.shape
+        self._groups[group] = size
+        self._mean = np.concatenate([self._mean, np.zeros((levels, width))], axis=1)
+        grown = np.zeros((levels, size + width, size + width))
+        grown[:, :size, :size] = self._covariance
+        grown[:, range(size, size + width), range(size, size + width)] = self._group_variances
+        self._covariance = grown
+
+
+def _larger(one: _Peak, other: _Peak) -> _Peak:
+    """Returns the larger of two sums (Clark's equations 2 to 6)."""
+    covariance = np.sum(other.rows * one.along, axis=1)
+    apart = np.sqrt(np.maximum(one.variance + other.variance - 2 * covariance, 1e-12))
+    z = (one.mean - other.mean) / apart
+    share = np.array([normal_below(each) for each in z])
+    both = apart * _density(z)
+    mean = one.mean * share + other.mean * (1 - share) + both
+    square = (one.mean**2 + one.variance) * share + (other.mean**2 + other.variance) * (1 - share)
+    variance = np.maximum(square + (one.mean + other.mean) * both - mean**2, 0.0)
+    mixed = [each * share[:, None] + rest * (1 - share[:, None]) for each, rest in zip(one[:2], other[:2], strict=True)]
+    return _Peak(*mixed, mean, variance)
+
+
+def _density(z: np.ndarray) -> np.ndarray:
+    density: np.ndarray = np.exp(-0.5 * np.square(z)) / math.sqrt(2 * math.pi)
+    return density

@@ -66,14 +66,21 @@ class SpaceCoordinates:
     def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go.
 
-        A fine knob that the configuration leaves open counts as DeepSpeed's default, one that it has at a value of its
+        An arm that says nothing of a coarse knob is not that of a configuration which another arm describes with it. A
+        fine knob that the configuration leaves open counts as DeepSpeed's default, one that it has at a value of its
         own as the arm's best guess.
         """
-        for number, arm in enumerate(self.arms):
-            if all(_plain(get_knob(config, path)) == _plain(value) for path, value in _leaves(arm.knobs)):
-                index = arm.index(arm.with_fine(_shared_values(arm, config)))
-                return number, index or 0
-        return None
+        leaves = [list(_leaves(arm.knobs)) for arm in self.arms]
+        described = [
+            number
+            for number, of_arm in enumerate(leaves)
+            if all(_plain(get_knob(config, path)) == _plain(value) for path, value in of_arm)
+        ]
+        if not described:
+            return None
+        number = max(described, key=lambda each: len(leaves[each]))
+        index = self.arms[number].index(self.arms[number].with_fine(_shared_values(self.arms[number], config)))
+        return number, index or 0
 
     def departures(self, lineages: Iterable[tuple[int, int]]) -> Array:
         """Returns how many fine knobs of each of some lineages are not at their best guess."""

@@ -10,7 +10,7 @@ def regression():
 
 
 def test_without_an_observation_the_prior_speaks():
-    prediction = regression().predict([1, 3], "a", scale=0.0)
+    prediction = regression().predict([[1, 3]], "a", scale=0.0)
     assert prediction.mean == pytest.approx(4)
     assert prediction.deviation == pytest.approx(((1 + 9) * (0.25 + 0.01)) ** 0.5)
 
@@ -18,8 +18,8 @@ def test_without_an_observation_the_prior_speaks():
 def test_exact_observations_are_found_to_be_exact():
     model = regression()
     for x in range(1, 9):
-        model.observe([1, x], "a", 1.0, 1.5 + 0.7 * x)
-    prediction = model.predict([1, 20], "a", 1.0)
+        model.observe([[1, x]], "a", 1.0, 1.5 + 0.7 * x)
+    prediction = model.predict([[1, 20]], "a", 1.0)
     assert prediction.mean == pytest.approx(1.5 + 0.7 * 20, rel=0.01)
     assert prediction.deviation < 0.3
 
@@ -29,44 +29,44 @@ def test_noisy_observations_are_found_to_be_noisy():
     model = regression()
     for _ in range(40):
         x = rng.uniform(0, 5)
-        model.observe([1, x], "a", 1.0, 1 + x + rng.gauss(0, 0.12))
-    assert model.predict([1, 2], "a", 1.0).deviation == pytest.approx(0.12, rel=0.4)
+        model.observe([[1, x]], "a", 1.0, 1 + x + rng.gauss(0, 0.12))
+    assert model.predict([[1, 2]], "a", 1.0).deviation == pytest.approx(0.12, rel=0.4)
 
 
 def test_groups_share_what_they_have_in_common_and_keep_what_they_have_not():
     model = regression()
     for x in range(6):
-        model.observe([1, x], "a", 0.1, 2.0 + 1.5 * x)
-        model.observe([1, x], "b", 0.1, 2.1 + 1.5 * x)
-    assert model.predict([1, 3], "b", 0.1).mean - model.predict([1, 3], "a", 0.1).mean == pytest.approx(0.1, abs=0.02)
-    new = model.predict([1, 3], "c", 0.1)
+        model.observe([[1, x]], "a", 0.1, 2.0 + 1.5 * x)
+        model.observe([[1, x]], "b", 0.1, 2.1 + 1.5 * x)
+    assert model.predict([[1, 3]], "b", 0.1).mean - model.predict([[1, 3]], "a", 0.1).mean == pytest.approx(0.1, abs=0.02)
+    new = model.predict([[1, 3]], "c", 0.1)
     assert new.mean == pytest.approx(2.05 + 4.5, abs=0.1)
-    assert new.deviation > 2 * model.predict([1, 3], "a", 0.1).deviation
+    assert new.deviation > 2 * model.predict([[1, 3]], "a", 0.1).deviation
 
 
 def test_the_order_of_exact_observations_does_not_matter():
-    points = [([1, x], group, 1.0 + x) for x in range(4) for group in ("a", "b")]
+    points = [([[1, x]], group, 1.0 + x) for x in range(4) for group in ("a", "b")]
     one, other = regression(), regression()
     for features, group, value in points:
         one.observe(features, group, 1.0, value)
     for features, group, value in reversed(points):
         other.observe(features, group, 1.0, value)
-    assert one.predict([1, 7], "a", 1.0).mean == pytest.approx(other.predict([1, 7], "a", 1.0).mean)
+    assert one.predict([[1, 7]], "a", 1.0).mean == pytest.approx(other.predict([[1, 7]], "a", 1.0).mean)
 
 
 def test_a_bound_moves_what_was_expected_below_it_and_little_of_what_was_above():
     below, above = regression(), regression()
-    below.observe_above([1, 3], "a", 0.1, bound=6.0, deviation=0.1)
-    above.observe_above([1, 3], "a", 0.1, bound=1.0, deviation=0.1)
-    assert below.predict([1, 3], "a", 0.1).mean > 6
-    assert above.predict([1, 3], "a", 0.1).mean == pytest.approx(4, abs=0.2)
-    assert below.predict([1, 3], "a", 0.1).deviation < regression().predict([1, 3], "a", 0.1).deviation
+    below.observe_above([[1, 3]], "a", 0.1, bound=6.0, deviation=0.1)
+    above.observe_above([[1, 3]], "a", 0.1, bound=1.0, deviation=0.1)
+    assert below.predict([[1, 3]], "a", 0.1).mean > 6
+    assert above.predict([[1, 3]], "a", 0.1).mean == pytest.approx(4, abs=0.2)
+    assert below.predict([[1, 3]], "a", 0.1).deviation < regression().predict([[1, 3]], "a", 0.1).deviation
 
 
 def test_a_bound_far_above_all_expectation_breaks_nothing():
     model = regression()
-    model.observe_above([1, 3], "a", 0.1, bound=400.0, deviation=0.1)
-    prediction = model.predict([1, 3], "a", 0.1)
+    model.observe_above([[1, 3]], "a", 0.1, bound=400.0, deviation=0.1)
+    prediction = model.predict([[1, 3]], "a", 0.1)
     assert prediction.mean == pytest.approx(400, rel=0.1)
     assert prediction.deviation > 0
 

@@ -201,10 +201,10 @@ def test_where_sweeps_are_possible_a_sweep_begins_with_what_surely_fits_and_asce
 
 
 def test_a_sweep_is_worth_what_it_may_come_to():
-    # The profile says 16 times what a sample takes: far larger sizes than surely fit may fit.
+    # The profile says 32 times what a sample takes: far larger sizes than surely fit may fit.
     profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 32 * 2**20})
-    model = SimulatedModel(noise=0.0, per_sample=2.0)
-    known = trials(drive(adaptive(problem(profile=profile), max_trials=3), model.run))
+    model = SimulatedModel(noise=0.0, per_sample=1.0)
+    known = trials(drive(adaptive(problem(profile=profile), max_trials=4), model.run))
     asked = []
     for can_sweep in (False, True):
         search = adaptive(problem(profile=profile, can_sweep=can_sweep))
@@ -334,7 +334,7 @@ def test_a_result_nobody_waits_for_is_refused():
 
 
 def test_the_submitted_configuration_is_learned_from_and_never_the_answer():
-    own = Candidate(micro_batch_size=4, slots=2, data_parallel_size=2)
+    own = Candidate(micro_batch_size=16, slots=2, data_parallel_size=2)
     taught, untaught = (adaptive(problem(base_config={"zero_optimization": {"stage": 1}})) for _ in range(2))
     like_it = own.model_copy(update={"knobs": {"zero_optimization": {"stage": 1}}})
     result = SimulatedModel().run(like_it).model_copy(update={"purpose": Purpose.SUBMITTED})
