@@ -126,7 +126,6 @@ def show_overall(methods: Mapping[str, Overall], most_trials: int) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=60)
-    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--trials", type=int, default=120, help="budget of a search, the profile trial among them")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
@@ -138,7 +137,7 @@ def main() -> None:
 
     recorded = sorted(path.stem for path in arguments.tables.glob("*.jsonl"))
     names = arguments.worlds or [*recorded, *CLUSTERS]
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    seeds = range(arguments.seeds)
     methods = list(dict.fromkeys([CLOCK, *arguments.methods]))
     tasks = [
         (name, arguments.tables, method, seed, arguments.trials, arguments.concurrency)
@@ -155,7 +154,6 @@ def main() -> None:
     record: dict[str, Any] = {
         "command": "python -m benchmarks.replay.run " + " ".join(sys.argv[1:]),
         "seeds": arguments.seeds,
-        "first_seed": arguments.first_seed,
         "concurrency": arguments.concurrency,
         "python": platform.python_version(),
         "worlds": {},

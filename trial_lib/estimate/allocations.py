@@ -128,9 +128,9 @@ def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
 def _plain(case: _Case, slots: int) -> Allocations:
     """Stage 0: nothing is partitioned; gradients are reduced in flat copies, and states made at the first step."""
     master = MASTER_BYTES if case.settings.precision.master_copies else 0
-    buffers = min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0
+    flat = min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0
     # On a CPU tensor by tensor, the largest of which nobody knows.
-    buffers += 0.0 if case.on_cpu else case.update(case.trainable)
+    buffers = flat + (0.0 if case.on_cpu else case.update(case.trainable))
     return Allocations(
         initialize=case.total * case.size + case.trainable * master,
         states=case.trainable * (case.size + case.settings.optimizer_bytes),

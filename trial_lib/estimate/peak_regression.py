@@ -213,8 +213,8 @@ def _larger(one: _Peak, other: _Peak) -> _Peak:
     mean = one.mean * share + other.mean * (1 - share) + both
     square = (one.mean**2 + one.variance) * share + (other.mean**2 + other.variance) * (1 - share)
     variance = np.maximum(square + (one.mean + other.mean) * both - mean**2, 0.0)
-    mixed = [each * share[:, None] + rest * (1 - share[:, None]) for each, rest in zip(one[:2], other[:2], strict=True)]
-    return _Peak(*mixed, mean, variance)
+    weight, rest = share[:, None], 1 - share[:, None]
+    return _Peak(weight * one.rows + rest * other.rows, weight * one.along + rest * other.along, mean, variance)
 
 
 def _density(z: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ OUT_OF_MEMORY = result(Outcome.OUT_OF_MEMORY)
 
 
 def truth(size, stage=2):
-    """A world that departs from the formulas: more for each sample, and much more beside them and when they have gone."""
+    """A world that departs from the formulas: more for each sample, much more beside them and when they have gone."""
     beside = (4 - stage) * GIB / 2
     return beside + max(1.6 * size * 200 * MIB, beside)
 
@@ -83,6 +83,16 @@ def test_what_one_arm_shows_of_a_sample_counts_for_the_others():
         model.observe(candidate(size), ran(truth(size)))
     assert model.bytes_per_sample(candidate(8, stage=3)) == pytest.approx(1.6 * 200 * MIB, rel=0.05)
     assert abs(before - 1.6 * 200 * MIB) > abs(model.bytes_per_sample(candidate(8, stage=3)) - 1.6 * 200 * MIB)
+
+
+def test_sizes_at_which_the_update_is_the_peak_say_nothing_of_a_sample():
+    model = new_model()
+    for size in (1, 2, 3):
+        model.observe(candidate(size), ran(2 * GIB))
+    assert model.above_initialize(candidate(2)).value == pytest.approx(2 * GIB, rel=0.05)
+    # A line through them would be flat.
+    assert model.bytes_per_sample(candidate(8)) > 1.2 * 200 * MIB
+    assert model.above_initialize(candidate(40)).value > 8 * GIB
 
 
 def test_the_memory_of_the_rank_that_takes_most_counts():

@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -38,7 +39,8 @@ def test_groups_share_what_they_have_in_common_and_keep_what_they_have_not():
     for x in range(6):
         model.observe([[1, x]], "a", 0.1, 2.0 + 1.5 * x)
         model.observe([[1, x]], "b", 0.1, 2.1 + 1.5 * x)
-    assert model.predict([[1, 3]], "b", 0.1).mean - model.predict([[1, 3]], "a", 0.1).mean == pytest.approx(0.1, abs=0.02)
+    one, other = (model.predict([[1, 3]], group, 0.1).mean for group in ("a", "b"))
+    assert other - one == pytest.approx(0.1, abs=0.02)
     new = model.predict([[1, 3]], "c", 0.1)
     assert new.mean == pytest.approx(2.05 + 4.5, abs=0.1)
     assert new.deviation > 2 * model.predict([[1, 3]], "a", 0.1).deviation
@@ -69,6 +71,32 @@ def test_a_bound_far_above_all_expectation_breaks_nothing():
     prediction = model.predict([[1, 3]], "a", 0.1)
     assert prediction.mean == pytest.approx(400, rel=0.1)
     assert prediction.deviation > 0
+
+
+def test_a_peak_is_the_larger_of_its_moments_and_teaches_of_that_one():
+    """What is constant and what grows: the constant hides the slope until it is the smaller one."""
+    model = PeakRegression([Prior(1.0, (1.0, 1.0), (0.5, 0.5))], [0.0, 0.0])
+
+    def moments(x):
+        return [[0, x], [10, 0]]
+
+    for x in (1, 2, 3):
+        model.observe(moments(x), "a", 1.0, 12.0)
+    assert model.predict(moments(1), "a", 1.0).mean == pytest.approx(12, rel=0.02)
+    before = model.predict(moments(30), "a", 1.0)
+    assert before.deviation > 0.4 * 30
+    for x in (20, 30):
+        model.observe(moments(x), "a", 1.0, 1.6 * x)
+    assert model.predict(moments(40), "a", 1.0).mean == pytest.approx(1.6 * 40, rel=0.02)
+    assert model.predict(moments(1), "a", 1.0).mean == pytest.approx(12, rel=0.02)
+
+
+def test_the_larger_of_two_that_are_alike_is_expected_above_both():
+    model = PeakRegression([Prior(1.0, (1.0, 1.0), (0.5, 0.5))], [0.0, 0.0])
+    # Clark's equations: two independent sums of mean 1 and deviation 0.5.
+    both = model.predict([[1, 0], [0, 1]], "a", 0.0)
+    assert both.mean == pytest.approx(1 + 0.5 / math.pi**0.5, rel=1e-6)
+    assert both.deviation == pytest.approx(0.5 * (1 - 1 / math.pi) ** 0.5, rel=1e-6)
 
 
 def test_the_quantiles_of_a_mixture_hold_their_share():

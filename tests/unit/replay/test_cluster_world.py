@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.replay.cluster import CLUSTERS, ClusterWorld, zero_of
 from benchmarks.replay.cluster_model import Cluster, Transformer, Zero
+from benchmarks.replay.run import TABLES, world_of
 from trial_lib.experiment.result import Outcome
 
 MODEL = Transformer(layers=24, hidden=2048, sequence=2048, recompute=False)
@@ -61,6 +62,12 @@ def test_what_is_off_the_formulas_stays_the_same(world):
     assert again.truth(world.submitted) == world.truth(world.submitted)
     by_formula = 8 / SMALL.step_seconds(zero_of(world.submitted.knobs), 1, 1)
     assert world.truth(world.submitted) != by_formula
+
+
+def test_each_seed_of_a_replay_has_a_cluster_of_its_own_and_all_have_the_same_table(tmp_path):
+    one, again, other = (world_of("1.3B on 8", tmp_path, seed) for seed in (3, 3, 4))
+    assert one.truth(one.submitted) == again.truth(again.submitted) != other.truth(other.submitted)
+    assert world_of("convnet", TABLES, 3) is world_of("convnet", TABLES, 4)
 
 
 def test_a_trial_reads_the_truth_with_noise_and_shows_its_memory(world):
