@@ -31,8 +31,6 @@ _PRIORS = (
     Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)),
 )
 _ARM_DEVIATIONS = (0.12, 0.12)
-# A CPU's peaks scatter by as many bytes at small sizes as at large ones: of the activations only a part counts.
-_SCATTERED = 0.3
 _PROFILE_NOISE = 3.0
 # How many standard deviations below what is expected to fit a sweep's group stays.
 _SURELY = 1.5
@@ -315,8 +313,9 @@ class MemoryModel:
 
     def _scale(self, needed: Allocations) -> float:
         """Returns what the scatter of a measurement is a share of, in units."""
-        parts = (self._unit, _SCATTERED * needed.activations, needed.states, needed.buffers)
-        return sum(mean * part for mean, part in zip(_PRIORS[0].means, parts, strict=True)) / self._unit
+        means = _PRIORS[0].means
+        moments = self._moments(needed)
+        return max(sum(mean * part for mean, part in zip(means, moment, strict=True)) for moment in moments)
 
     def _predict(self, described: _Described, needed: Allocations, moment: _Moment | None = None) -> Mixture:
         """Returns the bytes of the largest moment, or of one."""

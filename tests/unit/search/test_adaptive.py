@@ -201,10 +201,10 @@ def test_where_sweeps_are_possible_a_sweep_begins_with_what_surely_fits_and_asce
 
 
 def test_a_sweep_is_worth_what_it_may_come_to():
-    # The profile says 32 times what a sample takes: far larger sizes than surely fit may fit.
+    # The profile says 16 times what a sample takes: far larger sizes than surely fit may fit.
     profile = PROFILE.model_copy(update={"activation_mem_per_gpu": 32 * 2**20})
-    model = SimulatedModel(noise=0.0, per_sample=1.0)
-    known = trials(drive(adaptive(problem(profile=profile), max_trials=4), model.run))
+    model = SimulatedModel(noise=0.0, per_sample=2.0)
+    known = trials(drive(adaptive(problem(profile=profile), max_trials=3), model.run))
     asked = []
     for can_sweep in (False, True):
         search = adaptive(problem(profile=profile, can_sweep=can_sweep))

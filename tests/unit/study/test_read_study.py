@@ -60,8 +60,7 @@ def test_memory_is_predicted_before_each_trial_is_told_and_learns_from_it(tmp_pa
     views = [trial.memory for trial in read_study(recorded_study(tmp_path).root).trials if trial.memory is not None]
     assert len(views) == 34
     widths = [(view.predicted.high - view.predicted.low) / view.predicted.value for view in views]
-    # The submitted configuration, before the search and at the end of the confirmation.
-    assert widths[-1] < widths[1] / 3
+    assert widths[-1] < widths[0] / 2
     measured = [view for view in views if view.measured is not None]
     inside = sum(view.predicted.low <= (view.measured or 0) <= view.predicted.high for view in measured)
     assert inside > 0.75 * len(measured)
