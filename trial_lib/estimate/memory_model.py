@@ -170,7 +170,7 @@ class MemoryModel:
         if record is not None and size <= record.largest.get(described.lineage, 0):
             return 1.0
         needed = self._allocations(described, size)
-        if record is not None and (
+        if record is not None and record.failed and (
             size >= record.failed.get(described.lineage, (math.inf,))[0]
             or self._predict(described, needed).mean >= self._bound(record, described)
         ):
@@ -180,7 +180,7 @@ class MemoryModel:
             return 1.0
         limit = self._budget.limit(left, headroom)
         # What is not known of one moment is mostly what is not known of the other: the one that is less likely to fit
-        # says it, and a larger size is never likelier to.
+        # speaks for both, and a larger size is never likelier to.
         moments = [self._predict(described, needed, moment) for moment in self._moments(needed)]
         return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
 
