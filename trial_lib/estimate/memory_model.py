@@ -170,9 +170,13 @@ class MemoryModel:
         if record is not None and size <= record.largest.get(described.lineage, 0):
             return 1.0
         needed = self._allocations(described, size)
-        if record is not None and record.failed and (
-            size >= record.failed.get(described.lineage, (math.inf,))[0]
-            or self._predict(described, needed).mean >= self._bound(record, described)
+        if (
+            record is not None
+            and record.failed
+            and (
+                size >= record.failed.get(described.lineage, (math.inf,))[0]
+                or self._predict(described, needed).mean >= self._bound(record, described)
+            )
         ):
             return 0.0
         left = self._budget.left(described.arm, needed.initialize)
