@@ -3,8 +3,8 @@
 Each ask weighs every candidate that the memory model trusts to fit by how much measuring it is expected to better the
 answer (the cost model's knowledge gradient). First arms race, each at its best guess of the fine knobs and at sizes
 near the largest that surely fits, a sweep counting for what it may come to; an arm that cannot win is simply never
-worth a trial. Then Optuna's estimator proposes fine knobs for the leading arms. Where readings vary, what may be the
-answer is measured again. The search ends when no trial is expected to bring enough.
+worth a trial. Once the race has little more to bring, Optuna's estimator proposes fine knobs for the leading arms. Where
+readings vary, what may be the answer is measured again. The search ends when no trial is expected to bring enough.
 """
 
 import random
@@ -25,19 +25,22 @@ from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.fine_knobs import fine_trials, propose
-from trial_lib.search.fitting_sizes import FittingSizes, spread
+from trial_lib.search.fitting_sizes import FittingSizes
 from trial_lib.search.handicaps import handicaps
 from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
 from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 
 # Of the gains that differ by less than this share, the one with the smaller size is taken: it is surer to fit.
 _NEARLY_EQUAL = 0.02
+# The race has little more to bring where nothing of it is expected to gain this share. Before, a trial of fine knobs
+# tells of one arm what the largest sizes of all are still to be seen for: by replay, it is one too early.
+_SETTLED = 0.01
 # Larger sizes that a sweep may come to, besides the one that surely fits: the group sees by itself whether they fit.
 _SWEPT_SIZES = 2
 # Arms whose fine knobs are tuned, and how many settings of each are weighed.
 _FINALISTS, _PROPOSALS, _FINE_SIZES = 3, 12, 4
 # How many times what has run is far, and how surely a size has to fit to be tried at once all the same.
-_FAR, _SURE = 4, 0.99
+_FAR, _SURE = 4, 1 - USUAL_RISK
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
 # How much more another reading of what may be the answer counts than by the gain of that one step, by replay: the best
@@ -232,14 +235,17 @@ class AdaptiveSearch(Search):
         return self._proposed[1]
 
     def _weigh(self) -> Candidate | Sweep | None:
-        racing = self._racing(risk=None)
+        options = self._racing(risk=None)
         if not self._measured:
-            return self._first(racing)
-        options = [*racing, *self._untried(self._fine_options())]
+            return self._first(options)
+        gains = self._gains(options)
+        if gains.max(initial=0.0) < _SETTLED:
+            fine = self._untried(self._fine_options())
+            options, gains = [*options, *fine], np.concatenate([gains, self._gains(fine)])
         if not options and not self._in_flight:
             # What ran out of memory has shaken the trust in all there is: the likelier half is still worth a trial.
             options = self._racing(risk=EVEN_ODDS)
-        gains = self._with_sweeps(options, self._model().predict(options).gain)
+            gains = self._gains(options)
         again = self._again()
         gains_again = self._model().predict(again).gain
         most, most_again = float(gains.max(initial=0.0)), float(gains_again.max(initial=0.0))
@@ -257,10 +263,10 @@ class AdaptiveSearch(Search):
         leading = [point for point in self._model().rivals if point in may_be and point.size <= self._bound(point.arm)]
         return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
 
-    def _with_sweeps(self, options: Sequence[Point], gains: Array) -> Array:
-        """Returns the gains, of where a sweep would start also by the larger sizes that it has."""
+    def _gains(self, options: Sequence[Point]) -> Array:
+        """Returns what trials are expected to gain, of where a sweep would start also by the larger sizes that it has."""
         larger = self._larger(options)
-        weighed: Array = gains.copy()
+        weighed: Array = self._model().predict(options).gain.copy()
         for place, start in enumerate(options):
             for point, gain in larger.get(start, ()):
                 weighed[place] = max(weighed[place], self._fitting.probability(self._candidate(point)) * gain)
@@ -319,7 +325,7 @@ class AdaptiveSearch(Search):
         larger: dict[Point, list[tuple[Point, float]]] = {}
         for start, each in beyond.items():
             worthy = {point.size: point for point in each if gains[point] >= self._min_gain}
-            sizes = spread(list(worthy), start.size, self._room)
+            sizes = self._fitting.steps(self._arms[start.arm].lineage(start.index), list(worthy))[: self._room]
             larger[start] = [(worthy[size], gains[worthy[size]]) for size in sizes]
         return larger
 

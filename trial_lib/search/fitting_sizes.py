@@ -2,13 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from math import log
 from typing import Any
 
 from trial_lib.estimate.memory_model import MemoryModel
 from trial_lib.experiment.candidate import Candidate, Sweep
 from trial_lib.search.base import SearchProblem
 from trial_lib.search.batch_policy import BatchPolicy
+from trial_lib.search.memory_risk import EVEN_ODDS
 
 # How likely a size has to keep the headroom, by itself and as what a sweep may come to: the group stops where it sees
 # that a size will not.
@@ -75,6 +75,19 @@ class FittingSizes:
 
         return larger[: bisect_left(larger, True, key=is_out)]
 
+    def steps(self, knobs: Mapping[str, Any], sizes: Sequence[int]) -> list[int]:
+        """Returns those of some larger sizes that a sweep should come to, ascending.
+
+        The last is as much as there is hope for. Should its group foresee that it does not fit, as one that has measured
+        a single size mostly does, the largest that is as likely to fit as not is the better half of the way.
+
+        Args:
+            knobs: of the lineage.
+            sizes: the larger ones, ascending.
+        """
+        likely = [size for size in sizes if self.probability(self.candidate(knobs, size)) >= EVEN_ODDS]
+        return list(dict.fromkeys([*likely[-1:], *sizes[-1:]]))
+
     def probability(self, candidate: Candidate) -> float:
         """Returns how likely a candidate is to fit with the headroom."""
         return self.memory.probability_fits(candidate, self._headroom)
@@ -87,11 +100,3 @@ class FittingSizes:
 
     def _may_run(self, candidate: Candidate, risk: float) -> bool:
         return self.probability(candidate) >= _LIKELY and self.memory.probability_fits(candidate, 0.0) >= 1 - risk
-
-
-def spread(sizes: Sequence[int], above: int, number: int) -> list[int]:
-    """Returns up to so many of some ascending sizes, the last among them, in steps of like ratios from a smaller."""
-    if not sizes:
-        return []
-    marks = [above * (sizes[-1] / above) ** (step / number) for step in range(1, number + 1)]
-    return list(dict.fromkeys(min(sizes, key=lambda size: abs(log(size / mark))) for mark in marks))

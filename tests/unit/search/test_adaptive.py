@@ -4,6 +4,7 @@ import random
 
 import pytest
 from adaptive_world import (
+    FINE,
     PROFILE,
     SPACE,
     SimulatedModel,
@@ -18,6 +19,7 @@ from adaptive_world import (
 from trial_lib.estimate.memory_model import MemoryModel
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.knobs import get_knob
 from trial_lib.experiment.result import Outcome
 from trial_lib.search.adaptive import _key
 from trial_lib.search.adaptive_settings import AdaptiveSettings
@@ -28,6 +30,11 @@ FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGE
 
 def sizes_in(history):
     return [candidate.micro_batch_size for candidate, _ in trials(history)]
+
+
+def is_tuned(candidate):
+    """Returns whether a fine knob is not at its best guess."""
+    return any(get_knob(candidate.knobs, knob.path, knob.values[0]) != knob.values[0] for knob in FINE)
 
 
 def arm_of(candidate):
@@ -89,6 +96,24 @@ def test_every_arm_that_can_win_is_raced_before_fine_knobs_are_tuned():
     history = drive(adaptive(), SimulatedModel().run)
     first = [arm_of(candidate) for candidate, _ in trials(history)[:6]]
     assert {"z0", "z1", "z2"} <= set(first)
+
+
+@pytest.mark.parametrize("can_sweep", [False, True])
+def test_fine_knobs_wait_until_the_arms_that_can_win_have_shown_what_their_larger_sizes_bring(can_sweep):
+    model = SimulatedModel(speed={0: 1.0, 1: 1.0, 2: 1.0, 3: 0.7})
+    history = trials(drive(adaptive(problem(can_sweep=can_sweep), min_gain=0, max_trials=60), model.run))
+    tuned = [is_tuned(candidate) for candidate, _ in history]
+    assert any(tuned)
+    largest: list[dict[str, int]] = []
+    for some in (history[: tuned.index(True)], history):
+        sizes: dict[str, int] = {}
+        for candidate, result in some:
+            if result.outcome is Outcome.COMPLETED:
+                sizes[arm_of(candidate)] = max(candidate.micro_batch_size, sizes.get(arm_of(candidate), 0))
+        largest.append(sizes)
+    raced, in_the_end = largest
+    for arm in ("z0", "z1", "z2"):
+        assert raced[arm] >= 0.8 * in_the_end[arm]
 
 
 def test_nothing_at_or_above_a_size_that_ran_out_of_memory_is_asked_in_its_arm():

@@ -4,7 +4,7 @@ from math import log
 
 import numpy as np
 import pytest
-from adaptive_world import FINE, SPACE, ended
+from adaptive_world import FINE, SPACE, ended, problem
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.knobs import Arm, Knob, SearchSpace
@@ -13,7 +13,7 @@ from trial_lib.search.adaptive_records import Measured, stopped_cost
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.fine_knobs import FineTrial, propose
-from trial_lib.search.fitting_sizes import spread
+from trial_lib.search.fitting_sizes import FittingSizes
 from trial_lib.search.space_coordinates import SpaceCoordinates
 
 LARGE = Arm({"zero_optimization": {"stage": 2}}, tuple(Knob(f"zero_optimization.k{i}", (0, 1, 2, 3)) for i in range(4)))
@@ -126,6 +126,19 @@ def test_free_sizes_are_round_and_kept_ones_divide():
     assert BatchPolicy(48, 1, 2).accumulation(12) == 2
 
 
-def test_a_sweep_spreads_its_sizes_in_like_ratios():
-    assert spread([18, 20, 24, 28, 32], 16, 2) == [24, 32]
-    assert spread([], 16, 2) == []
+def test_a_sweep_comes_to_what_is_as_likely_to_fit_as_not_and_to_what_may_fit():
+    policy = BatchPolicy(None, 1, 2)
+    fitting = FittingSizes(policy, problem(), headroom=0.05)
+    knobs = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500_000}}
+    larger = fitting.foreseeable(knobs, above=16, at_most=512)
+    likely, hoped_for = fitting.steps(knobs, larger)
+
+    def odds(size):
+        return fitting.probability(fitting.candidate(knobs, size))
+
+    following = larger[larger.index(likely) + 1]
+    assert odds(following) < 0.5 <= odds(likely)
+    assert hoped_for == larger[-1]
+    assert fitting.steps(knobs, [size for size in larger if size <= likely]) == [likely]
+    assert fitting.steps(knobs, [following]) == [following]
+    assert fitting.steps(knobs, []) == []
