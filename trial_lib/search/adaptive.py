@@ -39,8 +39,6 @@ _SETTLED = 0.01
 _SWEPT_SIZES = 2
 # Arms whose fine knobs are tuned, and how many settings of each are weighed.
 _FINALISTS, _PROPOSALS, _FINE_SIZES = 3, 12, 4
-# How many times what has run is far, and how surely a size has to fit to be tried at once all the same.
-_FAR, _SURE = 4, 1 - USUAL_RISK
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
 # How much more another reading of what may be the answer counts than by the gain of that one step, by replay: the best
@@ -295,17 +293,10 @@ class AdaptiveSearch(Search):
         return self._candidate(max(allowed, key=lambda point: self._fitting.probability(self._candidate(point))))
 
     def _asked_for(self, point: Point) -> Candidate | Sweep:
-        """Returns a candidate; where it is the largest that surely fits, a sweep that may come to larger ones.
-
-        One that is far beyond what has run is approached by a sweep as well: its group sees whether it fits.
-        """
+        """Returns a candidate; where it is the largest that surely fits, a sweep that may come to larger ones."""
         candidate = self._candidate(point)
-        nearer = self._on_the_way_to(point) if self._room > 0 else None
-        if nearer is not None:
-            swept = [self._candidate(nearer), candidate]
-        else:
-            swept = [candidate, *(self._candidate(each) for each, _ in self._larger([point]).get(point, ()))]
-        return candidate if len(swept) == 1 else self._fitting.sweep(swept)
+        larger = [self._candidate(each) for each, _ in self._larger([point]).get(point, ())]
+        return self._fitting.sweep([candidate, *larger]) if larger else candidate
 
     @property
     def _room(self) -> int:
@@ -313,9 +304,8 @@ class AdaptiveSearch(Search):
         return min(_SWEPT_SIZES, self._budget - self._asked - 1) if self._may_sweep else 0
 
     def _is_swept(self, start: Point) -> bool:
-        """Returns whether a sweep may go on from a point: the largest size that surely fits, and no leap to it."""
-        largest = self._sizes(start.arm, start.index)[:1]
-        return self._room > 0 and [start.size] == largest and self._on_the_way_to(start) is None
+        """Returns whether a sweep may go on from a point: the largest size that surely fits."""
+        return self._room > 0 and self._sizes(start.arm, start.index)[:1] == [start.size]
 
     def _larger(self, starts: Sequence[Point]) -> dict[Point, list[tuple[Point, float]]]:
         """Returns the larger sizes of the sweeps that may start at some points, with what each is expected to gain."""
@@ -335,15 +325,6 @@ class AdaptiveSearch(Search):
         bound = self._bound(start.arm) if withdrawn is None else min(self._bound(start.arm), withdrawn - 1)
         larger = self._fitting.foreseeable(self._arms[start.arm].lineage(start.index), start.size, bound)
         return self._untried(replace(start, size=size) for size in larger)
-
-    def _on_the_way_to(self, point: Point) -> Point | None:
-        """Returns a smaller size to measure first, where a size is far beyond what has run and may not fit."""
-        ran = max(1, self._failures.largest_run)
-        if point.size <= _FAR * ran or self._fitting.probability(self._candidate(point)) >= _SURE:
-            return None
-        middle = (ran * point.size) ** 0.5
-        smaller = self._untried(replace(point, size=size) for size in self._policy.sizes(point.size - 1) if size > ran)
-        return min(smaller, key=lambda each: abs(log(each.size / middle)), default=None)
 
     def _leading(self, arm: int) -> list[int]:
         """Returns the lineages that an arm races with: its best guess that does not fail, and the best so far."""

@@ -63,20 +63,17 @@ class Failures:
 
     The settings are to blame, or the size. Where two arms have failed and nothing has run at such sizes, it is the
     size: else a data set that is too small for large batches would rule out one arm after another.
-
-    Attributes:
-        largest_run: the largest micro-batch size (samples) that ran in any arm.
     """
 
     def __init__(self) -> None:
         """Starts with none."""
-        self.largest_run = 0
+        self._largest_run = 0
         self._failed: dict[tuple[int, int], int] = {}
         self._lost: set[Point] = set()
 
     def ran(self, size: int) -> None:
         """Takes in that a size ran."""
-        self.largest_run = max(self.largest_run, size)
+        self._largest_run = max(self._largest_run, size)
 
     def size_limit(self, own: object) -> int:
         """Returns the largest size (samples) that may be tried.
@@ -86,7 +83,7 @@ class Failures:
         Args:
             own: the submitted configuration's size, where that is a number.
         """
-        return max(_LARGEST_FIRST, _GROWTH * max(self.largest_run, own if isinstance(own, int) else 0))
+        return max(_LARGEST_FIRST, _GROWTH * max(self._largest_run, own if isinstance(own, int) else 0))
 
     def say_nothing(self, point: Point, result: TrialResult) -> bool:
         """Returns whether a trial's end tells of nothing: it was cancelled, or killed from outside for the first time.
@@ -115,5 +112,5 @@ class Failures:
 
     @property
     def _blamed_on_size(self) -> list[tuple[int, int]]:
-        doubtful = [lineage for lineage, size in self._failed.items() if size > self.largest_run]
+        doubtful = [lineage for lineage, size in self._failed.items() if size > self._largest_run]
         return doubtful if len({arm for arm, _ in doubtful}) > 1 else []
