@@ -1,7 +1,8 @@
 """How likely the next trial may be to run out of memory, so that few do. Pure."""
 
-# Share of the trials that may run out of memory; what a single one may risk once more have, usually, and at the most.
-_SHARE, _LEAST, USUAL_RISK, _MOST = 0.04, 0.02, 0.05, 0.1
+# Share of the trials that may run out of memory, besides the larger sizes of sweeps, which see for themselves; what a
+# single one may risk once more have, usually, and at the most.
+_SHARE, _LEAST, USUAL_RISK, _MOST = 0.03, 0.02, 0.05, 0.1
 # What is taken where nothing less risky is left.
 EVEN_ODDS = 0.5
 
