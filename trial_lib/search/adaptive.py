@@ -3,8 +3,9 @@
 Each ask weighs every candidate that the memory model trusts to fit by how much measuring it is expected to better the
 answer (the cost model's knowledge gradient). First arms race, each at its best guess of the fine knobs and at sizes
 near the largest that surely fits, a sweep counting for what it may come to; an arm that cannot win is simply never
-worth a trial. Once the race has little more to bring, Optuna's estimator proposes fine knobs for the leading arms. Where
-readings vary, what may be the answer is measured again. The search ends when no trial is expected to bring enough.
+worth a trial. Once the race has little more to bring, Optuna's estimator proposes fine knobs for the leading arms.
+Where readings vary, what may be the answer is measured again. The search ends when no trial is expected to bring
+enough.
 """
 
 import random
@@ -262,7 +263,7 @@ class AdaptiveSearch(Search):
         return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
 
     def _gains(self, options: Sequence[Point]) -> Array:
-        """Returns what trials are expected to gain, of where a sweep would start also by the larger sizes that it has."""
+        """Returns the expected gains, of where a sweep would start also by the larger sizes that it has."""
         larger = self._larger(options)
         weighed: Array = self._model().predict(options).gain.copy()
         for place, start in enumerate(options):

@@ -78,8 +78,8 @@ class FittingSizes:
     def steps(self, knobs: Mapping[str, Any], sizes: Sequence[int]) -> list[int]:
         """Returns those of some larger sizes that a sweep should come to, ascending.
 
-        The last is as much as there is hope for. Should its group foresee that it does not fit, as one that has measured
-        a single size mostly does, the largest that is as likely to fit as not is the better half of the way.
+        The last is as much as there is hope for. Should its group foresee that it does not fit, as one that has
+        measured a single size mostly does, the largest that is as likely to fit as not is the better half of the way.
 
         Args:
             knobs: of the lineage.
