@@ -16,6 +16,9 @@ _ALLREDUCE_ELEMENTS = 500_000_000
 # Bytes for each parameter of a tensor that PyTorch's Adam takes while it updates it: on a CPU a square root and what it
 # is divided by, on CUDA, where all tensors are updated at once, the root alone (torch/optim/adam.py, 2.13).
 _ADAM_UPDATE_BYTES = {"cpu": 8, "cuda": 4}
+# What reducing gradients takes, in flat copies of them (`allreduce_bucket`, `reduce_scatter_coalesced`): on a CPU the
+# collective has pieces of its own, half as much again by the recorded tables.
+_FLAT_COPIES = {"cpu": 1.5, "cuda": 1.0}
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,22 @@ class _Case:
 
     def bucket(self, buffers: int) -> tuple[float, float]:
         """Returns the bytes of the buckets that gradients are copied into: as allocated, and as written to."""
-        elements = buffers * self.settings.reduce_bucket_size
-        return elements * self.size, min(elements, self.trainable) * self.size if self.on_cpu else elements * self.size
+        allocated = buffers * self.settings.reduce_bucket_size * self.size
+        return allocated, buffers * self._filled * self.size if self.on_cpu else allocated
+
+    def reduction(self, elements: int | None = None) -> float:
+        """Returns what reducing gradients takes beside them and the buckets that they are in.
+
+        Args:
+            elements: reduced at a time; a bucket's by default.
+        """
+        copies = _FLAT_COPIES["cpu" if self.on_cpu else "cuda"]
+        return copies * (self._filled if elements is None else elements) * self.size
+
+    @property
+    def _filled(self) -> int:
+        """How many elements of a bucket gradients ever fill."""
+        return min(self.settings.reduce_bucket_size, self.trainable)
 
 
 def allocations(
@@ -128,7 +145,7 @@ def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
 def _plain(case: _Case, slots: int) -> Allocations:
     """Stage 0: nothing is partitioned; gradients are reduced in flat copies, and states made at the first step."""
     master = MASTER_BYTES if case.settings.precision.master_copies else 0
-    flat = min(case.trainable, _ALLREDUCE_ELEMENTS) * case.size if slots > 1 else 0
+    flat = case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS)) if slots > 1 else 0.0
     # On a CPU tensor by tensor, the largest of which nobody knows.
     buffers = flat + (0.0 if case.on_cpu else case.update(case.trainable))
     return Allocations(
@@ -150,11 +167,9 @@ def _partitioned_states(case: _Case, slots: int) -> Allocations:
         initialize += share * (MASTER_BYTES + size)
     # Stage 1 keeps every gradient until the optimizer's step, stage 2 those of its share.
     kept = case.trainable if settings.stage == 1 else share if case.states_here else 0
-    if settings.contiguous_gradients:
-        allocated, written = case.bucket(2 if settings.overlap_comm else 1)
-    else:
-        allocated = written = min(settings.reduce_bucket_size, case.trainable) * size
-    late = (share * MASTER_BYTES if case.states_here else 0) + case.update(share)
+    buffers = (2 if settings.overlap_comm else 1) if settings.contiguous_gradients else 0
+    allocated, written = case.bucket(buffers)
+    late = (share * MASTER_BYTES if case.states_here else 0) + case.update(share) + case.reduction()
     return Allocations(
         initialize=initialize,
         states=kept * size + (share * settings.optimizer_bytes if case.states_here else 0),
@@ -180,14 +195,14 @@ def _partitioned_parameters(case: _Case, slots: int) -> Allocations:
     late = written + gradients if case.on_cpu else 0.0
     # What is gathered ahead counts among them (`PartitionedParameterCoordinator.fetch_sub_module`).
     gathered = min(case.total, settings.max_live_parameters)
-    update = case.update(min(share, settings.sub_group_size))
+    last = case.update(min(share, settings.sub_group_size)) + case.reduction()
     return Allocations(
         initialize=parameters + master + gradients + allocated,
         states=share * settings.optimizer_bytes if case.states_here else 0,
-        buffers=gathered * size + late + update,
+        buffers=gathered * size + late + last,
         activations=0,
         limit_correction=-late,
         early_buffers=allocated,
-        late_buffers=update,
+        late_buffers=last,
         passing_buffers=gathered * size,
     )

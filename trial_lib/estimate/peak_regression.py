@@ -68,14 +68,16 @@ class Prior:
     """What the weights may be before anything was measured.
 
     Attributes:
-        weight: how likely it is that this one is right.
+        weight: how likely it is that this one is right, in proportion to the others'.
         means: of the shared weights.
         deviations: their standard deviations.
+        at_once: whether the most of each feature is there at the same moment: what is freed serves nothing else.
     """
 
     weight: float
     means: tuple[float, ...]
     deviations: tuple[float, ...]
+    at_once: bool = False
 
 
 class _Peak(NamedTuple):
@@ -118,16 +120,20 @@ class PeakRegression:
         covariances = [np.diag(np.square(np.array(prior.deviations, dtype=float))) for prior in priors]
         self._covariance = np.repeat(np.array(covariances), levels, axis=0)
         self._log_weights = np.repeat(np.log([prior.weight for prior in priors]), levels)
+        self._at_once = np.repeat([prior.at_once for prior in priors], levels)
 
-    def predict(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float) -> Mixture:
+    def predict(
+        self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, only: int | None = None
+    ) -> Mixture:
         """Returns what an observation would be.
 
         Args:
             moments: features of each, as many as there are shared weights.
             group: the group it would belong to; one that is new is as likely above as below the others.
             scale: what the noise is a share of.
+            only: the place of the one moment that is asked about, where they are apart; all by default.
         """
-        peak = self._peak(moments, group)
+        peak = self._peak(moments, group, only)
         deviations = np.sqrt(peak.variance + np.square(self._noise * scale))
         return Mixture(tuple(self._weights().tolist()), tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
@@ -169,11 +175,18 @@ class PeakRegression:
         normalised: np.ndarray = weights / weights.sum()
         return normalised
 
-    def _peak(self, moments: Sequence[Sequence[float]], group: Hashable) -> _Peak:
-        peak = self._moment(moments[0], group)
-        for features in moments[1:]:
-            peak = _larger(peak, self._moment(features, group))
-        return peak
+    def _peak(self, moments: Sequence[Sequence[float]], group: Hashable, only: int | None = None) -> _Peak:
+        first, *others = moments if only is None else [moments[only]]
+        apart = self._moment(first, group)
+        for features in others:
+            apart = _larger(apart, self._moment(features, group))
+        at_once = self._moment([max(feature) for feature in zip(*moments, strict=True)], group)
+        return _Peak(
+            np.where(self._at_once[:, None], at_once.rows, apart.rows),
+            np.where(self._at_once[:, None], at_once.along, apart.along),
+            np.where(self._at_once, at_once.mean, apart.mean),
+            np.where(self._at_once, at_once.variance, apart.variance),
+        )
 
     def _moment(self, features: Sequence[float], group: Hashable) -> _Peak:
         """Returns the sum of a moment. A group that is new has weights as all groups may have them."""

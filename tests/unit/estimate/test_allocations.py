@@ -64,33 +64,51 @@ def test_overlapping_communication_takes_a_second_bucket(stage):
 
 
 def test_a_cuda_bucket_is_taken_whole_and_a_cpu_bucket_as_far_as_it_is_filled():
-    large = {"reduce_bucket_size": 5000}
-    assert allocate(2, **large).buffers - allocate(2, **large, contiguous_gradients=False).buffers == 4 * (5000 - 800)
-    on_cpu = allocate(2, device="cpu", **large)
-    assert on_cpu.buffers == allocate(2, device="cpu", **large, contiguous_gradients=False).buffers
+    def bucket(device, **zero):
+        with_bucket = allocate(2, device, reduce_bucket_size=5000, **zero)
+        return with_bucket.buffers - allocate(2, device, reduce_bucket_size=5000, contiguous_gradients=False).buffers
+
+    assert bucket("cuda") == 4 * 5000
+    assert bucket("cpu") == 4 * 800
+    # Two that take turns are both filled.
+    assert bucket("cpu", overlap_comm=True) == 2 * 4 * 800
     # The limit counts what is not resident as well.
-    assert on_cpu.limit_correction == 4 * (5000 - 800)
+    assert allocate(2, "cpu", reduce_bucket_size=5000).limit_correction == 4 * (5000 - 800)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_are_reduced_in_a_flat_copy_of_what_fills_a_bucket(stage):
+    def more(device, small, large):
+        sizes = (allocate(stage, device, reduce_bucket_size=size, contiguous_gradients=False) for size in (small, large))
+        at_small, at_large = (needed.late_buffers for needed in sizes)
+        return at_large - at_small
+
+    assert more("cuda", 100, 300) == 4 * 200
+    assert more("cuda", 800, 5000) == 0
+    # A CPU's collective takes half as much again.
+    assert more("cpu", 100, 300) == 1.5 * 4 * 200
 
 
 def test_stage_3_has_its_bucket_from_the_beginning():
     small, large = allocate(3), allocate(3, reduce_bucket_size=500)
     assert large.initialize - small.initialize == 4 * 400
-    assert large.buffers == small.buffers
+    assert large.buffers - small.buffers == 4 * 400  # the flat copy
     assert large.all_states == small.all_states == 4 * 250 + (4 + 8) * 200
 
 
 def test_on_a_cpu_stage_3_fills_in_its_steps_what_the_limit_has_counted_before():
     needed = allocate(3, device="cpu")
     assert needed.limit_correction == -4 * (100 + 200)
-    assert needed.buffers == allocate(3).buffers + 4 * (100 + 200)
+    flat = 4 * 100
+    assert needed.buffers == allocate(3).buffers - flat + 1.5 * flat + 4 * (100 + 200)
 
 
 def test_stage_3_gathers_no_more_than_it_may_keep():
-    assert allocate(3).buffers == 4 * 1000
-    assert allocate(3, stage3_max_live_parameters=300).buffers == 4 * 300
-    assert allocate(3, stage3_max_reuse_distance=300).buffers == 4 * 300
+    assert allocate(3).passing_buffers == 4 * 1000
+    assert allocate(3, stage3_max_live_parameters=300).passing_buffers == 4 * 300
+    assert allocate(3, stage3_max_reuse_distance=300).passing_buffers == 4 * 300
     # What is gathered ahead is among the parameters that may be whole.
-    assert allocate(3, stage3_prefetch_bucket_size=200, stage3_max_live_parameters=300).buffers == 4 * 300
+    assert allocate(3, stage3_prefetch_bucket_size=200, stage3_max_live_parameters=300).passing_buffers == 4 * 300
 
 
 def test_pytorchs_adam_takes_as_much_again_as_it_updates_at_once():

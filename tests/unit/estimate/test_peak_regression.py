@@ -105,3 +105,19 @@ def test_the_quantiles_of_a_mixture_hold_their_share():
         assert mixture.below(mixture.quantile(share)) == pytest.approx(share, abs=1e-6)
     assert mixture.mean == pytest.approx(7.5)
     assert mixture.below(5.0, deviation=100.0) == pytest.approx(0.5, abs=0.02)
+
+
+def test_moments_that_turn_out_to_be_at_once_are_foreseen_as_their_sum():
+    apart, at_once = (Prior(0.75, (1.0, 1.0), (0.5, 0.5)), Prior(0.25, (1.0, 1.0), (0.5, 0.5), at_once=True))
+    model = PeakRegression([apart, at_once], [0.0, 0.0])
+
+    def moments(x):
+        return [[0, x], [10, 0]]
+
+    assert model.predict(moments(10), "a", 1.0).mean < 0.75 * 13 + 0.25 * 20
+    for x in (1, 4, 7, 10):
+        model.observe(moments(x), "a", 1.0, 10.0 + x)
+    assert model.predict(moments(20), "a", 1.0).mean == pytest.approx(30, rel=0.02)
+    # Nor is there a moment that could be asked about by itself.
+    assert model.predict(moments(20), "a", 1.0, only=0).mean == pytest.approx(30, rel=0.02)
+    assert PeakRegression([apart], [0.0, 0.0]).predict(moments(20), "a", 1.0, only=1).mean == pytest.approx(10)
