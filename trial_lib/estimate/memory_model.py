@@ -29,8 +29,8 @@ _WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
 # Of some programs it needs many times as much: what an operation makes and drops within a pass is saved by nobody.
 _USUAL = Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7))
 _PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
-# And some leave a CPU's heap in so many pieces (a recurrent layer, step by step) that the update finds no room where the
-# activations were. CUDA's allocator counts what is in use, not where.
+# And some leave a CPU's heap in so many pieces (a recurrent layer, step by step) that the update finds no room where
+# the activations were. CUDA's allocator counts what is in use, not where.
 _IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0

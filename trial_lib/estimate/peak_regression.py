@@ -111,6 +111,7 @@ class PeakRegression:
     """
 
     def __init__(self, priors: Sequence[Prior], group_deviations: Sequence[float]) -> None:
+        priors = sorted(priors, key=lambda prior: prior.at_once)
         self._shared = len(priors[0].means)
         self._group_variances = np.square(group_deviations)
         self._groups: dict[Hashable, int] = {}
@@ -120,7 +121,8 @@ class PeakRegression:
         covariances = [np.diag(np.square(np.array(prior.deviations, dtype=float))) for prior in priors]
         self._covariance = np.repeat(np.array(covariances), levels, axis=0)
         self._log_weights = np.repeat(np.log([prior.weight for prior in priors]), levels)
-        self._at_once = np.repeat([prior.at_once for prior in priors], levels)
+        apart = levels * sum(not prior.at_once for prior in priors)
+        self._apart, self._at_once = slice(apart), slice(apart, None)
 
     def predict(
         self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, only: int | None = None
@@ -177,30 +179,30 @@ class PeakRegression:
 
     def _peak(self, moments: Sequence[Sequence[float]], group: Hashable, only: int | None = None) -> _Peak:
         first, *others = moments if only is None else [moments[only]]
-        apart = self._moment(first, group)
+        apart = self._moment(first, group, self._apart)
         for features in others:
-            apart = _larger(apart, self._moment(features, group))
-        at_once = self._moment([max(feature) for feature in zip(*moments, strict=True)], group)
-        return _Peak(
-            np.where(self._at_once[:, None], at_once.rows, apart.rows),
-            np.where(self._at_once[:, None], at_once.along, apart.along),
-            np.where(self._at_once, at_once.mean, apart.mean),
-            np.where(self._at_once, at_once.variance, apart.variance),
-        )
+            apart = _larger(apart, self._moment(features, group, self._apart))
+        most = [max(feature) for feature in zip(*moments, strict=True)]
+        at_once = self._moment(most, group, self._at_once)
+        return _Peak(*map(np.concatenate, zip(apart, at_once, strict=True)))
 
-    def _moment(self, features: Sequence[float], group: Hashable) -> _Peak:
-        """Returns the sum of a moment. A group that is new has weights as all groups may have them."""
-        levels, size = self._mean.shape
+    def _moment(self, features: Sequence[float], group: Hashable, those: slice) -> _Peak:
+        """Returns the sum of a moment in some of the regressions.
+
+        A group that is new has weights as all groups may have them.
+        """
+        means, covariance = self._mean[those], self._covariance[those]
+        levels, size = means.shape
         width, start = len(self._group_variances), self._groups.get(group)
         row, own = np.zeros(size), np.array(features[:width], dtype=float)
         row[: self._shared] = features
         if start is not None:
             row[start : start + width] = own
-            along, rows = self._covariance @ row, row
+            along, rows = covariance @ row, row
         else:
             beside = np.tile(own * self._group_variances, (levels, 1))
-            along, rows = np.concatenate([self._covariance @ row, beside], axis=1), np.concatenate([row, own])
-        return _Peak(np.tile(rows, (levels, 1)), along, self._mean @ row, along @ rows)
+            along, rows = np.concatenate([covariance @ row, beside], axis=1), np.concatenate([row, own])
+        return _Peak(np.tile(rows, (levels, 1)), along, means @ row, along @ rows)
 
     def _join(self, group: Hashable) -> None:
         """Gives a group weights of its own."""

@@ -78,10 +78,11 @@ def test_a_cuda_bucket_is_taken_whole_and_a_cpu_bucket_as_far_as_it_is_filled():
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_gradients_are_reduced_in_a_flat_copy_of_what_fills_a_bucket(stage):
+    def late(device, bucket):
+        return allocate(stage, device, reduce_bucket_size=bucket, contiguous_gradients=False).late_buffers
+
     def more(device, small, large):
-        sizes = (allocate(stage, device, reduce_bucket_size=size, contiguous_gradients=False) for size in (small, large))
-        at_small, at_large = (needed.late_buffers for needed in sizes)
-        return at_large - at_small
+        return late(device, large) - late(device, small)
 
     assert more("cuda", 100, 300) == 4 * 200
     assert more("cuda", 800, 5000) == 0
