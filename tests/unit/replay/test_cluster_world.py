@@ -1,13 +1,16 @@
 """The cluster model as a world."""
 
 import random
+from statistics import linear_regression, median
 
 import pytest
 
-from benchmarks.replay.cluster import CLUSTERS, ClusterWorld, zero_of
+from benchmarks.replay.cluster import CLUSTERS, FIRST_STEP_SHARE, ClusterWorld, zero_of
 from benchmarks.replay.cluster_model import Cluster, Transformer, Zero
 from benchmarks.replay.run import TABLES, world_of
 from trial_lib.experiment.result import Outcome
+from trial_lib.experiment.table import read_table
+from trial_lib.experiment.window import StepWindow
 
 MODEL = Transformer(layers=24, hidden=2048, sequence=2048, recompute=False)
 SMALL, LARGE = Cluster(8, MODEL), Cluster(1024, MODEL)
@@ -82,3 +85,24 @@ def test_what_needs_more_than_a_device_has_ends_out_of_memory(world):
     too_large = world.candidate(world.submitted.knobs, 64)
     assert world.truth(too_large) is None
     assert world.run(too_large, random.Random(0)).outcome is Outcome.OUT_OF_MEMORY
+
+
+def test_a_trial_makes_the_steps_that_a_real_one_makes(world):
+    result = world.run(world.submitted, random.Random(0))
+    step = result.metrics["latency"]
+    assert result.metrics["measured_steps"] == StepWindow().min_steps
+    assert result.phases["steps"] == pytest.approx((StepWindow().end_step - 1) * step, rel=0.1)
+
+
+@pytest.mark.parametrize("table", sorted(TABLES.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_a_first_step_takes_little_more_of_another_one_in_the_recorded_tables_either(table):
+    seconds: dict[int, list[tuple[float, float]]] = {}
+    for rows in read_table(table).rows.values():
+        for row in rows:
+            if row.outcome is Outcome.COMPLETED:
+                size = row.candidate.micro_batch_size
+                seconds.setdefault(size, []).append((median(row.step_times), row.phases["first_step"]))
+    points = [tuple(map(median, zip(*each, strict=True))) for each in seconds.values()]
+    share, constant = linear_regression(*zip(*points, strict=True))
+    assert 1 < share <= FIRST_STEP_SHARE
+    assert 0 < constant < 0.1
