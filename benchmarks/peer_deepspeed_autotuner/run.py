@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -195,8 +196,10 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
-def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int) -> dict[str, Any]:
+def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int) -> Iterator[dict[str, Any]]:
     """Measures configurations by plain `deepspeed` runs: the winners side by side, the submitted one beside itself.
+
+    Yields what there is after each round.
 
     Each of two runs has a core of its own, and the other one in the next round: the speed of a shared machine wanders
     by more than two good configurations differ, and side by side it does so for both. What counts is the script's own
@@ -211,10 +214,11 @@ def neutral(configs: dict[str, dict[str, Any]], work: Path, repeats: int) -> dic
             for (name, *_), job in zip(placed, jobs, strict=True):
                 rates[name].append(job.result())
         print({name: round(values[-1], 1) for name, values in rates.items()}, file=sys.stderr, flush=True)
-    return {
-        name: {"samples_per_s": statistics.median(values), "runs": [round(value, 1) for value in values]}
-        for name, values in rates.items()
-    }
+        measured: dict[str, Any] = {
+            name: {"samples_per_s": statistics.median(values), "runs": [round(value, 1) for value in values]}
+            for name, values in rates.items()
+        }
+        yield {**measured, "zerotune_over_peer": compared(measured)} if number else measured
 
 
 def trained_rate(config: dict[str, Any], core: int, folder: Path) -> float:
@@ -252,6 +256,11 @@ def main() -> None:
         parser.error("--repeats: two at least, for a standard error")
     work = Path(tempfile.mkdtemp(prefix="peer-"))
     report: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+    def save() -> None:
+        """Keeps what has been measured: a run takes half an hour, and may be cut off."""
+        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+
     if not arguments.only_neutral:
         # The first command of a machine builds DeepSpeed's ops and migrates Prefect's database: no part of tuning.
         study(work / "first", "binary", "--max-trials", "2", "--max-micro-batch", "2")
@@ -266,11 +275,13 @@ def main() -> None:
         if not arguments.only_zerotune and not arguments.only_neutral:
             entry["peer"] = run_peer(trials, work / f"peer-{trials}")
             entry["peer_over_zerotune_wall"] = entry["peer"]["wall_s"] / entry["zerotune"]["wall_s"]
+        if not arguments.only_neutral:
+            entry.pop("neutral", None)  # of other winners
+            save()
         if not arguments.only_zerotune:
             configs = {"submitted": BASE, **{name: entry[name]["winner"] for name in ("peer", "zerotune")}}
-            measured = neutral(configs, work / f"neutral-{trials}", arguments.repeats)
-            entry["neutral"] = {**measured, "zerotune_over_peer": compared(measured)}
-        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+            for entry["neutral"] in neutral(configs, work / f"neutral-{trials}", arguments.repeats):
+                save()
         print(json.dumps(entry, indent=2), flush=True)
 
 
