@@ -272,16 +272,20 @@ def main() -> None:
             studies = [run_zerotune(trials, folder) for folder in folders]
             entry["zerotune"] = ours = sorted(studies, key=lambda study: study["wall_s"])[len(studies) // 2]
             ours["walls_s"] = [round(study["wall_s"], 1) for study in studies]
+            # Of another study, and of other winners.
+            entry.pop("peer_over_zerotune_wall", None)
+            entry.pop("neutral", None)
         if not arguments.only_zerotune and not arguments.only_neutral:
             entry["peer"] = run_peer(trials, work / f"peer-{trials}")
             entry["peer_over_zerotune_wall"] = entry["peer"]["wall_s"] / entry["zerotune"]["wall_s"]
-        if not arguments.only_neutral:
-            entry.pop("neutral", None)  # of other winners
-            save()
+        save()
         if not arguments.only_zerotune:
             configs = {"submitted": BASE, **{name: entry[name]["winner"] for name in ("peer", "zerotune")}}
-            for entry["neutral"] in neutral(configs, work / f"neutral-{trials}", arguments.repeats):
-                save()
+            known = len(entry.get("neutral", {}).get("zerotune", {}).get("runs", ()))
+            for rounds, measured in enumerate(neutral(configs, work / f"neutral-{trials}", arguments.repeats), start=1):
+                if rounds >= min(known, arguments.repeats):  # else what has been measured before says more
+                    entry["neutral"] = measured
+                    save()
         print(json.dumps(entry, indent=2), flush=True)
 
 
