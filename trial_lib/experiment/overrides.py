@@ -24,6 +24,9 @@ CONFIG, OVERWRITES = "deepspeed_config", "overwrite_deepspeed_args"
 TRAINING_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gradient_accumulation_steps"}
 """What Hugging Face's `TrainingArguments` call the batch keys."""
 
+# Older names, as switches, of what DeepSpeed now has a section for: it refuses both side by side (zero/config.py).
+_OLD_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
+
 # What makes hyperparameters a DeepSpeed configuration: there is none without a batch size.
 _BATCH_SIZES = (TRAIN_BATCH, MICRO_BATCH)
 
@@ -47,7 +50,8 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
 
     The predecessor's `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything
     else replaces what stood there; neither argument is changed. Where the overrides set the micro-batch size and the
-    accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it.
+    accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it. What has
+    one of the deprecated names `cpu_offload` and `cpu_offload_param` comes out as the section that DeepSpeed makes of it.
 
     Args:
         base: a DeepSpeed configuration, or the path of its JSON file.
@@ -57,7 +61,8 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
         InputError: the file is missing, is not JSON, or has a key twice.
     """
     config = copy.deepcopy(dict(base)) if isinstance(base, Mapping) else read_deepspeed_json(Path(base))
-    _merge(config, overrides)
+    _rename_old_offloads(config)
+    _merge(config, _rename_old_offloads(copy.deepcopy(dict(overrides))))
     if MICRO_BATCH in overrides and ACCUMULATION in overrides and TRAIN_BATCH not in overrides:
         config.pop(TRAIN_BATCH, None)
     return config
@@ -68,11 +73,20 @@ def _merge(target: DeepSpeedConfig, overrides: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping) and isinstance(target.get(key), dict):
             _merge(target[key], value)
         else:
-            target[key] = copy.deepcopy(value)
+            target[key] = value
+
+
+def _rename_old_offloads(config: DeepSpeedConfig) -> DeepSpeedConfig:
+    zero = config.get("zero_optimization")
+    for old, section in _OLD_OFFLOADS.items():
+        if isinstance(zero, dict) and old in zero and section not in zero:
+            zero[section] = {"device": "cpu"} if zero.pop(old) else None
+    return config
 
 
 def difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedConfig:
     """Returns the overrides that make one configuration of another, "auto" left out."""
+    base = overwrite_deepspeed_config(base, {})
     overrides: DeepSpeedConfig = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):

@@ -14,6 +14,7 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import (
     DEEPSPEED_KEYS,
     config_hash,
+    difference,
     get_ds_config_from_hparams,
     overwrite_deepspeed_config,
 )
@@ -83,6 +84,30 @@ def test_the_old_global_batch_goes_when_both_its_parts_are_set() -> None:
     parts = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}
     assert overwrite_deepspeed_config(base, parts) == parts
     assert overwrite_deepspeed_config(base, {"gradient_accumulation_steps": 1})["train_batch_size"] == 64
+
+
+@pytest.mark.parametrize("section", ["offload_optimizer", "offload_param"])
+def test_offload_by_its_deprecated_name_is_the_section_that_deepspeed_makes_of_it(section: str) -> None:
+    old = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}[section]
+
+    def zero(own: bool, **overrides: Any) -> Any:
+        config = overwrite_deepspeed_config({"zero_optimization": {old: own}}, {"zero_optimization": overrides})
+        return config["zero_optimization"]
+
+    assert zero(False) == {section: None}
+    assert zero(True) == {section: {"device": "cpu"}}
+    # DeepSpeed refuses both names side by side.
+    for own in (False, True):
+        assert zero(own, **{section: {"device": "nvme"}}) == {section: {"device": "nvme"}}
+        assert zero(own, **{section: None}) == {section: None}
+        assert zero(own, **{old: True}) == {section: {"device": "cpu"}}
+        assert zero(own, **{old: False}) == {section: None}
+
+
+def test_what_takes_a_deprecated_offload_away_is_a_difference() -> None:
+    own = {"zero_optimization": {"stage": 2, "cpu_offload": True}}
+    winner = overwrite_deepspeed_config(own, {"zero_optimization": {"offload_optimizer": None}})
+    assert overwrite_deepspeed_config(own, difference(own, winner)) == winner
 
 
 def test_a_configuration_is_read_from_its_file(tmp_path: Path) -> None:
