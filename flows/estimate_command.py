@@ -88,7 +88,7 @@ def _show(report: EstimateReport) -> None:
         f"{report.num_params:,} parameters, {report.trainable_num_params:,} of them trained; "
         f"{report.slots} {report.device} slot(s) of {mebibytes(report.device_memory)} for the model; from {source}.",
         f"Activations and total are for a micro-batch of {report.micro_batch_size}; totals with their 90 % intervals. "
-        f"The largest micro-batch fits with 90 % confidence and leaves {report.headroom:.0%} free; "
+        f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free; "
         "the one in parentheses may fit, with a chance of 10 %.",
     ]
     table = Table(pad_edge=False)

@@ -107,8 +107,8 @@ class Cluster:
         """Returns the bytes that training takes above that."""
         params = self.model.params
         gradients = 2 * params / (self.devices if zero.stage >= 2 else 1)
-        if zero.offload_optimizer and zero.stage >= 1:
-            gradients /= self.devices
+        if zero.offload_optimizer and zero.stage >= 2:
+            gradients = 0.0  # stage 1 keeps them until the optimizer's step, wherever that is
         bucket = 2 * min(zero.reduce_bucket, params) * (2 if zero.overlap else 1)
         gathered = 0.0
         if zero.stage in (1, 2):

@@ -7,7 +7,7 @@ Read from DeepSpeed 0.19.8 (`deepspeed/runtime`): `engine.py` for stage 0, `zero
 
 from dataclasses import dataclass, replace
 
-from trial_lib.estimate.states import FULL, HALF, MASTER_BYTES
+from trial_lib.estimate.states import FULL, HALF, MASTER_BYTES, on_a_device
 from trial_lib.estimate.zero_settings import ZeroSettings
 from trial_lib.experiment.result import ModelProfile
 
@@ -66,9 +66,14 @@ class _Case:
     settings: ZeroSettings
     total: int
     trainable: int
-    share: float
+    shards: int
     size: int
     on_cpu: bool
+
+    @property
+    def share(self) -> float:
+        """How many trainable elements ZeRO leaves a device where it partitions them."""
+        return self.trainable / self.shards
 
     @property
     def states_here(self) -> bool:
@@ -86,8 +91,10 @@ class _Case:
 
     def bucket(self, buffers: int) -> tuple[float, float]:
         """Returns the bytes of the buckets that gradients are copied into: as allocated, and as written to."""
-        allocated = buffers * self.settings.reduce_bucket_size * self.size
-        return allocated, buffers * self._filled * self.size if self.on_cpu else allocated
+        elements = buffers * self.settings.reduce_bucket_size
+        # A backward pass copies each gradient once, and turns to the other bucket when one is full.
+        written = min(elements, self.trainable) if self.on_cpu else elements
+        return elements * self.size, written * self.size
 
     def reduction(self, elements: int | None = None) -> float:
         """Returns what reducing gradients takes beside them and the buckets that they are in.
@@ -96,12 +103,8 @@ class _Case:
             elements: reduced at a time; a bucket's by default.
         """
         copies = _FLAT_COPIES["cpu" if self.on_cpu else "cuda"]
-        return copies * (self._filled if elements is None else elements) * self.size
-
-    @property
-    def _filled(self) -> int:
-        """How many elements of a bucket gradients ever fill."""
-        return min(self.settings.reduce_bucket_size, self.trainable)
+        a_bucket = min(self.settings.reduce_bucket_size, self.trainable)
+        return copies * (a_bucket if elements is None else elements) * self.size
 
 
 def allocations(
@@ -118,21 +121,22 @@ def allocations(
         settings: the configuration.
         profiled: the configuration that the profile trial ran with, whose activations are known.
         profile: the model.
-        slots: devices over which ZeRO partitions.
+        slots: devices of a trial.
         device: `cuda` or `cpu`: on a CPU "offloaded" states are in the same memory.
         micro_batch_size: samples.
     """
+    own, shards = on_a_device(profile, slots)
     case = _Case(
         settings=settings,
-        total=profile.num_params,
-        trainable=profile.trainable_num_params,
-        share=profile.trainable_num_params / (profile.data_parallel_size if profile.pipeline_parallel else slots),
+        total=own.num_params,
+        trainable=own.trainable_num_params,
+        shards=shards,
         size=settings.precision.bytes_per_param,
         on_cpu=device == "cpu",
     )
     by_stage = _plain if settings.stage == 0 else _partitioned_states if settings.stage < 3 else _partitioned_parameters
     activations = micro_batch_size * profile.activation_mem_per_gpu * _activation_ratio(settings, profiled)
-    return replace(by_stage(case, slots), activations=activations)
+    return replace(by_stage(case), activations=activations)
 
 
 def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
@@ -142,10 +146,10 @@ def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
     return 0.5 if settings.precision == HALF else 2.0
 
 
-def _plain(case: _Case, slots: int) -> Allocations:
+def _plain(case: _Case) -> Allocations:
     """Stage 0: nothing is partitioned; gradients are reduced in flat copies, and states made at the first step."""
     master = MASTER_BYTES if case.settings.precision.master_copies else 0
-    flat = case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS)) if slots > 1 else 0.0
+    flat = case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS)) if case.shards > 1 else 0.0
     # On a CPU tensor by tensor, the largest of which nobody knows.
     buffers = flat + (0.0 if case.on_cpu else case.update(case.trainable))
     return Allocations(
@@ -158,7 +162,7 @@ def _plain(case: _Case, slots: int) -> Allocations:
     )
 
 
-def _partitioned_states(case: _Case, slots: int) -> Allocations:
+def _partitioned_states(case: _Case) -> Allocations:
     """Stages 1 and 2: a 32-bit copy of each rank's share is made at once, in 32-bit training too."""
     settings, share, size = case.settings, case.share, case.size
     initialize = case.total * size + (share * MASTER_BYTES if case.states_here else 0)
@@ -167,7 +171,9 @@ def _partitioned_states(case: _Case, slots: int) -> Allocations:
         initialize += share * (MASTER_BYTES + size)
     # Stage 1 keeps every gradient until the optimizer's step, stage 2 those of its share.
     kept = case.trainable if settings.stage == 1 else share if case.states_here else 0
-    buffers = (2 if settings.overlap_comm else 1) if settings.contiguous_gradients else 0
+    # Offload copies gradients into the bucket whatever `contiguous_gradients` says.
+    has_bucket = settings.contiguous_gradients or settings.offload_optimizer != "none"
+    buffers = (2 if settings.overlap_comm else 1) if has_bucket else 0
     allocated, written = case.bucket(buffers)
     late = (share * MASTER_BYTES if case.states_here else 0) + case.update(share) + case.reduction()
     return Allocations(
@@ -181,13 +187,13 @@ def _partitioned_states(case: _Case, slots: int) -> Allocations:
     )
 
 
-def _partitioned_parameters(case: _Case, slots: int) -> Allocations:
+def _partitioned_parameters(case: _Case) -> Allocations:
     """Stage 3: bucket and gradients are allocated at once; parameters are gathered as they are needed."""
     settings, share, size = case.settings, case.share, case.size
     params_here = case.on_cpu or settings.offload_param == "none"
     # 32-bit parameters are their own master copy, unless that is to be elsewhere.
     has_master = settings.precision != FULL or settings.offload_optimizer != "none"
-    parameters = case.total / slots * size if params_here else 0
+    parameters = case.total / case.shards * size if params_here else 0
     master = share * MASTER_BYTES if has_master and case.states_here else 0
     gradients = share * size if case.states_here else 0
     allocated, written = case.bucket(1) if settings.contiguous_gradients else (0.0, 0.0)

@@ -72,13 +72,18 @@ class _ArmRecord:
         measured: completed trials.
         largest: the largest micro-batch size that completed, by lineage.
         failed: the smallest that ran out of memory, and what it allocates, by lineage.
-        bound: bytes above initialisation that are known not to fit; None until they are asked for again.
+        bound: bytes that are known not to fit, those of initialisation among them; None until they are asked for again.
     """
 
     measured: int = 0
     largest: dict[str, int] = field(default_factory=dict)
     failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)
     bound: float | None = None
+
+    def fits(self, lineage: str) -> int:
+        """Returns the largest micro-batch size of a lineage that completed, below those that did not each time."""
+        largest = self.largest.get(lineage, 0)
+        return min(largest, self.failed[lineage][0] - 1) if lineage in self.failed else largest
 
 
 def measured_above_initialize(memory: Memory) -> int | None:
@@ -160,7 +165,7 @@ class MemoryModel:
         """Returns how likely a candidate is to run without going out of memory.
 
         A candidate that is expected to need at least what one of its arm needed that ran out of memory does not fit;
-        one that needs no more than a completed one of its lineage does.
+        one that needs no more than a completed one of its lineage does, whether it keeps the headroom or not.
 
         Args:
             candidate: what would run.
@@ -169,7 +174,7 @@ class MemoryModel:
         described = self._describe(candidate.knobs)
         size = candidate.micro_batch_size
         record = self._arms.get(described.arm)
-        if record is not None and size <= record.largest.get(described.lineage, 0):
+        if record is not None and size <= record.fits(described.lineage):
             return 1.0
         needed = self._allocations(described, size)
         if (
@@ -177,7 +182,7 @@ class MemoryModel:
             and record.failed
             and (
                 size >= record.failed.get(described.lineage, (math.inf,))[0]
-                or self._predict(described, needed).mean >= self._bound(record, described)
+                or self._counted(described, needed) >= self._bound(record, described)
             )
         ):
             return 0.0
@@ -227,7 +232,7 @@ class MemoryModel:
         """
         described = self._describe(knobs)
         record = self._arms.get(described.arm)
-        fits = min(at_most, 0 if record is None else record.largest.get(described.lineage, 0))
+        fits = min(at_most, 0 if record is None else record.fits(described.lineage))
         too_large = at_most + 1
         while too_large - fits > 1:
             size = (fits + too_large) // 2
@@ -283,9 +288,13 @@ class MemoryModel:
     def _bound(self, record: _ArmRecord, described: _Described) -> float:
         """Returns the least that a candidate of an arm is expected to have needed that ran out of memory."""
         if record.bound is None:
-            expected = (self._predict(described, needed).mean for _, needed in record.failed.values())
+            expected = (self._counted(described, needed) for _, needed in record.failed.values())
             record.bound = min(expected, default=math.inf)
         return record.bound
+
+    def _counted(self, described: _Described, needed: Allocations) -> float:
+        """Returns the bytes that a candidate is expected to have allocated at its peak, as a limit counts them."""
+        return needed.initialize + self._predict(described, needed).mean + needed.limit_correction
 
     def _forget_bounds(self) -> None:
         for record in self._arms.values():

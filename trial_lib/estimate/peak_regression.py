@@ -165,11 +165,12 @@ class PeakRegression:
         z = (peak.mean - bound) / spread
         above = np.maximum([normal_below(each) for each in z], 1e-300)
         ratio = _density(z) / above
-        # Far below the bound, the ratio's own asymptote.
-        ratio = np.where(z < -30, -z, ratio)
+        # Far below the bound, the asymptotes: of the ratio, and of how much it takes from the variance.
+        far = z < -30
+        ratio = np.where(far, -z, ratio)
         self._log_weights += np.log(above)
         self._mean = self._mean + gain * (variance * ratio / spread)[:, None]
-        shrink = np.square(variance / spread) * ratio * (ratio + z)
+        shrink = np.square(variance / spread) * np.where(far, 1.0, ratio * (ratio + z))
         self._covariance = self._covariance - np.einsum("gi,gj,g->gij", gain, gain, shrink)
 
     def _weights(self) -> np.ndarray:

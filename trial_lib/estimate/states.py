@@ -43,12 +43,32 @@ def precision_of(ds_config: Mapping[str, Any]) -> Precision:
     return HALF if any(section.get("enabled") is True for section in sections) else FULL
 
 
+def on_a_device(profile: ModelProfile, slots: int) -> tuple[ModelProfile, int]:
+    """Returns what of a model one device has, and the number of devices over which ZeRO partitions that.
+
+    A stage of a pipeline has its share of the parameters (layers may differ: it is the mean), and ZeRO partitions them
+    over the pipeline's replicas.
+
+    Args:
+        profile: of the whole model.
+        slots: devices of a trial.
+    """
+    if not profile.pipeline_parallel:
+        return profile, slots
+    depth = max(1, slots // profile.data_parallel_size)
+    own = {
+        "num_params": ceil(profile.num_params / depth),
+        "trainable_num_params": ceil(profile.trainable_num_params / depth),
+    }
+    return profile.model_copy(update=own), profile.data_parallel_size
+
+
 def state_bytes(stage: int, num_params: int, trainable_num_params: int, precision: Precision, slots: int) -> int:
     """Returns the bytes of parameters, gradients and Adam's states on one device, without activations.
 
     Args:
         stage: the ZeRO stage, 0 to 3: 1 partitions the optimizer's states, 2 the gradients too, 3 the parameters too.
-        num_params: parameters of the whole model.
+        num_params: parameters of the model, or of a pipeline's stage.
         trainable_num_params: those that have gradients and optimizer states.
         precision: how the parameters are held.
         slots: devices over which the states are partitioned.
@@ -73,5 +93,6 @@ def first_guess(stage: int, profile: ModelProfile, precision: Precision, slots: 
     """
     if profile.activation_mem_per_gpu <= 0:
         return 1
-    states = state_bytes(stage, profile.num_params, profile.trainable_num_params, precision, slots)
+    own, shards = on_a_device(profile, slots)
+    states = state_bytes(stage, own.num_params, own.trainable_num_params, precision, shards)
     return max(1, (profile.gpu_mem - states) // profile.activation_mem_per_gpu)

@@ -8,7 +8,6 @@ from trial_lib.estimate.states import Precision, precision_of
 
 # deepspeed/runtime/zero/config.py (0.19.8): what a configuration leaves out.
 _BUCKET = 500_000_000
-_PREFETCH = 50_000_000
 _LIVE = _REUSE = _SUB_GROUP = 1_000_000_000
 
 _STATE_BYTES = {"adagrad": 4, "lion": 4, "fusedlion": 4, "muon": 4}
@@ -31,7 +30,6 @@ class ZeroSettings:
         reduce_bucket_size: elements of a bucket of gradients.
         overlap_comm: whether two such buckets take turns.
         contiguous_gradients: whether gradients are copied into the bucket.
-        prefetch_bucket_size: parameters that stage 3 gathers ahead.
         max_live_parameters: parameters that stage 3 keeps gathered at most.
         sub_group_size: parameters that stage 3 updates at a time.
     """
@@ -45,7 +43,6 @@ class ZeroSettings:
     reduce_bucket_size: int
     overlap_comm: bool
     contiguous_gradients: bool
-    prefetch_bucket_size: int
     max_live_parameters: int
     sub_group_size: int
 
@@ -65,11 +62,10 @@ class ZeroSettings:
             reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),
             overlap_comm=bool(_get(zero, "overlap_comm", stage == 3)),
             contiguous_gradients=bool(_get(zero, "contiguous_gradients", True)),
-            prefetch_bucket_size=int(_get(zero, "stage3_prefetch_bucket_size", _PREFETCH)),
             # A parameter is let go when it is neither needed soon nor is there room for it.
             max_live_parameters=min(
-                int(_get(zero, "stage3_max_live_parameters", _LIVE)),
-                int(_get(zero, "stage3_max_reuse_distance", _REUSE)),
+                int(_get_of_stage_3(zero, "max_live_parameters", _LIVE)),
+                int(_get_of_stage_3(zero, "max_reuse_distance", _REUSE)),
             ),
             sub_group_size=int(_get(zero, "sub_group_size", _SUB_GROUP)),
         )
@@ -106,6 +102,11 @@ def arm_label(ds_config: Mapping[str, Any]) -> str:
 def _get(section: Mapping[str, Any], key: str, default: Any) -> Any:
     value = section.get(key)
     return default if value is None or value == "auto" else value
+
+
+def _get_of_stage_3(zero: Mapping[str, Any], key: str, default: Any) -> Any:
+    """Returns a setting of stage 3, which goes by its documented name or by that without the stage."""
+    return _get(zero, f"stage3_{key}", _get(zero, key, default))
 
 
 def _offload(zero: Mapping[str, Any], key: str) -> str:

@@ -50,8 +50,9 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
 
     The predecessor's `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything
     else replaces what stood there; neither argument is changed. Where the overrides set the micro-batch size and the
-    accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it. What has
-    one of the deprecated names `cpu_offload` and `cpu_offload_param` comes out as the section that DeepSpeed makes of it.
+    accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it.
+    Offload by its deprecated names, `cpu_offload` and `cpu_offload_param`, becomes the section that DeepSpeed makes of
+    it.
 
     Args:
         base: a DeepSpeed configuration, or the path of its JSON file.

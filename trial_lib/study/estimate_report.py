@@ -1,5 +1,6 @@
 """What each stage, with and without offload, would need of a device: predicted, how surely, and as measured."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -18,6 +19,7 @@ CONFIDENCE = 0.9
 # Beyond it no size is of interest, however small the model.
 _LARGEST = 2**16
 _TO_CPU = {"device": "cpu"}
+_PIPELINES_STAGES = (0, 1)
 
 
 class _Record(BaseModel):
@@ -51,7 +53,7 @@ class ArmEstimate(_Record):
         total: everything, at that micro-batch.
         total_low: the lower end of its 90 % interval.
         total_high: the upper end.
-        largest_micro_batch: samples that fit with 90 % confidence; 0 if not even one does.
+        largest_micro_batch: samples that have run, or fit with 90 % confidence; 0 if not even one does.
         perhaps_micro_batch: samples that may fit, with a chance of 10 %.
         measured: what trials have shown; None where there were none.
     """
@@ -115,6 +117,7 @@ def estimate_report(
     model.observe_profile(*known.profile)
     for trial in known.trials:
         model.observe(*trial)
+    stages = _PIPELINES_STAGES if profile.pipeline_parallel else ZERO_STAGES
     size = _own_size(base, profile.data_parallel_size)
     at_most = min(_LARGEST, max_micro_batch or _LARGEST)
     return EstimateReport(
@@ -127,17 +130,17 @@ def estimate_report(
         at_most=at_most,
         headroom=headroom,
         studies=list(known.studies),
-        rows=[_row(model, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device)],
+        rows=[_row(model, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device, stages)],
         notes=_notes(known, device),
     )
 
 
-def _arms(base: dict[str, Any], device: str) -> list[dict[str, Any]]:
+def _arms(base: dict[str, Any], device: str, stages: Iterable[int]) -> list[dict[str, Any]]:
     """Returns the knobs of each row: what withdraws the user's own offload, or sets one."""
     own = base.get("zero_optimization") or {}
     neutral = {key: None for key in ("offload_optimizer", "offload_param") if key in own}
     arms: list[dict[str, Any]] = []
-    for stage in ZERO_STAGES:
+    for stage in stages:
         plain: dict[str, Any] = {"stage": stage, **neutral}
         arms.append(plain)
         if device == "cuda" and stage >= 1:
@@ -225,5 +228,7 @@ def _notes(known: KnownTrials, device: str) -> list[str]:
     if not known.trials:
         notes.append("Nothing but the profile trial was measured; a study of this experiment narrows the intervals.")
     if known.model_profile.pipeline_parallel:
-        notes.append("DeepSpeed runs a pipeline with stages 0 and 1 only.")
+        notes.append(
+            "DeepSpeed runs a pipeline with ZeRO stages 0 and 1 only. Each device is taken to have as many parameters."
+        )
     return notes

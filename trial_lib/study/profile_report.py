@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trial_lib.estimate.states import first_guess, precision_of, state_bytes
+from trial_lib.estimate.states import first_guess, on_a_device, precision_of, state_bytes
 from trial_lib.experiment.knobs import ZERO_STAGES
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 
@@ -52,12 +52,13 @@ class ProfileReport(BaseModel):
 def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots: int) -> ProfileReport:
     """Returns the profile with an estimate for each ZeRO stage."""
     precision = precision_of(base_config)
+    own, shards = on_a_device(profile, slots)
     return ProfileReport(
         profile=profile,
         stages=[
             StageEstimate(
                 stage=stage,
-                states=state_bytes(stage, profile.num_params, profile.trainable_num_params, precision, slots),
+                states=state_bytes(stage, own.num_params, own.trainable_num_params, precision, shards),
                 largest_micro_batch=first_guess(stage, profile, precision, slots),
             )
             for stage in ZERO_STAGES

@@ -70,10 +70,15 @@ def test_a_cuda_bucket_is_taken_whole_and_a_cpu_bucket_as_far_as_it_is_filled():
 
     assert bucket("cuda") == 4 * 5000
     assert bucket("cpu") == 4 * 800
-    # Two that take turns are both filled.
-    assert bucket("cpu", overlap_comm=True) == 2 * 4 * 800
+    # Two that take turns have each gradient once between them.
+    assert bucket("cpu", overlap_comm=True) == 4 * 800
+    assert bucket("cuda", overlap_comm=True) == 2 * 4 * 5000
     # The limit counts what is not resident as well.
     assert allocate(2, "cpu", reduce_bucket_size=5000).limit_correction == 4 * (5000 - 800)
+
+
+def test_offload_has_a_bucket_whatever_the_configuration_says():
+    assert allocate(2, contiguous_gradients=False, **OFFLOAD) == allocate(2, **OFFLOAD)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -149,6 +154,14 @@ def test_activations_of_the_other_precision_are_half_as_large():
     assert allocate(1, base=BF16, size=4).activations == 100
 
 
-def test_a_pipeline_partitions_over_its_replicas():
+def test_a_device_has_one_stage_of_a_pipeline_and_partitions_that_over_the_replicas():
     pipeline = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 2})
-    assert allocate(1, profile=pipeline).states == 4 * 800 + 8 * 400
+    stage = PROFILE.model_copy(update={"num_params": 500, "trainable_num_params": 400, "data_parallel_size": 2})
+    for zero_stage in (0, 1):
+        assert allocate(zero_stage, profile=pipeline) == allocate(zero_stage, profile=stage, slots=2)
+    assert allocate(1, profile=pipeline).states == 4 * 400 + 8 * 200
+
+
+def test_a_pipeline_of_one_replica_reduces_nothing():
+    alone = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 1})
+    assert allocate(0, profile=alone).buffers == 0

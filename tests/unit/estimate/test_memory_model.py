@@ -170,6 +170,14 @@ def test_what_needs_no_more_than_a_completed_trial_of_its_lineage_fits():
     assert model.probability_fits(candidate(60)) < 0.1
 
 
+def test_what_completed_once_and_ran_out_of_memory_another_time_does_not_fit():
+    model = new_model()
+    for result in (ran(19.9 * GIB), OUT_OF_MEMORY):
+        model.observe(candidate(30), result)
+    assert model.probability_fits(candidate(30)) == 0
+    assert model.largest_micro_batch(candidate(1).knobs, candidate, at_most=100) == 29
+
+
 def test_the_users_own_configuration_and_knobs_that_say_it_again_are_one_lineage():
     model = new_model(base={**BASE, "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}})
     model.observe(Candidate(micro_batch_size=30, slots=4), ran(19.9 * GIB))

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.estimate.states import FULL, HALF, first_guess, precision_of, state_bytes
+from trial_lib.estimate.states import FULL, HALF, first_guess, on_a_device, precision_of, state_bytes
 from trial_lib.experiment.result import ModelProfile
 
 
@@ -75,3 +75,12 @@ def test_the_first_guess_is_at_least_1():
 
 def test_a_profile_without_activations_gives_a_first_guess_of_1():
     assert first_guess(0, profile(activation_mem_per_gpu=0), FULL, slots=4) == 1
+
+
+def test_a_device_of_a_pipeline_holds_one_stage_which_zero_partitions_over_the_replicas():
+    pipeline = profile(pipeline_parallel=True, data_parallel_size=2)
+    own, shards = on_a_device(pipeline, slots=8)
+    assert (own.num_params, own.trainable_num_params) == (pipeline.num_params / 4, pipeline.trainable_num_params / 4)
+    assert shards == 2
+    assert on_a_device(profile(), slots=8) == (profile(), 8)
+    assert first_guess(1, pipeline, FULL, slots=8) > first_guess(1, profile(), FULL, slots=2)

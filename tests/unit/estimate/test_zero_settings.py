@@ -31,6 +31,13 @@ def test_offload_counts_where_deepspeed_does_it():
     assert [settings.offload_param for settings in seen] == ["none", "none", "none", "nvme"]
 
 
+def test_stage_3s_settings_may_go_by_their_names_without_the_stage():
+    long = {"stage": 3, "stage3_max_live_parameters": 7, "stage3_max_reuse_distance": 9}
+    short = {"stage": 3, "max_live_parameters": 7, "max_reuse_distance": 9}
+    assert ZeroSettings.of(config(**long)) == ZeroSettings.of(config(**short))
+    assert ZeroSettings.of(config(**short)).max_live_parameters == 7
+
+
 def test_an_offload_that_is_withdrawn_is_none():
     assert ZeroSettings.of(config(stage=2, offload_optimizer=None)).offload_optimizer == "none"
 

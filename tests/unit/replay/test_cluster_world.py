@@ -29,10 +29,18 @@ def test_states_take_what_zeros_paper_says():
     """Figure 1 there: 16 bytes a parameter, of which stages 1 to 3 divide the optimizer's 12, gradients, weights."""
     model, shards = Transformer(24, 4096, 2048, recompute=True), 64
     cluster, params = Cluster(shards, model), model.params
+    # A bucket of stage 0's reduction, which has no setting; the others' have one element here.
+    buffers = (2 * 5e8, 4, 4, 4)
+
+    def states(stage, **offload):
+        zero = Zero(stage, reduce_bucket=1, allgather_bucket=1, max_live=1, prefetch_bucket=0, **offload)
+        return cluster.initialized_bytes(zero) - 1.5e9 + cluster.step_bytes(zero, 0) - buffers[stage]
+
     for stage, expected in enumerate((16, 4 + 12 / shards, 2 + 14 / shards, 16 / shards)):
-        buffers = cluster.step_bytes(Zero(stage), 0) - 2 * params / (shards if stage >= 2 else 1)
-        states = cluster.initialized_bytes(Zero(stage)) - 1.5e9 + cluster.step_bytes(Zero(stage), 0) - buffers
-        assert states == pytest.approx(expected * params)
+        assert states(stage) == pytest.approx(expected * params)
+    # Stage 1 keeps every gradient until the optimizer's step, on the device.
+    for stage, expected in ((1, 4), (2, 2), (3, 2 / shards)):
+        assert states(stage, offload_optimizer=True) == pytest.approx(expected * params)
 
 
 @pytest.mark.parametrize("stage", range(4))

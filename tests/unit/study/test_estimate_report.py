@@ -61,6 +61,13 @@ def test_on_a_cpu_offload_is_left_out_with_a_word():
     assert any("nothing is saved" in note for note in on_cpu.notes)
 
 
+def test_a_pipeline_has_rows_of_the_stages_that_deepspeed_runs_it_with():
+    pipeline = report(pipeline_parallel=True, data_parallel_size=1)
+    assert {row.stage for row in pipeline.rows} == {0, 1}
+    assert pipeline.rows[0].states == report().rows[0].states / 2
+    assert any("pipeline" in note for note in pipeline.notes)
+
+
 def test_a_row_without_offload_withdraws_the_users_own():
     own = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
     labels = [row.label for row in report(base={**BASE, "zero_optimization": own}).rows]
