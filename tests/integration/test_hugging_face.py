@@ -93,6 +93,19 @@ def test_a_trainer_script_runs_with_the_candidates_batch_and_stage(run, stage):
     assert samples == pytest.approx(6)
 
 
+def test_the_losses_of_a_batch_are_the_same_however_it_is_accumulated(run):
+    """Transformers divides them by the accumulation itself."""
+    arguments = ("--max_steps", "8", "--dataloader_drop_last")
+
+    def losses(size):
+        options = {"stage": 1, "micro_batch": size, "accumulation": 16 // size}
+        return completed(run("trainer.py", *SMALL, *arguments, **options), size).losses
+
+    at_once, in_four = losses(16), losses(4)
+    assert len(at_once) > 1
+    assert in_four == pytest.approx(at_once, rel=1e-3)
+
+
 def test_two_ranks_in_bf16_with_gradient_checkpointing(run):
     arguments = ("--bf16", "--use_cpu", "--gradient_checkpointing")
     completed(run("trainer.py", *SMALL, *arguments, stage=3, micro_batch=2, slots=2), 2)

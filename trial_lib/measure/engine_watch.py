@@ -216,7 +216,9 @@ class EngineWatch:
 
         def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self._is_open = False
-            self.loss_arrived(loss)
+            # transformers' Trainer has divided the loss by the accumulation itself, and tells DeepSpeed not to.
+            is_divided = kwargs.get("scale_wrt_gas") is False
+            self.loss_arrived(loss.detach() * engine.gradient_accumulation_steps() if is_divided else loss)
             return self.model.backward(backward, loss, *args, **kwargs)
 
         def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
