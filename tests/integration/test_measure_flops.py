@@ -1,5 +1,7 @@
 """FLOPs against the closed form of a Transformer: counted by hand here, on a real engine there."""
 
+import dataclasses
+
 import pytest
 
 from trial_lib.experiment.window import StepWindow
@@ -24,6 +26,11 @@ def flops_per_sample(result, slots=1):
 def test_a_transformer_costs_what_its_formula_says(trials, attention):
     result = trials.run("transformer.py", "--attention", attention, window=SHORT)
     assert flops_per_sample(result) == pytest.approx(3 * FORWARD, rel=0.001)
+
+
+def test_a_sample_counts_for_what_the_study_has_found_whatever_this_trials_batches_are_padded_to(trials):
+    plan = dataclasses.replace(trials.plan("transformer.py", window=SHORT), flops_per_sample=FORWARD)
+    assert flops_per_sample(trials.start(plan).result()) == pytest.approx(FORWARD)
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -51,6 +51,7 @@ class TrialPlan:
             is stopped as `too_slow`. None to measure it to the end.
         longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up trains,
             so that the peak memory is a whole training's; None for batches as they come.
+        flops_per_sample: FLOPs that a sample counts for in the metrics; None for those of the first micro-batch.
     """
 
     trial_id: str
@@ -68,6 +69,7 @@ class TrialPlan:
     protected_before: float | None = None
     to_beat: float | None = None
     longest_sequence: int | None = None
+    flops_per_sample: float | None = None
 
 
 def run_trial(
@@ -177,6 +179,7 @@ def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
         "with_profile": plan.purpose is Purpose.PROFILE,
         "to_beat": plan.to_beat,
         "longest_sequence": plan.longest_sequence,
+        "flops_per_sample": plan.flops_per_sample,
         "launched_at": launched_at,
         "scratch": str(plan.paths.scratch),
         "protected_before": launched_at if plan.protected_before is None else plan.protected_before,

@@ -40,21 +40,28 @@ class CountedSteps:
         """Whether no loss was infinite or not a number."""
         return all(bool(torch.isfinite(loss).all()) for loss in self.losses)
 
-    def metrics(self, watch: EngineWatch) -> dict[str, float]:
-        """Returns the metrics by name, of an engine whose ranks have agreed."""
+    def metrics(self, watch: EngineWatch, flops_per_sample: float | None) -> dict[str, float]:
+        """Returns the metrics by name, of an engine whose ranks have agreed.
+
+        Args:
+            watch: of the engine.
+            flops_per_sample: what a sample counts for, the same in all trials of a study: where samples are padded to
+                the longest of their micro-batch, more of them would else be more work. None to count it here.
+        """
         engine = watch.engine
         medians = {part: statistics.median(step[part] for step in self.steps) for part in (*PARTS, "cpu")}
         parts = dict(zip(PARTS, most([medians[part] for part in PARTS], engine), strict=True))
         (cpu_seconds,) = total([medians["cpu"]], engine)
         latency = statistics.median(self.slowest)
         samples = self._samples(engine)
+        flops = _flops_per_sample(watch) if flops_per_sample is None else flops_per_sample
         metrics = {
             "latency": latency,
             "latency_spread": statistics.stdev(self.slowest) if len(self.slowest) > 1 else 0.0,
             "measured_steps": float(len(self.slowest)),
             **parts,
             "throughput": samples / latency,
-            "FLOPS_per_gpu": _flops_per_sample(watch) * samples / latency / torch.distributed.get_world_size(),
+            "FLOPS_per_gpu": flops * samples / latency / torch.distributed.get_world_size(),
             "cpu_time_per_sample": cpu_seconds / samples,
         }
         tokens = statistics.fmean(step["tokens"] for step in self.steps)

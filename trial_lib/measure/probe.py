@@ -55,6 +55,7 @@ class ProbeSettings:
             None to measure to the end.
         longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up is to
             train; None for batches as they come.
+        flops_per_sample: FLOPs that a sample counts for; None for those of the first micro-batch.
     """
 
     overrides: dict[str, Any]
@@ -64,6 +65,7 @@ class ProbeSettings:
     batch_source: BatchSource
     to_beat: float | None = None
     longest_sequence: int | None = None
+    flops_per_sample: float | None = None
 
 
 class Probe:
@@ -357,7 +359,7 @@ class Probe:
         assert self._watch is not None
         finite = self._counted.are_finite
         measurement = self._record("completed" if finite else "diverged", "" if finite else _NOT_FINITE)
-        measurement["metrics"] = self._counted.metrics(self._watch)
+        measurement["metrics"] = self._counted.metrics(self._watch, self._settings.flops_per_sample)
         if self._settings.with_profile:
             measurement["program"] = self.facts.to_json()
             budget = memory.device_bytes() if self._memory_budget is None else self._memory_budget

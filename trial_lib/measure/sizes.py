@@ -114,6 +114,7 @@ class Sizes:
             batch_source=BatchSource(trial["arguments"], dict(os.environ), Path(trial["model_dir"])),
             to_beat=trial["to_beat"],
             longest_sequence=trial["longest_sequence"],
+            flops_per_sample=trial["flops_per_sample"],
         )
         return Probe(settings, facts, self.phases, self._engine_built, self._finished, self._keep)
 

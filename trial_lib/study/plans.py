@@ -100,6 +100,7 @@ class TrialPlans:
             training_spec=trial_spec(self._experiment, config, paths),
             protected_before=self._opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
+            flops_per_sample=_flops_per_sample(profiled),
         )
 
 
@@ -140,6 +141,11 @@ def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: Mod
         slots=slots,
         data_parallel_size=replicas,
     )
+
+
+def _flops_per_sample(profiled: tuple[TrialResult, Candidate] | None) -> float | None:
+    model = None if profiled is None else profiled[0].profile
+    return None if model is None else model.flops_per_sample
 
 
 def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:
