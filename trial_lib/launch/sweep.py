@@ -138,6 +138,8 @@ class _Collector:
         if position and decided:
             return Withdrawal(decided["reason"])
         result = self._next_result(ending, kernel_killed, time.time())
+        if position and result.from_outside:  # it says nothing of the program, nor of the size
+            return Withdrawal.ENDED
         if position and result.outcome not in _OUTCOMES_OF_A_LATER_SIZE:
             note(f"the program cannot be run again in one process: {result.reason}")
             return Withdrawal.NOT_REPEATABLE

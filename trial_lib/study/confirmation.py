@@ -115,7 +115,7 @@ class Confirmation:
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
         self._out: dict[str, tuple[Verdict, str]] = {}
-        self._lost: set[str] = set()  # those that were killed from outside once
+        self._lost: set[str] = set()  # those that were killed from outside, or failed by chance, once
         self._too_full = math.inf  # the least share of its memory that one had filled which then ran out of it
         self._heats = 0
         self._next_heat()
@@ -131,7 +131,7 @@ class Confirmation:
         if contender is None:
             return
         self._queue.remove(contender)
-        if result.from_outside and contender.key not in self._lost:
+        if contender.key not in self._lost and (result.from_outside or self._is_bad_luck(contender, result)):
             # Nothing is known of it by that; who is killed each time is out, though.
             self._lost.add(contender.key)
             self._queue.insert(0, contender)
@@ -143,6 +143,11 @@ class Confirmation:
             self._too_full = min(self._too_full, _filled(contender.reading))
         if not self._queue:
             self._end_round()
+
+    def _is_bad_luck(self, contender: Contender, result: TrialResult) -> bool:
+        """Returns whether the user's own configuration, without which nothing is compared, failed by chance perhaps."""
+        is_failure = result.outcome is not Outcome.OUT_OF_MEMORY and not self._is_measured(result)
+        return contender is self._own and is_failure
 
     # -- rounds --------------------------------------------------------------------------------------------------
 

@@ -185,14 +185,37 @@ def test_without_the_user_s_own_the_best_is_measured_absolutely() -> None:
     assert found.sentence.endswith("samples/s, and nothing to compare with.")
 
 
-def test_where_the_user_s_own_fails_the_second_time_the_best_is_left_uncompared() -> None:
+def test_a_failure_of_the_user_s_own_changes_no_answer() -> None:
+    measured, failed = speeds(own=100.0, a=80.0), [result("own", outcome=Outcome.CRASHED, reason="Bad luck.")]
+
+    def measure(key: str) -> TrialResult:
+        return failed.pop() if key == "own" and failed else measured(key)
+
+    found, _ = confirm([contender("a", 80.0)], measure)
+    assert found.winner is not None
+    assert found.winner.verdict == "own"
+
+
+def test_where_the_user_s_own_runs_out_of_memory_it_is_not_measured_again() -> None:
+    measured = speeds(own=100.0, a=200.0)
+
+    def measure(key: str) -> TrialResult:
+        return result(key, outcome=Outcome.OUT_OF_MEMORY) if key == "own" else measured(key)
+
+    found, order = confirm([contender("a", 200.0)], measure)
+    assert order.count("own") == 1
+    assert found.winner is not None
+    assert found.winner.verdict == "uncompared"
+
+
+def test_where_the_user_s_own_fails_each_time_the_best_is_left_uncompared() -> None:
     measured = speeds(own=100.0, a=200.0)
 
     def measure(key: str) -> TrialResult:
         return result(key, outcome=Outcome.CRASHED, reason="Bad luck.") if key == "own" else measured(key)
 
     found, order = confirm([contender("a", 200.0)], measure)
-    assert order.count("own") == 1
+    assert order.count("own") == 2
     assert found.winner is not None
     assert found.winner.verdict == "uncompared"
 
