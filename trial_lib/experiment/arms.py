@@ -219,7 +219,8 @@ def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
         elif path != STAGE and not (here.own(path) is None and _is_default(path, value)):
             set_knob(knobs, path, value)
     offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
-    if offloads and not here.base_config.get("optimizer"):
+    does_already = here.own(OFFLOAD_OPTIMIZER) not in (None, "none")
+    if offloads and not does_already and not here.base_config.get("optimizer"):
         # The optimizer is the code's own: DeepSpeed refuses to offload any but its own kind, unless told to.
         knobs["zero_force_ds_cpu_optimizer"] = False
     return knobs

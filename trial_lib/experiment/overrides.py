@@ -24,8 +24,9 @@ CONFIG, OVERWRITES = "deepspeed_config", "overwrite_deepspeed_args"
 TRAINING_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gradient_accumulation_steps"}
 """What Hugging Face's `TrainingArguments` call the batch keys."""
 
+_ZERO = "zero_optimization"
 # Older names, as switches, of what DeepSpeed now has a section for: it refuses both side by side (zero/config.py).
-_OLD_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
+_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 # What makes hyperparameters a DeepSpeed configuration: there is none without a batch size.
 _BATCH_SIZES = (TRAIN_BATCH, MICRO_BATCH)
@@ -51,8 +52,8 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
     The predecessor's `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything
     else replaces what stood there; neither argument is changed. Where the overrides set the micro-batch size and the
     accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it.
-    Offload by its deprecated names, `cpu_offload` and `cpu_offload_param`, becomes the section that DeepSpeed makes of
-    it.
+    A ZeRO section that is `true` or `false`, and offload by its deprecated names `cpu_offload` and `cpu_offload_param`,
+    become what DeepSpeed makes of them; an offload section that is None is left out.
 
     Args:
         base: a DeepSpeed configuration, or the path of its JSON file.
@@ -62,8 +63,12 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
         InputError: the file is missing, is not JSON, or has a key twice.
     """
     config = copy.deepcopy(dict(base)) if isinstance(base, Mapping) else read_deepspeed_json(Path(base))
-    _rename_old_offloads(config)
-    _merge(config, _rename_old_offloads(copy.deepcopy(dict(overrides))))
+    _merge(_modernised(config), _modernised(copy.deepcopy(dict(overrides))))
+    zero = config.get(_ZERO)
+    for section in _OFFLOADS.values():
+        # To DeepSpeed that is the same; Accelerate asks whatever stands there for its device.
+        if isinstance(zero, dict) and zero.get(section, "") is None:
+            del zero[section]
     if MICRO_BATCH in overrides and ACCUMULATION in overrides and TRAIN_BATCH not in overrides:
         config.pop(TRAIN_BATCH, None)
     return config
@@ -77,21 +82,30 @@ def _merge(target: DeepSpeedConfig, overrides: Mapping[str, Any]) -> None:
             target[key] = value
 
 
-def _rename_old_offloads(config: DeepSpeedConfig) -> DeepSpeedConfig:
-    zero = config.get("zero_optimization")
-    for old, section in _OLD_OFFLOADS.items():
+def _modernised(config: DeepSpeedConfig) -> DeepSpeedConfig:
+    zero = config.get(_ZERO)
+    if isinstance(zero, bool):
+        zero = config[_ZERO] = {"stage": int(zero)}
+    for old, section in _OFFLOADS.items():
         if isinstance(zero, dict) and old in zero and section not in zero:
             zero[section] = {"device": "cpu"} if zero.pop(old) else None
     return config
 
 
 def difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedConfig:
-    """Returns the overrides that make one configuration of another, "auto" left out."""
-    base = overwrite_deepspeed_config(base, {})
+    """Returns the overrides that make one complete configuration of another, "auto" left out."""
+    base, config = overwrite_deepspeed_config(base, {}), overwrite_deepspeed_config(config, {})
+    overrides = _difference(base, config)
+    before, after = (each.get(_ZERO) or {} for each in (base, config))
+    withdrawn = {section: None for section in _OFFLOADS.values() if section in before and section not in after}
+    return {**overrides, _ZERO: {**overrides.get(_ZERO, {}), **withdrawn}} if withdrawn else overrides
+
+
+def _difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedConfig:
     overrides: DeepSpeedConfig = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
-            if section := difference(base[key], value):
+            if section := _difference(base[key], value):
                 overrides[key] = section
         elif value != base.get(key) and value != "auto":
             overrides[key] = value

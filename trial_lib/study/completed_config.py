@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.experiment.overrides import MICRO_BATCH, TRAIN_BATCH, TRAINING_ARGUMENTS
+from trial_lib.experiment.overrides import MICRO_BATCH, TRAIN_BATCH, TRAINING_ARGUMENTS, overwrite_deepspeed_config
 from trial_lib.experiment.result import ProgramProfile
 from trial_lib.study.answer import without_tuning_keys
 
@@ -16,7 +16,7 @@ def completed_config(base: Mapping[str, Any], program: ProgramProfile, typed: Ma
         program: what the profile trial found.
         typed: the batch keys that the command sets.
     """
-    config = dict(base) or without_tuning_keys(program.ds_config or {})
+    config = dict(base) or overwrite_deepspeed_config(without_tuning_keys(program.ds_config or {}), {})
     own = {**program.batch, **typed}
     left_open = {key: value for key, value in own.items() if config.get(key, "auto") == "auto"}
     config |= left_open

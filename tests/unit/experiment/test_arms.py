@@ -77,6 +77,9 @@ def test_an_optimizer_of_the_codes_own_may_be_offloaded() -> None:
     space = adaptive(at=here(base={}), stages=(1,))
     assert arm(space, "z1-offload-optimizer").knobs["zero_force_ds_cpu_optimizer"] is False
     assert "zero_force_ds_cpu_optimizer" not in arm(space, "z1").knobs
+    # What the code's optimizer is offloaded with already, it need not be told.
+    own = adaptive(at=here(base={ZERO: {"stage": 1, "offload_optimizer": {"device": "cpu"}}}), stages=(1, 2))
+    assert "zero_force_ds_cpu_optimizer" not in arm(own, "z2-offload-optimizer").knobs
     assert "zero_force_ds_cpu_optimizer" not in arm(adaptive(), "z1-offload-optimizer").knobs
 
 

@@ -20,7 +20,8 @@ from trial_lib.experiment.overrides import (
 )
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
-NAMES = st.sampled_from(["a", "b", "zero_optimization", "optimizer"])
+# `zero_optimization` has meanings of its own, and tests of them.
+NAMES = st.sampled_from(["a", "b", "scheduler", "optimizer"])
 CONFIGS = st.dictionaries(
     NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3), max_leaves=6), max_size=4
 )
@@ -94,18 +95,32 @@ def test_offload_by_its_deprecated_name_is_the_section_that_deepspeed_makes_of_i
         config = overwrite_deepspeed_config({"zero_optimization": {old: own}}, {"zero_optimization": overrides})
         return config["zero_optimization"]
 
-    assert zero(False) == {section: None}
+    assert zero(False) == {}
     assert zero(True) == {section: {"device": "cpu"}}
     # DeepSpeed refuses both names side by side.
     for own in (False, True):
         assert zero(own, **{section: {"device": "nvme"}}) == {section: {"device": "nvme"}}
-        assert zero(own, **{section: None}) == {section: None}
+        assert zero(own, **{section: None}) == {}
         assert zero(own, **{old: True}) == {section: {"device": "cpu"}}
-        assert zero(own, **{old: False}) == {section: None}
+        assert zero(own, **{old: False}) == {}
 
 
-def test_what_takes_a_deprecated_offload_away_is_a_difference() -> None:
-    own = {"zero_optimization": {"stage": 2, "cpu_offload": True}}
+def test_an_offload_section_that_is_withdrawn_is_left_out() -> None:
+    """Accelerate asks `offload_optimizer`, where it is there, for its device: None has none."""
+    base = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none", "nvme_path": None}}}
+    overrides = {"zero_optimization": {"stage": 1, "offload_optimizer": None}}
+    assert overwrite_deepspeed_config(base, overrides) == {"zero_optimization": {"stage": 1}}
+
+
+def test_a_zero_section_that_is_a_switch_is_a_stage() -> None:
+    assert overwrite_deepspeed_config({"zero_optimization": True}, {}) == {"zero_optimization": {"stage": 1}}
+    raised = overwrite_deepspeed_config({"zero_optimization": False}, {"zero_optimization": {"stage": 3}})
+    assert raised == {"zero_optimization": {"stage": 3}}
+
+
+@pytest.mark.parametrize("offload", [{"cpu_offload": True}, {"offload_optimizer": {"device": "cpu"}}])
+def test_what_takes_an_offload_away_is_a_difference(offload: dict[str, Any]) -> None:
+    own = {"zero_optimization": {"stage": 2, **offload}}
     winner = overwrite_deepspeed_config(own, {"zero_optimization": {"offload_optimizer": None}})
     assert overwrite_deepspeed_config(own, difference(own, winner)) == winner
 
