@@ -75,6 +75,13 @@ WITNESSES: dict[str, list[Refusal | Ignorance]] = {
         )
         for dtype in ("bf16", "fp16")
     ],
+    "half_master_weights_without_offload": [
+        Refusal(
+            {**zero(stage), "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+            "Master weights feature requires",
+        )
+        for stage in (1, 2, 3)
+    ],
     "accumulation_dtype_at_stage_0": [
         Refusal({**zero(0), "data_types": {"grad_accum_dtype": "bf16"}}, "unsupported mix"),
         Refusal({**zero(0), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "unsupported mix"),

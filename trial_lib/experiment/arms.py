@@ -24,6 +24,8 @@ from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, 
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.rules import Device, broken_rules
 
+_REDUCE_SCATTER = "zero_optimization.reduce_scatter"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -119,14 +121,17 @@ def _without_refused(arm: Arm, setting: CoarseSetting, asked: Mapping[str, Reque
     What the user asks for is left: the trial's reason tells them.
     """
     free = [knob for knob in arm.fine if catalogues_name(knob.path) not in asked]
+    paths = {knob.path for knob in arm.fine}
     mended: dict[str, Any] = {}
     if _refuses(arm.knobs, mended, here):
-        mends = ({knob.path: value} for knob in free for value in knob.values)
+        mends = [{knob.path: value} for knob in free for value in knob.values]
+        if _REDUCE_SCATTER not in asked.keys() | paths:
+            mends.append({_REDUCE_SCATTER: False})  # what stages 2 and 3 refuse most; no knob where it has no effect
         found = next((mend for mend in mends if not _refuses(arm.knobs, mend, here)), None)
         if found is None:
             return arm if asked.keys() & setting.keys() - {STAGE} else None
         mended = found
-    fine = []
+    fine = [Knob(path, (value,)) for path, value in mended.items() if path == _REDUCE_SCATTER and path not in paths]
     for knob in arm.fine:
         values = knob.values
         if knob in free:

@@ -46,6 +46,12 @@ def _copied(here: Surroundings, own: Any) -> tuple[bool, ...]:
     return _switch(here.device == "cuda")(here, own)
 
 
+def _partitioned(here: Surroundings, own: Any) -> tuple[bool, ...]:
+    # `checkpointing.configure`: contiguous checkpointing is for partitioned activations only.
+    contiguous = here.own("activation_checkpointing.contiguous_memory_optimization") is True
+    return (True,) if own is True and contiguous else _switch(False)(here, own)
+
+
 def _clamped(first: int, others: Iterable[int], most: int) -> tuple[int, ...]:
     """Returns sizes without repetition: what is above the most does what that does."""
     return tuple(dict.fromkeys(min(int(elements), most) for elements in (first, *others)))
@@ -301,7 +307,7 @@ KNOBS: dict[str, KnownKnob] = {
             holds=lambda here: here.reads_activation_checkpointing and here.slots > here.replicas,
             otherwise="it takes a model over several devices, whose code configures activation checkpointing by the "
             "DeepSpeed configuration",
-            candidates=_switch(False),
+            candidates=_partitioned,
         ),
         default=False,
         is_coarse=True,

@@ -160,9 +160,18 @@ def _partial_ratio(setting: Setting) -> str | None:
     return str(ratio) if isinstance(ratio, (int, float)) and ratio < 1.0 else None
 
 
+# What DeepSpeed's `DtypeEnum` (runtime/config.py) takes for each.
+_DTYPES = {
+    **dict.fromkeys(("torch.float16", "float16", "half"), "fp16"),
+    **dict.fromkeys(("torch.float32", "float32", "float"), "fp32"),
+    **dict.fromkeys(("torch.bfloat16", "bfloat16"), "bf16"),
+}
+
+
 def _accumulation_dtype_at_stage_0(setting: Setting) -> str | None:
     dtype = setting.section("data_types").get("grad_accum_dtype")
-    return f"{dtype}, not {setting.dtype}" if setting.stage == 0 and dtype not in (None, setting.dtype) else None
+    is_own = dtype is None or (isinstance(dtype, str) and _DTYPES.get(dtype, dtype) == setting.dtype)
+    return f"{dtype}, not {setting.dtype}" if setting.stage == 0 and not is_own else None
 
 
 def _scaled_gradients(setting: Setting) -> str | None:
@@ -190,10 +199,15 @@ def _compute_grad_norm_off(setting: Setting) -> str | None:
 
 
 def _half_master_weights(setting: Setting) -> str | None:
-    if setting.stage != 0:
-        return None
     keys = {"fp16": "fp16_master_weights_and_grads", "bf16": "bf16_master_weights_and_grads"}
     return next((key for section, key in keys.items() if setting.on(section, key)), None)
+
+
+def _half_master_weights_on_device(setting: Setting) -> str | None:
+    if setting.stage < 1 or setting.offload("offload_optimizer"):
+        return None
+    key = _half_master_weights(setting)
+    return None if key is not None and key.startswith("bf16") and setting.on("bf16", "bf16_optimizer_states") else key
 
 
 def _odd_allgather_bucket(setting: Setting) -> int | None:
@@ -242,7 +256,13 @@ RULES = (
         "half_master_weights_at_stage_0",
         "refused",
         "{} needs ZeRO stage 1, 2 or 3.",
-        _half_master_weights,
+        lambda setting: setting.stage == 0 and _half_master_weights(setting),
+    ),
+    Rule(
+        "half_master_weights_without_offload",
+        "refused",
+        "{} needs the optimizer to be offloaded.",
+        _half_master_weights_on_device,
     ),
     Rule(
         "accumulation_dtype_at_stage_0",

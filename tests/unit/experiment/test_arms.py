@@ -218,6 +218,31 @@ def test_what_deepspeed_refuses_is_not_tried() -> None:
     assert labels(norm) == ["z1", "z2"]
 
 
+def test_what_deepspeed_refuses_with_reduce_scatter_is_tried_without() -> None:
+    scaled = adaptive(at=here(base={"prescale_gradients": True}))
+    assert labels(scaled) == labels(adaptive(at=here(base={})))
+    for label in ("z2", "z2-offload-optimizer", "z3"):
+        assert fine(scaled, label)["reduce_scatter"] == (False,)
+    assert "reduce_scatter" not in fine(scaled, "z1")
+
+
+def test_what_needs_offload_is_not_tried_without() -> None:
+    half = {"enabled": True, "bf16_master_weights_and_grads": True}
+    base = {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "bf16": half}
+    assert {label for label in labels(adaptive(at=here(base=base))) if "offload-optimizer" not in label} == set()
+
+
+def test_contiguous_activations_stay_partitioned() -> None:
+    def arms(**own: bool) -> set[object]:
+        base = {"activation_checkpointing": {"partition_activations": True, **own}}
+        space = adaptive(at=here(slots=8, replicas=4, base=base, reads_activation_checkpointing=True), stages=(1,))
+        found = (arm.knobs.get("activation_checkpointing", {}) for arm in space.arms)
+        return {checkpointing.get("partition_activations", True) for checkpointing in found}
+
+    assert arms() == {True, False}
+    assert arms(contiguous_memory_optimization=True) == {True}
+
+
 def test_what_the_users_own_configuration_breaks_too_is_no_reason_to_leave_an_arm_out() -> None:
     base = {"train_batch_size": "auto", "fp16": {"enabled": True}, "bf16": {"enabled": True}}
     assert labels(adaptive(at=here(base=base))) == labels(adaptive())

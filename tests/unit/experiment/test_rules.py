@@ -96,5 +96,12 @@ def test_deepspeeds_old_way_to_write_stage_1_is_stage_1() -> None:
     assert names({"zero_optimization": True, "optimizer": {"type": "SGD"}}, "cuda") == ["untested_optimizer_under_zero"]
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16", "torch.bfloat16"])
+def test_a_type_may_go_by_any_of_deepspeeds_names(dtype: str) -> None:
+    config = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": dtype}}
+    assert names(config, "cuda") == []
+    assert names({**config, "bf16": {"enabled": False}}, "cuda") == ["accumulation_dtype_at_stage_0"]
+
+
 def test_an_offload_to_no_device_is_none() -> None:
     assert names({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "none"}}}, "cuda") == []
