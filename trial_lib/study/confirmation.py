@@ -102,12 +102,20 @@ class Confirmation:
         metric: what the study optimises.
         device: `cuda` or `cpu`.
         search_seconds: what the search took.
+        submitted: the user's own configuration, whether it completed or not.
     """
 
     def __init__(
-        self, own: Contender | None, ranked: Sequence[Contender], metric: str, device: str, search_seconds: float
+        self,
+        own: Contender | None,
+        ranked: Sequence[Contender],
+        metric: str,
+        device: str,
+        search_seconds: float,
+        submitted: Candidate | None = None,
     ) -> None:
         self._own = own
+        self._submitted = submitted if own is None else own.candidate
         self._left = list(ranked)
         self._metric = metric
         self._by_processor_time = device == "cpu" and metric in ("throughput", "FLOPS_per_gpu")
@@ -287,7 +295,7 @@ class Confirmation:
             own=own_confirmed,
             candidates=tuple(one for one, _ in confirmed),
             winner=winner,
-            advice="" if own is None or chosen is None else _advice(own, chosen),
+            advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
         )
 
     def _told(self, contender: Contender) -> list[TrialResult]:
@@ -332,8 +340,8 @@ class Confirmation:
         return False, sign * confirmed.metrics[self._metric]
 
 
-def _advice(own: Contender, chosen: Contender) -> str:
-    return learning_rate_advice(global_batch(own.candidate), global_batch(chosen.candidate))
+def _advice(own: Candidate, chosen: Candidate) -> str:
+    return learning_rate_advice(global_batch(own), global_batch(chosen))
 
 
 def _estimate(ratio: Ratio | None) -> Estimate | None:

@@ -71,7 +71,7 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
         return known_confirmation(driver)
     metric, submitted = driver.arguments.metric, driver.submitted
     searched = [result for result in driver.results.values() if result.purpose is Purpose.SEARCH]
-    own = None
+    own, candidate = None, None if submitted is None else driver.candidates[submitted.number]
     if submitted is not None and submitted.outcome is Outcome.COMPLETED and submitted.metrics.get(metric, 0.0) > 0.0:
         own = _contender(driver, submitted)
     expected = {} if driver.search is None else driver.search.expected()
@@ -80,7 +80,7 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     if not ranked:
         return None
     before = [driver.profile, *([submitted] if submitted is not None else []), *searched]
-    confirmation = Confirmation(own, ranked, metric, driver.host.device, seconds_of(before))
+    confirmation = Confirmation(own, ranked, metric, driver.host.device, seconds_of(before), candidate)
     for result in confirmed_after_search(driver):
         confirmation.tell(result)
     return confirmation

@@ -185,6 +185,18 @@ def test_without_the_user_s_own_the_best_is_measured_absolutely() -> None:
     assert found.sentence.endswith("samples/s, and nothing to compare with.")
 
 
+def test_the_learning_rate_follows_a_batch_that_the_user_s_own_did_not_complete_with() -> None:
+    best = contender("a", 200.0)
+    own = OWN.candidate.model_copy(
+        update={"gradient_accumulation_steps": 2 * OWN.candidate.gradient_accumulation_steps}
+    )
+    confirmation = Confirmation(None, [best], "throughput", "cuda", 60.0, own)
+    measured = speeds(a=200.0)
+    while confirmation.next is not None:
+        confirmation.tell(measured("a"))
+    assert confirmation.finding().advice.startswith("The global batch is 16 and yours 32")
+
+
 def test_a_failure_of_the_user_s_own_changes_no_answer() -> None:
     measured, failed = speeds(own=100.0, a=80.0), [result("own", outcome=Outcome.CRASHED, reason="Bad luck.")]
 
