@@ -1,5 +1,6 @@
 """The losses of the first optimizer steps: enough to see whether two configurations train alike."""
 
+import itertools
 import math
 from typing import Any
 
@@ -22,10 +23,10 @@ class StepLosses:
             self._losses.append(loss)
 
     def means(self, engine: Any) -> list[float]:
-        """Returns the mean over all ranks of each; empty where one is not finite. Every rank takes part."""
+        """Returns the mean over all ranks of each, up to the first that is not finite. Every rank takes part."""
         own = [float(loss) for loss in self._losses]
         missing = [0.0] * (_MOST - len(own))
         # Of one length on every rank, whatever each has seen.
         summed = total([*own, *missing, *(1.0 for _ in own), *missing], engine)
         means = [loss / count for loss, count in zip(summed[:_MOST], summed[_MOST:], strict=True) if count]
-        return means if all(map(math.isfinite, means)) else []
+        return list(itertools.takewhile(math.isfinite, means))
