@@ -19,7 +19,7 @@ from trial_lib.experiment.catalogue import (
     nvme_path,
     spelled,
 )
-from trial_lib.experiment.effects import CoarseSetting, Effect, Surroundings, has_version
+from trial_lib.experiment.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
 from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves, set_knob, withdrawn
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.rules import Device, broken_rules
@@ -285,4 +285,6 @@ def _why(request: Request, settings: Sequence[CoarseSetting], here: Surroundings
     if not has_version(here.deepspeed, known.since):
         return f"it takes DeepSpeed {known.since} or later, here is {here.deepspeed}"
     near, why = max(_lacks(effect, setting, here) for effect in known.effects for setting in met)
+    if near == 1:
+        why = read_at(stage for effect in known.effects if here.device in effect.devices for stage in effect.stages)
     return why if near < 9 else "none of its values acts at these ZeRO stages"

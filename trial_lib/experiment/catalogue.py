@@ -4,6 +4,7 @@ Read in DeepSpeed 0.19.8; each effect names its place below `deepspeed/runtime`.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trial_lib.experiment.effects import Candidates, Effect, KnownKnob, Surroundings
@@ -103,6 +104,30 @@ def _sums_rank_by_rank(here: Surroundings) -> bool:
 _PIPELINE = "pipeline parallelism does not overlap communication"
 _STAGE_1_2, _STAGE_3 = "zero/stage_1_and_2.py", "zero/stage3.py"
 
+
+def _accumulates_in_fp32(here: Surroundings) -> bool:
+    dtype = get_knob(here.base_config, "data_types.grad_accum_dtype")
+    is_bf16 = any(get_knob(here.base_config, f"{section}.enabled") is True for section in ("bf16", "bfloat16"))
+    return is_bf16 and dtype in ("fp32", "float32", "float", "torch.float32")
+
+
+def _of_zeros_own(effect: Effect) -> tuple[Effect, ...]:
+    """Returns an effect of the optimizer of stages 1 and 2, which DeepSpeed does not take for some of stage 1.
+
+    `engine._do_optimizer_sanity_check`: bf16 that accumulates in fp32, not offloaded, is `BF16_Optimizer`'s, which has
+    no buckets and nothing to overlap.
+    """
+
+    def holds(here: Surroundings) -> bool:
+        return not _accumulates_in_fp32(here) and (effect.holds is None or effect.holds(here))
+
+    said = "at stage 1 bf16 that accumulates in fp32 has an optimizer of its own, which does not read it"
+    of_1 = replace(effect, stages=(1,), holds=holds, otherwise=effect.otherwise or said)
+    offloaded = replace(effect, stages=(1,), when={**effect.when, OFFLOAD_OPTIMIZER: _OFFLOADED})
+    kept = () if OFFLOAD_OPTIMIZER in effect.when else (offloaded,)
+    return (of_1, *kept, replace(effect, stages=(2,)))
+
+
 KNOBS: dict[str, KnownKnob] = {
     OFFLOAD_OPTIMIZER: KnownKnob(
         _DEVICES,
@@ -152,7 +177,10 @@ KNOBS: dict[str, KnownKnob] = {
     "zero_optimization.reduce_bucket_size": KnownKnob(
         "count",
         # Stage 0 sums in buckets of its own: engine.py buffered_allreduce_fallback.
-        (Effect(f"{_STAGE_1_2} setup_buckets, {_STAGE_3} ipg_buckets", (1, 2, 3), candidates=_buckets),),
+        (
+            *_of_zeros_own(Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), candidates=_buckets)),
+            Effect(f"{_STAGE_3} ipg_buckets", (3,), candidates=_buckets),
+        ),
     ),
     "zero_optimization.allgather_bucket_size": KnownKnob(
         "count",
@@ -168,14 +196,16 @@ KNOBS: dict[str, KnownKnob] = {
     "zero_optimization.overlap_comm": KnownKnob(
         "switch",
         (
-            Effect(
-                f"{_STAGE_1_2} reduction_stream",
-                (1, 2),
-                ("cuda",),
-                replicas=2,
-                holds=_is_no_pipeline,
-                otherwise=_PIPELINE,
-                candidates=_switch(False),
+            *_of_zeros_own(
+                Effect(
+                    f"{_STAGE_1_2} reduction_stream",
+                    (1, 2),
+                    ("cuda",),
+                    replicas=2,
+                    holds=_is_no_pipeline,
+                    otherwise=_PIPELINE,
+                    candidates=_switch(False),
+                )
             ),
             Effect(f"{_STAGE_3} reduce_and_partition_stream", (3,), ("cuda",), replicas=2, candidates=_switch(True)),
             # A CPU has no streams to overlap: all that it does there is to take a second bucket.
@@ -202,7 +232,9 @@ KNOBS: dict[str, KnownKnob] = {
         "switch",
         (
             # Offload of the optimizer turns it on.
-            Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), when={OFFLOAD_OPTIMIZER: ("none",)}, candidates=_copied),
+            *_of_zeros_own(
+                Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), when={OFFLOAD_OPTIMIZER: ("none",)}, candidates=_copied)
+            ),
             Effect(f"{_STAGE_3} __add_grad_to_ipg_bucket", (3,), candidates=_switch(True)),
         ),
     ),

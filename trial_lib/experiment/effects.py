@@ -3,7 +3,7 @@
 Pure: standard library only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,6 +55,11 @@ Candidates = Callable[[Surroundings, Any], tuple[Any, ...]]
 """The values to try unasked, the best guess first, from the surroundings and the user's own value (None without)."""
 
 
+def read_at(stages: Iterable[int]) -> str:
+    """Returns at which ZeRO stages a knob has an effect, to follow "has no effect: "."""
+    return f"DeepSpeed reads it at ZeRO stage {' and '.join(map(str, sorted(set(stages))))} only"
+
+
 @dataclass(frozen=True)
 class Effect:
     """Circumstances in which DeepSpeed reads a knob.
@@ -92,7 +97,7 @@ class Effect:
         if here.device not in self.devices:
             return 0, "it takes an accelerator" if self.devices == ("cuda",) else "it takes a CPU"
         if setting[STAGE] not in self.stages:
-            return 1, f"DeepSpeed reads it at ZeRO stage {' and '.join(map(str, self.stages))} only"
+            return 1, read_at(self.stages)
         if self.holds is not None and not self.holds(here):
             return 2, self.otherwise
         if here.replicas < self.replicas:

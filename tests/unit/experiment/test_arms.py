@@ -232,6 +232,19 @@ def test_what_needs_offload_is_not_tried_without() -> None:
     assert {label for label in labels(adaptive(at=here(base=base))) if "offload-optimizer" not in label} == set()
 
 
+def test_bf16_that_accumulates_in_fp32_has_no_buckets_at_stage_1() -> None:
+    base = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "optimizer": {"type": "AdamW"}}
+    of, usual = adaptive(at=here(base=base)), adaptive()
+    assert fine(of, "z1") == {}
+    for label in ("z1-offload-optimizer", "z2", "z3"):
+        assert fine(of, label).keys() == fine(usual, label).keys()
+
+
+def test_a_knob_that_several_stages_read_is_told_with_all_of_them() -> None:
+    (sentence,) = told(Request(f"{ZERO}.overlap_comm", (True, False)), stages=(0,))
+    assert sentence.endswith("DeepSpeed reads it at ZeRO stage 1 and 2 and 3 only.")
+
+
 def test_contiguous_activations_stay_partitioned() -> None:
     def arms(**own: bool) -> set[object]:
         base = {"activation_checkpointing": {"partition_activations": True, **own}}
