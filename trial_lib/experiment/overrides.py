@@ -65,10 +65,11 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
     config = copy.deepcopy(dict(base)) if isinstance(base, Mapping) else read_deepspeed_json(Path(base))
     _merge(_modernised(config), _modernised(copy.deepcopy(dict(overrides))))
     zero = config.get(_ZERO)
-    for section in _OFFLOADS.values():
+    for old, section in _OFFLOADS.items():
         # To DeepSpeed that is the same; Accelerate asks whatever stands there for its device.
         if isinstance(zero, dict) and zero.get(section, "") is None:
             del zero[section]
+            zero.pop(old, None)
     if MICRO_BATCH in overrides and ACCUMULATION in overrides and TRAIN_BATCH not in overrides:
         config.pop(TRAIN_BATCH, None)
     return config
@@ -87,7 +88,7 @@ def _modernised(config: DeepSpeedConfig) -> DeepSpeedConfig:
     if isinstance(zero, bool):
         zero = config[_ZERO] = {"stage": int(zero)}
     for old, section in _OFFLOADS.items():
-        if isinstance(zero, dict) and old in zero and section not in zero:
+        if isinstance(zero, dict) and old in zero and zero.get(section) is None:
             zero[section] = {"device": "cpu"} if zero.pop(old) else None
     return config
 

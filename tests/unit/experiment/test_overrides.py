@@ -33,6 +33,25 @@ def test_overriding_twice_is_overriding_once(base: dict[str, Any], overrides: di
     assert overwrite_deepspeed_config(once, overrides) == once
 
 
+ZERO = st.booleans() | st.dictionaries(
+    st.sampled_from(["stage", "cpu_offload", "cpu_offload_param", "offload_optimizer", "offload_param", "a"]),
+    LEAVES | st.dictionaries(NAMES, LEAVES, max_size=2),
+)
+WITH_ZERO = st.builds(lambda config, zero: {**config, "zero_optimization": zero}, CONFIGS, ZERO) | CONFIGS
+
+
+@given(WITH_ZERO, WITH_ZERO)
+def test_a_zero_section_is_overridden_once_too_and_no_argument_changes(
+    base: dict[str, Any], overrides: dict[str, Any]
+) -> None:
+    before = copy.deepcopy((base, overrides))
+    once = overwrite_deepspeed_config(base, overrides)
+    assert overwrite_deepspeed_config(once, overrides) == once
+    assert overwrite_deepspeed_config(once, {}) == once
+    _spoil(once)
+    assert (base, overrides) == before
+
+
 @given(CONFIGS, CONFIGS)
 def test_neither_argument_changes_or_is_shared(base: dict[str, Any], overrides: dict[str, Any]) -> None:
     before = copy.deepcopy((base, overrides))

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -176,6 +177,16 @@ def test_a_crash_counts_for_the_first_size_and_says_nothing_of_a_later_one(swept
     else:
         assert found.outcomes == ["completed", "not_repeatable", "not_repeatable"]
         assert "default process group twice" in found.notes[0]
+
+
+def test_a_group_that_is_killed_from_outside_says_nothing_of_the_program(swept: Any) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        measure(payload["trials"][0])
+        return Ending("ranks", [-signal.SIGKILL])
+
+    found = swept(act)
+    assert found.ends[1:] == [Withdrawal.ENDED] * 2
+    assert found.notes == []
 
 
 def test_a_batch_that_does_not_follow_is_invalid_first_and_not_repeatable_later(swept: Any) -> None:

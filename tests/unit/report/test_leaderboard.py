@@ -62,3 +62,9 @@ def test_a_failed_trial_shows_its_reason_in_place_of_a_value() -> None:
 
 def test_no_trial_has_ended_yet() -> None:
     assert leaderboard({}, {}, "throughput") == []
+
+
+def test_a_row_says_whether_its_processes_had_measured_another_size_before() -> None:
+    results = {**RESULTS, 2: RESULTS[2].model_copy(update={"swept": True})}
+    measured = {row.trial: row.measured for row in leaderboard(results, CANDIDATES, "throughput")}
+    assert measured == {1: "fresh", 2: "swept", 3: "fresh", 4: "fresh", 5: "fresh"}
