@@ -94,8 +94,11 @@ def test_a_trainer_script_runs_with_the_candidates_batch_and_stage(run, stage):
 
 
 def test_the_losses_of_a_batch_are_the_same_however_it_is_accumulated(run):
-    """Transformers divides them by the accumulation itself."""
-    arguments = ("--max_steps", "8", "--dataloader_drop_last")
+    """Transformers divides them by the accumulation itself.
+
+    Without dropout: its masks are others for one batch of 16 than for four of 4.
+    """
+    arguments = ("--max_steps", "8", "--dataloader_drop_last", "--dropout", "0")
 
     def losses(size):
         options = {"stage": 1, "micro_batch": size, "accumulation": 16 // size}
@@ -103,7 +106,7 @@ def test_the_losses_of_a_batch_are_the_same_however_it_is_accumulated(run):
 
     at_once, in_four = losses(16), losses(4)
     assert len(at_once) > 1
-    assert in_four == pytest.approx(at_once, rel=1e-3)
+    assert in_four == pytest.approx(at_once, rel=1e-5)
 
 
 def test_two_ranks_in_bf16_with_gradient_checkpointing(run):

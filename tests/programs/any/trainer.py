@@ -13,6 +13,7 @@ from transformers import (
     TrainerControl,
     TrainerState,
     TrainingArguments,
+    set_seed,
 )
 
 from model import LENGTH, VOCABULARY, Sentences
@@ -20,10 +21,11 @@ from model import LENGTH, VOCABULARY, Sentences
 
 @dataclass
 class ModelArguments:
-    """The model's size."""
+    """The model's size, and how much of it is left out at random."""
 
     hidden_size: int = 128
     layers: int = 2
+    dropout: float = 0.1
 
 
 class StopwatchCallback(TrainerCallback):
@@ -51,6 +53,7 @@ def collate(sentences: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 def main() -> None:
     parser = HfArgumentParser((ModelArguments, TrainingArguments))
     model_arguments, training_arguments = parser.parse_args_into_dataclasses()
+    set_seed(training_arguments.seed)
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
@@ -58,6 +61,9 @@ def main() -> None:
             n_embd=model_arguments.hidden_size,
             n_layer=model_arguments.layers,
             n_head=4,
+            resid_pdrop=model_arguments.dropout,
+            embd_pdrop=model_arguments.dropout,
+            attn_pdrop=model_arguments.dropout,
             bos_token_id=0,
             eos_token_id=0,
         )
