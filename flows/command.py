@@ -145,6 +145,8 @@ def run_flow(
         server.use()
     os.environ.setdefault("DO_NOT_TRACK", "1")
     flow = load()
+    # In the seconds of an import, Python drops what a signal raises within a module's lock.
+    interrupts.hear_again()
     quiet_console()
     if server is None:
         require_configured_server()

@@ -40,7 +40,8 @@ class Interrupts:
     def hear_again(self) -> None:
         """Raises what was heard and did not arrive; to be called where nothing that was interrupted goes on.
 
-        Python drops a KeyboardInterrupt that a signal raises within a finalizer, say.
+        Python drops a KeyboardInterrupt that a signal raises within a finalizer, or where an import gives its lock
+        back: one in a hundred of those that come while Prefect is imported.
 
         Raises:
             KeyboardInterrupt: a signal has been heard.

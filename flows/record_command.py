@@ -97,6 +97,7 @@ class _Teller:
         self._measured = 0
 
     def __call__(self, done: int, total: int, candidate: Candidate, result: TrialResult) -> None:
+        interrupts.hear_again()
         self._measured += 1
         per_trial = (time.monotonic() - self._started) / self._measured
         left = timedelta(seconds=round(per_trial * (total - done)))

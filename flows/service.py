@@ -6,6 +6,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flows.interrupts import interrupts
 from trial_lib.launch.leash import Leashed
 
 LOOPBACK = "127.0.0.1"
@@ -60,9 +61,11 @@ class Service:
 
         Raises:
             ServerError: it ended, or did not answer in three minutes.
+            KeyboardInterrupt: a signal has been heard.
         """
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline and self.is_running:
+            interrupts.hear_again()
             if self._answers():
                 return
             time.sleep(_POLL_S)

@@ -126,6 +126,7 @@ def _watch(services: list[Service]) -> None:
     started = dict.fromkeys((service.name for service in services), time.monotonic())
     while True:
         time.sleep(_WATCH_S)
+        interrupts.hear_again()
         for service in services:
             if service.is_running:
                 continue

@@ -1,15 +1,22 @@
 """A signal is heard once in good order, whatever Python is doing when it comes."""
 
 import atexit
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows.command import run_flow
 from flows.interrupts import Interrupts
+from flows.service import Service
+
+DROPPED = "ignore::pytest.PytestUnraisableExceptionWarning"
 
 
 @pytest.fixture
@@ -29,15 +36,46 @@ def test_the_first_signal_is_an_interrupt(interrupts: Interrupts) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_one_that_came_within_a_finalizer_which_python_drops_is_heard_later(interrupts: Interrupts) -> None:
-    class Dropping:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
+class _Dropping:
+    """Signals this process where Python drops what a handler raises."""
 
-    Dropping()
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _import_a_flow() -> Any:
+    _Dropping()
+
+
+@pytest.mark.filterwarnings(DROPPED)
+def test_one_that_came_within_a_finalizer_which_python_drops_is_heard_later(interrupts: Interrupts) -> None:
+    _Dropping()
     with pytest.raises(KeyboardInterrupt):
         interrupts.hear_again()
+
+
+@pytest.mark.filterwarnings(DROPPED)
+def test_one_that_was_dropped_is_heard_while_a_server_comes_up(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("flows.service.interrupts", interrupts)
+    service = Service("It", ["sleep", "60"], dict(os.environ), tmp_path / "log", "http://127.0.0.1:9/")
+    service.start()
+    try:
+        _Dropping()
+        with pytest.raises(KeyboardInterrupt):
+            service.wait_until_ready()
+    finally:
+        service.close()
+
+
+@pytest.mark.filterwarnings(DROPPED)
+def test_one_that_was_dropped_while_the_flow_was_imported_begins_no_run(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.command.interrupts", interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        run_flow(None, _import_a_flow, ["a-run"], logging.getLogger("of-the-run"))
 
 
 _ENDING = """
