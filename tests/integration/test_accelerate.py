@@ -126,6 +126,8 @@ def test_a_trial_takes_the_candidates_stage_batch_and_accumulation(run: Run, ds_
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.micro_batch_arrived == 3
     assert record["program"]["ds_config"]["zero_optimization"]["stage"] == 3
+    assert record["program"]["optimizer"] == "torch.optim.adamw.AdamW"
+    assert record["program"]["by_accelerate"]
     # Four micro-batches of three in an optimizer step: the loop that Accelerate counts follows the candidate.
     per_step = result.metrics["throughput"] * result.metrics["latency"]
     assert round(per_step) == 3 * 4 * 2

@@ -310,6 +310,14 @@ def test_a_program_without_a_deepspeed_call_is_told_so_when_its_time_is_over(run
 # -- the batch that arrives ------------------------------------------------------------------------------------------
 
 
+def test_the_profile_trial_tells_which_optimizer_the_code_makes(run):
+    made = "engine, *_ = deepspeed.initialize(args=args, model=model, optimizer=torch.optim.Adagrad(weights))"
+    of_code, of_deepspeed = run(build=made, **PROFILE), run(**PROFILE)
+    assert of_code.program.optimizer == "torch.optim.adagrad.Adagrad", of_code.reason
+    assert not of_code.program.by_accelerate
+    assert of_deepspeed.program.optimizer == ""
+
+
 def test_a_flag_that_sets_the_batch_is_found_in_the_profile_trial(run):
     for arguments in (["--epochs", "7", "--train-batch", "7"], ["--train-batch=7"]):
         result = run(size="7", arguments=arguments, **PROFILE)

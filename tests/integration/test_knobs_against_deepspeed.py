@@ -97,9 +97,17 @@ OWN_OPTIMIZER = {
 }
 
 
+# The code's own is SGD where this is said, and AdamW where not.
+PERMITTED, NOT_PERMITTED = (
+    {**OWN_OPTIMIZER, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": permitted}
+    for permitted in (True, False)
+)
+
+
 def every_config() -> list[dict[str, Any]]:
     told = {**OWN_OPTIMIZER, "zero_force_ds_cpu_optimizer": False}
-    configs = [*(config for pair, stage in CASES for config in pair.configs(stage)), OWN_OPTIMIZER, told]
+    own = [OWN_OPTIMIZER, told, PERMITTED, NOT_PERMITTED]
+    configs = [*(config for pair, stage in CASES for config in pair.configs(stage)), *own]
     return [config for index, config in enumerate(configs) if config not in configs[:index]]
 
 
@@ -162,6 +170,13 @@ def test_an_optimizer_of_the_codes_own_is_offloaded_only_when_deepspeed_is_told(
     assert "error" not in did(deepspeed_did, {**OWN_OPTIMIZER, "zero_force_ds_cpu_optimizer": False})
 
 
+def test_an_sgd_of_the_codes_own_is_taken_under_zero_only_when_deepspeed_is_told(
+    deepspeed_did: list[dict[str, Any]],
+) -> None:
+    assert "untested ZeRO Optimizer" in did(deepspeed_did, NOT_PERMITTED)["error"]
+    assert "error" not in did(deepspeed_did, PERMITTED)
+
+
 # What follows runs in the ranks.
 
 
@@ -191,7 +206,8 @@ def watch(config: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    own = None if "optimizer" in config else torch.optim.AdamW(model.parameters())
+    of_code = torch.optim.SGD if "zero_allow_untested_optimizer" in config else torch.optim.AdamW
+    own = None if "optimizer" in config else of_code(model.parameters())
     sent: list[Any] = []
     held: set[int] = set()
     originals = {name: getattr(comm.cdb, name) for name in COLLECTIVES if hasattr(comm.cdb, name)}

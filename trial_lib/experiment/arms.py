@@ -21,10 +21,17 @@ from trial_lib.experiment.catalogue import (
 )
 from trial_lib.experiment.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
 from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves, set_knob, withdrawn
+from trial_lib.experiment.optimizers import (
+    accelerate_offloads,
+    is_elementwise,
+    steps_where_it_is,
+    untested_under_zero,
+)
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.rules import Device, broken_rules
 
 _REDUCE_SCATTER = "zero_optimization.reduce_scatter"
+_ALLOW_UNTESTED = "zero_allow_untested_optimizer"
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,22 @@ def without_effect(
             continue
         told.append(f"{request.path} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
     return told
+
+
+def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request]) -> list[str]:
+    """Returns one sentence for each reason for which DeepSpeed refuses stages, in whatever arm, and they are left out.
+
+    Args: as for `build_space`, whose space is the catalogue's.
+    """
+    tried = {arm.stage for _, arm in _arms(zero_stages, here, requests, catalogue=True)}
+    own = _refusals(here.base_config, here)
+    left_out: dict[str, list[str]] = {}
+    for stage in sorted(set(zero_stages) - tried):
+        config = overwrite_deepspeed_config(here.base_config, _knobs_of({STAGE: stage}, here))
+        reason = next((said for name, said in _refusals(config, here).items() if name not in own), None)
+        if reason is not None:
+            left_out.setdefault(reason, []).append(str(stage))
+    return [f"ZeRO stage {' and '.join(stages)} is not tried: {reason}" for reason, stages in left_out.items()]
 
 
 def mathematics_of(knobs: Mapping[str, Any], base_config: Mapping[str, Any]) -> list[str]:
@@ -146,12 +169,21 @@ def _refuses(knobs: Mapping[str, Any], fine: Mapping[str, Any], here: Surroundin
     overrides = copy.deepcopy(dict(knobs))
     for path, value in fine.items():
         set_knob(overrides, path, value)
+    theirs = _refusals(overwrite_deepspeed_config(here.base_config, overrides), here)
+    return bool(theirs.keys() - _refusals(here.base_config, here).keys())
+
+
+def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
+    """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
     device: Device = "cuda" if here.device == "cuda" else "cpu"
-    own, theirs = (
-        {rule.name for rule in broken_rules(config, device, here.pipeline, here.replicas) if rule.effect == "refused"}
-        for config in (here.base_config, overwrite_deepspeed_config(here.base_config, overrides))
-    )
-    return bool(theirs - own)
+    optimizer = "" if here.by_accelerate else here.code_optimizer
+    broken = broken_rules(config, device, here.pipeline, here.replicas, optimizer)
+    reasons = {rule.name: rule.reason for rule in broken if rule.effect == "refused"}
+    is_offloaded = get_knob(config, STAGE, 0) != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
+    if not steps_where_it_is(here.code_optimizer, here.device, is_offloaded):
+        place = "offloaded" if is_offloaded else "without offload"
+        reasons["optimizer_where_it_cannot_step"] = f"{here.code_optimizer} cannot step {place}."
+    return reasons
 
 
 def _coarse_of_catalogue(stage: int, here: Surroundings) -> dict[str, tuple[Any, ...]]:
@@ -223,12 +255,24 @@ def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
                 set_knob(knobs, section, None)
         elif path != STAGE and not (here.own(path) is None and _is_default(path, value)):
             set_knob(knobs, path, value)
+    return knobs | _permissions(setting, here)
+
+
+def _permissions(setting: CoarseSetting, here: Surroundings) -> dict[str, bool]:
+    """Returns what has to be set besides, for DeepSpeed to take the user's optimizer in a setting."""
+    permissions = {}
+    named = here.own("optimizer")
     offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
     does_already = here.own(OFFLOAD_OPTIMIZER) not in (None, "none")
-    if offloads and not does_already and not here.base_config.get("optimizer"):
+    is_replaced = here.by_accelerate and accelerate_offloads(here.code_optimizer)
+    if offloads and not does_already and not named and not is_replaced:
         # The optimizer is the code's own: DeepSpeed refuses to offload any but its own kind, unless told to.
-        knobs["zero_force_ds_cpu_optimizer"] = False
-    return knobs
+        permissions["zero_force_ds_cpu_optimizer"] = False
+    is_permitted = here.by_accelerate or here.own(_ALLOW_UNTESTED) is True
+    optimizer = (str(named.get("type", "")).lower() if isinstance(named, Mapping) else "", here.code_optimizer)
+    if setting[STAGE] != 0 and not is_permitted and untested_under_zero(*optimizer) and is_elementwise(*optimizer):
+        permissions[_ALLOW_UNTESTED] = True
+    return permissions
 
 
 def _is_default(path: str, value: Any) -> bool:

@@ -32,6 +32,10 @@ class Surroundings:
         reads_activation_checkpointing: whether the code configures DeepSpeed's activation checkpointing by the
             DeepSpeed configuration.
         deepspeed: the version of DeepSpeed that the ranks have; empty where it is not known.
+        code_optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes
+            none, or that is not known.
+        by_accelerate: whether Accelerate hands that to DeepSpeed: it permits any, and has DeepSpeed's own in the place
+            of one that is offloaded.
     """
 
     device: str
@@ -44,6 +48,8 @@ class Surroundings:
     pipeline: bool = False
     reads_activation_checkpointing: bool = False
     deepspeed: str = ""
+    code_optimizer: str = ""
+    by_accelerate: bool = False
 
     def own(self, path: str) -> Any:
         """Returns what the user's configuration sets; None where it leaves that to DeepSpeed."""

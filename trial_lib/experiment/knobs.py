@@ -15,6 +15,8 @@ ZeroStage = Literal[0, 1, 2, 3]
 ZERO_STAGES: tuple[int, ...] = (0, 1, 2, 3)
 STAGE = "zero_optimization.stage"
 
+# What goes with another setting, which an arm's label names.
+_UNNAMED = ("nvme_path", "zero_allow_untested_optimizer")
 # What has an effect only from some stage on, and the value that withdraws it below: DeepSpeed would accept it there
 # and do nothing (see `rules`).
 _NEUTRAL_BELOW: dict[str, tuple[int, Any]] = {
@@ -277,7 +279,7 @@ def _name(path: str, value: Any) -> str:
     """Returns what a setting adds to an arm's label; nothing for one that is off."""
     section, _, key = path.rpartition(".")
     section = section.rpartition(".")[2]
-    if value in (None, False, "none") or key in ("nvme_path",) or (key == "zero_hpz_partition_size" and value == 1):
+    if value in (None, False, "none") or key in _UNNAMED or (key == "zero_hpz_partition_size" and value == 1):
         return ""
     if key == "device":
         return section.replace("_", "-") + ("" if value == "cpu" else f"-{value}")

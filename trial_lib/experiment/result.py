@@ -63,6 +63,8 @@ class ProgramProfile(_Record):
             can be measured on such a one.
         reads_activation_checkpointing: whether the program has DeepSpeed's activation checkpointing configured by the
             configuration, so that settings of it have an effect.
+        optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes none.
+        by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -72,6 +74,8 @@ class ProgramProfile(_Record):
     shortest_sequence: int | None = None
     is_stretchable: bool = False
     reads_activation_checkpointing: bool = False
+    optimizer: str = ""
+    by_accelerate: bool = False
 
 
 class Memory(_Record):

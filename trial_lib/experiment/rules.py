@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.optimizers import untested_under_zero
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 
 Device = Literal["cpu", "cuda"]
@@ -38,6 +39,7 @@ def broken_rules(
     device: Device,
     pipeline_parallel: bool | None = None,
     data_parallel_size: int | None = None,
+    code_optimizer: str = "",
 ) -> list[Rule]:
     """Returns the rules that a complete DeepSpeed configuration breaks, what was found in each one's reason.
 
@@ -46,12 +48,14 @@ def broken_rules(
         device: what the ranks run on.
         pipeline_parallel: whether the model is a pipeline; None where that is not known yet.
         data_parallel_size: model replicas; None where that is not known yet.
+        code_optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes
+            none, or that is not known.
 
     Example:
         >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", pipeline_parallel=True)]
         ['pipeline_with_zero_2_or_3']
     """
-    setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size)
+    setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size, code_optimizer)
     found = ((rule, rule.finds(setting)) for rule in RULES)
     return [replace(rule, reason=rule.reason.format(what)) for rule, what in found if what]
 
@@ -67,6 +71,7 @@ class Setting:
     device: Device
     pipeline: bool | None
     replicas: int | None
+    code_optimizer: str = ""
 
     def section(self, key: str) -> Mapping[str, Any]:
         """Returns a section of the configuration; an empty one where none stands."""
@@ -122,7 +127,6 @@ ZERO_KEYS = frozenset(
     """.split()  # noqa: SIM905 a list of 54 lines says no more
 )
 
-_TESTED_UNDER_ZERO = ("", "adam", "adamw", "adagrad", "lion", "muon")
 _QUANTIZED_WEIGHTS = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
 
 
@@ -282,9 +286,8 @@ RULES = (
         'ZeRO takes the optimizer {} only with "zero_allow_untested_optimizer": true.',
         lambda setting: (
             setting.stage >= 1
-            and setting.optimizer not in _TESTED_UNDER_ZERO
             and setting.config.get("zero_allow_untested_optimizer") is not True
-            and setting.optimizer
+            and untested_under_zero(setting.optimizer, setting.code_optimizer)
         ),
     ),
     Rule(

@@ -4,13 +4,13 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trial_lib.experiment.arms import Request, build_space, without_effect
+from trial_lib.experiment.arms import Request, build_space, stages_not_tried, without_effect
 from trial_lib.experiment.catalogue import KNOBS, catalogues_name, is_coarse
 from trial_lib.experiment.effects import Kind, Surroundings, shown
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.knobs import STAGE, ZERO_STAGES, SearchSpace
 from trial_lib.experiment.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.experiment.result import ModelProfile
+from trial_lib.experiment.result import ModelProfile, ProgramProfile
 from trial_lib.experiment.rules import ZERO_KEYS
 from trial_lib.experiment.yaml_document import describe
 
@@ -47,7 +47,7 @@ def space_for(
     section: Mapping[str, Any],
     *,
     deepspeed: str = "",
-    reads_activation_checkpointing: bool = False,
+    program: ProgramProfile | None = None,
 ) -> SearchSpace:
     """Returns what a method searches: its own space, with what the user asks for in the place of its knobs.
 
@@ -60,16 +60,16 @@ def space_for(
         device: `cpu` or `cuda`.
         section: the experiment's `search_space`.
         deepspeed: the version of DeepSpeed that the ranks have; empty where it is not known.
-        reads_activation_checkpointing: whether the code configures activation checkpointing by the configuration.
+        program: what the profile trial found out about the user's program; None where that is not known.
 
     Raises:
         InputError: the section cannot be used.
     """
-    here = _surroundings(profile, base_config, slots, device, deepspeed, reads_activation_checkpointing)
+    here = _surroundings(profile, base_config, slots, device, deepspeed, program)
     return build_space(zero_stages, here, read_search_space(section), catalogue=method in CATALOGUE_METHODS)
 
 
-def knobs_without_effect(
+def left_out_of_space(
     method: str,
     zero_stages: Iterable[int],
     profile: ModelProfile,
@@ -79,17 +79,20 @@ def knobs_without_effect(
     section: Mapping[str, Any],
     *,
     deepspeed: str = "",
-    reads_activation_checkpointing: bool = False,
+    program: ProgramProfile | None = None,
 ) -> list[str]:
-    """Returns one sentence for each knob of the section that no candidate has, because nothing would come of it.
+    """Returns one sentence for each knob of the section that no candidate has, and each reason that keeps stages out.
 
     Args: as for `space_for`.
 
     Raises:
         InputError: the section cannot be used.
     """
-    here = _surroundings(profile, base_config, slots, device, deepspeed, reads_activation_checkpointing)
-    return without_effect(zero_stages, here, read_search_space(section), catalogue=method in CATALOGUE_METHODS)
+    here = _surroundings(profile, base_config, slots, device, deepspeed, program)
+    requests = read_search_space(section)
+    catalogue = method in CATALOGUE_METHODS
+    told = without_effect(zero_stages, here, requests, catalogue=catalogue)
+    return told + stages_not_tried(zero_stages, here, requests) if catalogue else told
 
 
 def _surroundings(
@@ -98,8 +101,9 @@ def _surroundings(
     slots: int,
     device: str,
     deepspeed: str,
-    reads_activation_checkpointing: bool,
+    program: ProgramProfile | None,
 ) -> Surroundings:
+    program = program or ProgramProfile()
     return Surroundings(
         device=device,
         slots=slots,
@@ -108,8 +112,10 @@ def _surroundings(
         trainable_num_params=profile.trainable_num_params,
         base_config=base_config,
         pipeline=profile.pipeline_parallel,
-        reads_activation_checkpointing=reads_activation_checkpointing,
+        reads_activation_checkpointing=program.reads_activation_checkpointing,
         deepspeed=deepspeed,
+        code_optimizer=program.optimizer,
+        by_accelerate=program.by_accelerate,
     )
 
 

@@ -92,6 +92,7 @@ def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
             _refuse_training_without_deepspeed(objects)
         else:
             facts.batch.setdefault(ACCUMULATION, int(accelerator.gradient_accumulation_steps))
+            _note_optimizer(facts, objects)
         return original(accelerator, *objects, **kwargs)
 
     accelerator_class.prepare = prepare
@@ -101,6 +102,15 @@ def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
     for name in ("save_model", "load_state", "init_trackers"):
         original_method = getattr(accelerator_class, name)
         setattr(accelerator_class, name, _in_its_place(original_method, lambda *args, **kwargs: None))
+
+
+def _note_optimizer(facts: ProgramFacts, objects: tuple[Any, ...]) -> None:
+    import torch
+
+    for prepared in objects:
+        # A dummy, in the place of one that DeepSpeed makes by the configuration, is none.
+        if isinstance(prepared, torch.optim.Optimizer):
+            facts.note_optimizer(prepared, by_accelerate=True)
 
 
 def _in_its_place(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:

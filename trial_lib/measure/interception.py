@@ -45,7 +45,12 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
         facts.note_config(passed)
         return in_a_trial(overwrite_deepspeed_config(passed, overrides))
 
-    _stand_in_for_initialize(merge, observer.initialize_called, observer.engine_built)
+    def built(engine: Any) -> None:
+        if getattr(engine, "client_optimizer", None) is not None:
+            facts.note_optimizer(engine.basic_optimizer)
+        observer.engine_built(engine)
+
+    _stand_in_for_initialize(merge, observer.initialize_called, built)
     original_destroy = torch.distributed.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:

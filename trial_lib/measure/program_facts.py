@@ -21,6 +21,9 @@ class ProgramFacts:
         is_stretchable: whether the program has trained on a batch that was made as long as the longest.
         reads_activation_checkpointing: whether it has DeepSpeed's activation checkpointing configured by the
             configuration.
+        optimizer: the class of the optimizer that the code makes, by its module and name; empty where DeepSpeed makes
+            it.
+        by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -30,12 +33,20 @@ class ProgramFacts:
     shortest_sequence: int | None = None
     is_stretchable: bool = False
     reads_activation_checkpointing: bool = False
+    optimizer: str = ""
+    by_accelerate: bool = False
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program handed over."""
         if self.ds_config is None:
             # What JSON has no word for (a dtype, a path) is of no use to a search.
             self.ds_config = json.loads(json.dumps(config, default=str))
+
+    def note_optimizer(self, optimizer: object, by_accelerate: bool = False) -> None:
+        """Keeps the class of an optimizer, if it is the first that the program made."""
+        if not self.optimizer:
+            kind = type(optimizer)
+            self.optimizer, self.by_accelerate = f"{kind.__module__}.{kind.__qualname__}", by_accelerate
 
     def to_json(self) -> dict[str, Any]:
         """Returns the facts as plain data, for a rank's record."""

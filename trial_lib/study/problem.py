@@ -10,7 +10,7 @@ from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import ModelProfile, TrialResult
-from trial_lib.experiment.search_space import knobs_without_effect, space_for
+from trial_lib.experiment.search_space import left_out_of_space, space_for
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.create import create_search
@@ -59,11 +59,11 @@ def open_search(
         device,
         experiment.config.search_space,
     )
-    reads = profile_trial.program is not None and profile_trial.program.reads_activation_checkpointing
-    for sentence in knobs_without_effect(*about, deepspeed=version, reads_activation_checkpointing=reads):
+    program = profile_trial.program
+    for sentence in left_out_of_space(*about, deepspeed=version, program=program):
         log.warning("search_space: %s", sentence)
     problem = SearchProblem(
-        space=space_for(*about, deepspeed=version, reads_activation_checkpointing=reads),
+        space=space_for(*about, deepspeed=version, program=program),
         profile=profile,
         base_config=base_config,
         slots=slots,

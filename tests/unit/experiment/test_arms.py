@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.experiment.arms import Request, build_space, mathematics_of, without_effect
+from trial_lib.experiment.arms import Request, build_space, mathematics_of, stages_not_tried, without_effect
 from trial_lib.experiment.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from trial_lib.experiment.effects import Surroundings
 from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace
@@ -81,6 +81,65 @@ def test_an_optimizer_of_the_codes_own_may_be_offloaded() -> None:
     own = adaptive(at=here(base={ZERO: {"stage": 1, "offload_optimizer": {"device": "cpu"}}}), stages=(1, 2))
     assert "zero_force_ds_cpu_optimizer" not in arm(own, "z2-offload-optimizer").knobs
     assert "zero_force_ds_cpu_optimizer" not in arm(adaptive(), "z1-offload-optimizer").knobs
+
+
+SGD, CPU_ADAM = "torch.optim.sgd.SGD", "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
+FUSED_ADAM, ADAMW = "deepspeed.ops.adam.fused_adam.FusedAdam", "torch.optim.adamw.AdamW"
+
+
+@pytest.mark.parametrize(
+    "at",
+    [here(base={}, code_optimizer=SGD), here(base={"optimizer": {"type": "SGD"}}), here(base={}, code_optimizer=ADAMW)],
+)
+def test_zero_is_permitted_for_an_optimizer_that_does_the_same_to_a_tensors_pieces(at: Surroundings) -> None:
+    space = adaptive(at=at)
+    assert {arm.stage for arm in space.arms} == {0, 1, 2, 3}
+    needs = at.code_optimizer != ADAMW
+    told = {arm.label: arm.knobs.get("zero_allow_untested_optimizer", False) for arm in space.arms}
+    assert told == {label: needs and label != "z0" for label in told}
+
+
+def test_zero_is_left_out_for_an_optimizer_that_it_would_change_and_the_user_is_told() -> None:
+    lamb = here(base={}, code_optimizer="train.Lamb")
+    assert labels(adaptive(at=lamb)) == ["z0"]
+    assert stages_not_tried(ALL, lamb, []) == [
+        "ZeRO stage 1 and 2 and 3 is not tried: ZeRO takes the optimizer train.Lamb only with "
+        '"zero_allow_untested_optimizer": true.'
+    ]
+    permitted = here(base={"zero_allow_untested_optimizer": True}, code_optimizer="train.Lamb")
+    assert labels(adaptive(at=permitted)) == labels(adaptive())
+    # Accelerate permits any.
+    prepared = here(base={}, code_optimizer="train.Lamb", by_accelerate=True)
+    assert labels(adaptive(at=prepared)) == labels(adaptive())
+    assert stages_not_tried(ALL, prepared, []) == []
+
+
+def test_deepspeeds_optimizer_for_offload_is_tried_with_offload_alone() -> None:
+    base = {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    at = here(base=base, code_optimizer=CPU_ADAM)
+    assert labels(adaptive(at=at)) == [
+        *("z1-offload-optimizer", "z2-offload-optimizer", "z3-offload-optimizer"),
+        "z3-offload-optimizer-offload-param",
+    ]
+    assert stages_not_tried(ALL, at, []) == [f"ZeRO stage 0 is not tried: {CPU_ADAM} cannot step without offload."]
+    on_cpu = here(base=base, code_optimizer=CPU_ADAM, device="cpu")
+    assert "z1" in labels(adaptive(at=on_cpu))
+
+
+def test_an_optimizer_with_kernels_of_cudas_is_not_offloaded() -> None:
+    at = here(base={}, code_optimizer=FUSED_ADAM)
+    assert labels(adaptive(at=at)) == ["z0", "z1", "z2", "z3", "z3-offload-param"]
+
+
+def test_accelerate_offloads_an_adam_of_torchs_to_deepspeeds_own() -> None:
+    key = "zero_force_ds_cpu_optimizer"
+    by_accelerate = adaptive(at=here(base={}, code_optimizer=ADAMW, by_accelerate=True), stages=(2,))
+    assert key not in arm(by_accelerate, "z2-offload-optimizer").knobs
+    # It would make an Adam of this one as well.
+    sgd = adaptive(at=here(base={}, code_optimizer=SGD, by_accelerate=True), stages=(2,))
+    assert arm(sgd, "z2-offload-optimizer").knobs[key] is False
+    by_the_code = adaptive(at=here(base={}, code_optimizer=ADAMW), stages=(2,))
+    assert arm(by_the_code, "z2-offload-optimizer").knobs[key] is False
 
 
 def test_each_stage_varies_what_it_reads() -> None:

@@ -9,7 +9,7 @@ from trial_lib.experiment.arms import Request
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.knobs import SearchSpace
 from trial_lib.experiment.result import ModelProfile
-from trial_lib.experiment.search_space import knobs_without_effect, read_search_space, space_for
+from trial_lib.experiment.search_space import left_out_of_space, read_search_space, space_for
 from trial_lib.experiment.yaml_file import read_experiment
 
 STAGE, BUCKET = "zero_optimization.stage", "zero_optimization.reduce_bucket_size"
@@ -168,6 +168,6 @@ def test_a_section_holds_for_every_method(method: str) -> None:
     (arm,) = space_for(method, *about, section).arms
     assert arm.label == "z2-offload-optimizer"
     assert {knob.path: knob.values for knob in arm.fine}[BUCKET] == (5, 6)
-    assert knobs_without_effect(method, *about, section) == []
-    (told,) = knobs_without_effect(method, *about, {"zero_optimization.sub_group_size": 5})
+    assert left_out_of_space(method, *about, section) == []
+    (told,) = left_out_of_space(method, *about, {"zero_optimization.sub_group_size": 5})
     assert "ZeRO stage 3 only" in told

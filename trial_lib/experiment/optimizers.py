@@ -1,0 +1,88 @@
+"""Which optimizers DeepSpeed takes where: those that the configuration names, and those that the user's code makes.
+
+Pure: standard library only. An optimizer is known by its class's module and name, such as `torch.optim.adamw.AdamW`;
+empty where DeepSpeed makes it by the configuration.
+"""
+
+_DEEPSPEEDS_ON_CPU = frozenset(
+    {
+        "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam",
+        "deepspeed.ops.adam.zenflow_cpu_adam.ZenFlowCPUAdam",
+        "deepspeed.ops.adagrad.cpu_adagrad.DeepSpeedCPUAdagrad",
+        "deepspeed.ops.lion.cpu_lion.DeepSpeedCPULion",
+    }
+)
+# Their kernels are CUDA's.
+_ON_CUDA = frozenset(
+    {
+        "deepspeed.ops.adam.fused_adam.FusedAdam",
+        "deepspeed.ops.lamb.fused_lamb.FusedLamb",
+        "deepspeed.ops.lion.fused_lion.FusedLion",
+        "apex.optimizers.fused_adam.FusedAdam",
+        "apex.optimizers.fused_lamb.FusedLAMB",
+        "apex.optimizers.fused_sgd.FusedSGD",
+    }
+)
+_TORCH_ADAMS = frozenset({"torch.optim.adam.Adam", "torch.optim.adamw.AdamW"})
+# deepspeed/runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS: a class itself, not what derives from it.
+_TESTED_UNDER_ZERO = (
+    _DEEPSPEEDS_ON_CPU
+    | _TORCH_ADAMS
+    | {
+        "torch.optim.adagrad.Adagrad",
+        "deepspeed.ops.adam.fused_adam.FusedAdam",
+        "deepspeed.ops.lion.fused_lion.FusedLion",
+        "apex.optimizers.fused_adam.FusedAdam",
+        "deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam",
+    }
+)
+_TYPES_TESTED_UNDER_ZERO = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
+# A number's update depends on that number and its gradient alone: ZeRO may cut tensors anywhere.
+_ELEMENTWISE = frozenset({"adadelta", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd"})
+
+
+def untested_under_zero(config_type: str, code_class: str) -> str:
+    """Returns the optimizer that ZeRO takes only with `zero_allow_untested_optimizer`; empty where it takes it so.
+
+    Args:
+        config_type: what the DeepSpeed configuration names, in lower case; empty where it names none.
+        code_class: what the user's code makes.
+    """
+    if config_type:
+        return "" if config_type in _TYPES_TESTED_UNDER_ZERO else config_type
+    return "" if not code_class or code_class in _TESTED_UNDER_ZERO else code_class
+
+
+def is_elementwise(config_type: str, code_class: str) -> bool:
+    """Returns whether an optimizer of PyTorch's does the same to a tensor's pieces as to the whole.
+
+    Args: as for `untested_under_zero`.
+    """
+    if config_type:
+        return config_type in _ELEMENTWISE
+    package, _, name = code_class.rpartition(".")
+    return package.startswith("torch.optim.") and name.lower() in _ELEMENTWISE
+
+
+def steps_where_it_is(code_class: str, device: str, is_offloaded: bool) -> bool:
+    """Returns whether an optimizer of the code's can update parameters where they are.
+
+    DeepSpeed's own for offload take those in a CPU's memory only (`deepspeed/ops/adam/cpu_adam.py` step), those with
+    kernels of CUDA none there.
+
+    Args:
+        code_class: what the user's code makes.
+        device: `cpu` or `cuda`.
+        is_offloaded: whether DeepSpeed keeps the optimizer's part on the host.
+    """
+    if device != "cuda":
+        return True
+    return code_class not in (_ON_CUDA if is_offloaded else _DEEPSPEEDS_ON_CPU)
+
+
+def accelerate_offloads(code_class: str) -> bool:
+    """Returns whether Accelerate puts DeepSpeed's own, which does the same, in an optimizer's place to offload it.
+
+    `accelerate/utils/deepspeed.py` map_pytorch_optim_to_deepspeed: others become an Adam as well, whatever they are.
+    """
+    return code_class in _TORCH_ADAMS
