@@ -125,10 +125,7 @@ def run_while_there_is_room(study: OpenStudy) -> str | None:
 def run_study(study: OpenStudy) -> str | None:
     """Runs what is left of a study; returns why it failed, or None."""
     driver = study.driver
-    profile = driver.profile or run_alone(study, driver.profile_plan())
-    if profile.from_outside:
-        # Somebody killed it, and the whole study stands on it: once more.
-        profile = run_alone(study, driver.profile_plan())
+    profile = driver.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
         return profile_failure(profile, driver.had_engine(profile), driver.arg_mappings)
     tell_profile(driver)
@@ -139,7 +136,7 @@ def run_study(study: OpenStudy) -> str | None:
     if not driver.has_searched:
         submitted = None if driver.submitted else driver.submitted_plan()
         if submitted is not None:
-            run_alone(study, submitted)
+            run_and_insist(study, submitted)
         search(study)
     if driver.ignored_batch is not None:
         return driver.ignored_batch
@@ -189,6 +186,12 @@ def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
     assert isinstance(result, TrialResult)
     take_in(study, result)
     return result
+
+
+def run_and_insist(study: OpenStudy, plan: TrialPlan) -> TrialResult:
+    """Runs one trial while no other does, and once more where somebody has killed it: what follows stands on it."""
+    result = run_alone(study, plan)
+    return run_alone(study, plan) if result.from_outside else result
 
 
 def confirm_known_winner(study: OpenStudy) -> None:

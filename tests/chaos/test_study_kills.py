@@ -19,6 +19,7 @@ from worker_fixtures import alive, is_training, pids_of, wait_until, with_sessio
 
 from flows.prefect_server import PrefectServer
 from trial_lib.experiment.result import Outcome
+from trial_lib.study.driver import PROFILE_NUMBER, SUBMITTED_NUMBER
 from trial_lib.tracking.sync import sync_study
 
 pytestmark = pytest.mark.long
@@ -108,13 +109,14 @@ def test_a_killed_guard_costs_its_trial_which_says_so(command: Running, zerotune
     assert "guard" in result.reason
 
 
-def test_a_profile_trial_that_is_killed_is_run_again_and_the_study_goes_on(
-    zerotune: Zerotune, server: PrefectServer
+@pytest.mark.parametrize("number", [PROFILE_NUMBER, SUBMITTED_NUMBER])
+def test_a_trial_that_the_study_stands_on_is_run_again_when_it_is_killed_and_the_study_goes_on(
+    zerotune: Zerotune, server: PrefectServer, number: int
 ) -> None:
     command = zerotune.start(*SEARCH, PREFECT_API_URL=server.api_url)
-    command.wait_until(lambda: is_training(zerotune, 0), "the profile trial", 120)
-    program_of(zerotune.study, 0).kill()
-    assert end(command, zerotune).results[0].outcome is Outcome.COMPLETED
+    command.wait_until(lambda: is_training(zerotune, number), f"trial {number}", 120)
+    program_of(zerotune.study, number).kill()
+    assert end(command, zerotune).results[number].outcome is Outcome.COMPLETED
 
 
 def test_the_command_s_own_prefect_server_is_started_again_and_has_the_whole_history(zerotune: Zerotune) -> None:

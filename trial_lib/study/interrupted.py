@@ -11,10 +11,11 @@ from trial_lib.study.history import Decided, Withdrawn
 
 
 def stays_open(result: TrialResult) -> bool:
-    """Returns whether a trial is to run again as if it never had: it was cut short; or the profile, which all the rest
-    stands on, was killed from outside.
+    """Returns whether a trial is to run again as if it never had: it was cut short; or it was killed from outside, and
+    is the profile, which all the rest stands on, or the submitted configuration's, which all gains are against.
     """
-    return result.outcome is Outcome.CANCELLED or (result.purpose is Purpose.PROFILE and result.from_outside)
+    is_stood_on = result.purpose in (Purpose.PROFILE, Purpose.SUBMITTED)
+    return result.outcome is Outcome.CANCELLED or (is_stood_on and result.from_outside)
 
 
 def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:

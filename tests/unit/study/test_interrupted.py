@@ -26,12 +26,12 @@ def numbers(left: list[Decided]) -> list[list[int]]:
     return [[number for number, _ in decision.numbered] for decision in left]
 
 
-def test_a_profile_that_was_killed_from_outside_is_run_again_and_a_trial_of_the_search_is_not() -> None:
+@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SUBMITTED])
+def test_what_a_study_stands_on_is_run_again_when_it_was_killed_from_outside(purpose: Purpose) -> None:
     killed = ended(0, need=100, outcome=Outcome.CRASHED).model_copy(update={"from_outside": True})
-    assert not stays_open(killed)
-    assert stays_open(killed.model_copy(update={"purpose": Purpose.PROFILE}))
-    failed = {"purpose": Purpose.PROFILE, "from_outside": False}
-    assert not stays_open(killed.model_copy(update=failed))
+    assert stays_open(killed.model_copy(update={"purpose": purpose}))
+    assert not stays_open(killed.model_copy(update={"purpose": purpose, "from_outside": False}))
+    assert not stays_open(killed)  # one of the search
 
 
 def test_a_sweep_that_had_not_begun_is_run_whole() -> None:
