@@ -14,6 +14,7 @@ from trial_lib.experiment.study import StudyStatus
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.report.leaderboard import Row, leaderboard
 from trial_lib.study.confirming import NOTHING_COMPLETED, Answer, answer_of, since_last_study
+from trial_lib.study.driver import SUBMITTED_NUMBER
 from trial_lib.study.open_full_experiment import read_full_experiment
 from trial_lib.study.open_study import OpenStudy
 
@@ -82,7 +83,9 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     elif best["purpose"] == Purpose.SUBMITTED.value:
         say("No configuration was faster than yours.")
     elif study.driver.submitted is None:
-        say("Your own configuration was not measured (its batch is for your code to decide), so there is no gain.")
+        was_begun = SUBMITTED_NUMBER in study.driver.candidates
+        why = "its trial was killed, twice" if was_begun else "its batch is for your code to decide"
+        say(f"Your own configuration was not measured ({why}), so there is no gain.")
     elif record.gain is None:
         say("Your own configuration did not complete, so there is no gain to state.")
     else:
