@@ -310,6 +310,22 @@ def test_a_program_without_a_deepspeed_call_is_told_so_when_its_time_is_over(run
 # -- the batch that arrives ------------------------------------------------------------------------------------------
 
 
+PARTITIONED = """
+with deepspeed.zero.Init(config_dict_or_path=OWN):
+    model = torch.nn.Linear(4, 1)
+print("partitioned:", hasattr(model.weight, "ds_id"))
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_code_that_partitions_its_model_itself_does_so_at_stage_3_only(run, trials, stage):
+    result = run(build=PARTITIONED, zero={"stage": stage}, **PROFILE)
+    assert result.outcome == "completed", result.reason
+    assert f"partitioned: {stage == 3}" in trials.log(result)
+    assert result.program.partitions_its_model
+
+
 def test_the_profile_trial_tells_which_optimizer_the_code_makes(run):
     made = "engine, *_ = deepspeed.initialize(args=args, model=model, optimizer=torch.optim.Adagrad(weights))"
     of_code, of_deepspeed = run(build=made, **PROFILE), run(**PROFILE)

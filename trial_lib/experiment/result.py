@@ -65,6 +65,7 @@ class ProgramProfile(_Record):
             configuration, so that settings of it have an effect.
         optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes none.
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
+        partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -76,6 +77,7 @@ class ProgramProfile(_Record):
     reads_activation_checkpointing: bool = False
     optimizer: str = ""
     by_accelerate: bool = False
+    partitions_its_model: bool = False
 
 
 class Memory(_Record):

@@ -1,5 +1,6 @@
 """Standing in for DeepSpeed's own functions before the user's code runs, however it calls them."""
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ import torch
 
 from trial_lib.experiment.deepspeed_json import read_named_config
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.knobs import STAGE, get_knob
 from trial_lib.experiment.overrides import DeepSpeedConfig, difference, overwrite_deepspeed_config
 from trial_lib.measure.program_facts import ProgramFacts
 
@@ -61,6 +63,7 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
 
     stand_in("destroy_process_group", original_destroy, destroy_process_group)
     _note_activation_checkpointing(facts)
+    _partition_at_stage_3_only(overrides, facts)
     for name in _SAVES:
         if hasattr(deepspeed.DeepSpeedEngine, name):
             setattr(deepspeed.DeepSpeedEngine, name, _saves_nothing)
@@ -80,6 +83,35 @@ def _note_activation_checkpointing(facts: ProgramFacts) -> None:
     checkpointing.configure = configure
 
 
+def _partition_at_stage_3_only(config: Mapping[str, Any], facts: ProgramFacts) -> None:
+    """Has `deepspeed.zero.Init` do nothing below stage 3, whose engines take no partitioned parameters.
+
+    Args:
+        config: DeepSpeed's; the code's own stage, which it is made for, where it names none.
+        facts: is told that the code partitions its model while it makes it.
+    """
+    from deepspeed.runtime.zero import partition_parameters
+
+    stage = get_knob(config, STAGE)
+    context: Any = partition_parameters.Init
+    original = context.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> None:
+        """Stands in for `deepspeed.zero.Init.__init__`."""
+        call = signature.bind(*args, **kwargs)
+        if call.arguments.get("enabled", True):
+            # Libraries that ask for the stage first are no concern of the user's.
+            caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+            facts.partitions_its_model |= caller.partition(".")[0] not in ("transformers", "accelerate")
+            if stage in (0, 1, 2):
+                call.arguments["enabled"] = False
+        original(*call.args, **call.kwargs)
+
+    context.__init__ = init
+
+
 def adopt(ds_config: Mapping[str, Any]) -> None:
     """Has the code train with a configuration, in the place of the one that stands in it.
 
@@ -90,6 +122,7 @@ def adopt(ds_config: Mapping[str, Any]) -> None:
         ds_config: a complete DeepSpeed configuration, such as a study's winner.
     """
     found: list[DeepSpeedConfig] = []
+    _partition_at_stage_3_only(ds_config, ProgramFacts())
 
     def merge(passed: DeepSpeedConfig) -> DeepSpeedConfig:
         if not found:

@@ -24,6 +24,7 @@ class ProgramFacts:
         optimizer: the class of the optimizer that the code makes, by its module and name; empty where DeepSpeed makes
             it.
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
+        partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -35,6 +36,7 @@ class ProgramFacts:
     reads_activation_checkpointing: bool = False
     optimizer: str = ""
     by_accelerate: bool = False
+    partitions_its_model: bool = False
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program handed over."""

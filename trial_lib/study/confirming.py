@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.knobs import STAGE, get_knob
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.answer import gain
 from trial_lib.study.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.finding import Estimate, Finding, freeing_advice
+from trial_lib.study.finding import Estimate, Finding, freeing_advice, partition_advice
 from trial_lib.study.known_winner import (
     confirmed_after_search,
     ended_on_known_winner,
@@ -108,6 +109,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     winner = finding.winner
     if winner is None or winner.number is None:
         return None
+    finding = finding.model_copy(update={"in_code": _in_code(driver, driver.candidates[winner.number])})
     best = driver.results[winner.number].model_copy(update={"metrics": winner.metrics})
     return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain))
 
@@ -130,6 +132,12 @@ def no_answer(driver: StudyDriver) -> str:
 def _freeing(driver: StudyDriver) -> str:
     freed = None if driver.search is None else driver.search.freeing_gain()
     return "" if freed is None else freeing_advice(freed.candidate.micro_batch_size, freed.factor)
+
+
+def _in_code(driver: StudyDriver, winner: Candidate) -> str:
+    program = None if driver.profile is None else driver.profile.program
+    stage = get_knob(winner.complete(driver.base_config), STAGE, 0)
+    return partition_advice(stage, program is not None and program.partitions_its_model)
 
 
 def _value(estimate: Estimate | None) -> float | None:

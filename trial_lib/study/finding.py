@@ -73,6 +73,7 @@ class Finding(_Record):
         winner: what to train with; None where nothing could be measured again.
         advice: on the learning rate, where the winner has another global batch; empty otherwise.
         freeing: what a free batch is expected to bring, where the batch was kept and it would be worth it; else empty.
+        in_code: what the winner needs of the code, where a trial has stood in for it; else empty.
     """
 
     metric: str
@@ -84,6 +85,7 @@ class Finding(_Record):
     winner: Confirmed | None
     advice: str = ""
     freeing: str = ""
+    in_code: str = ""
 
     @property
     def sentence(self) -> str:
@@ -113,7 +115,7 @@ class Finding(_Record):
         said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             said.append(f"{_capital(self.winner.losses)}.")
-        return [*said, *filter(None, (self.advice, self.freeing))]
+        return [*said, *filter(None, (self.in_code, self.advice, self.freeing))]
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON, with its sentences."""
@@ -148,6 +150,21 @@ def name_of(candidate: Candidate) -> str:
     if candidate.gradient_accumulation_steps > 1:
         words.append(f"accumulation {candidate.gradient_accumulation_steps}")
     return ", ".join(words)
+
+
+def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:
+    """Returns what a winner needs of code that makes its model within `deepspeed.zero.Init`; empty where nothing.
+
+    Args:
+        zero_stage: the winner's.
+        partitions_its_model: whether the code does.
+    """
+    if zero_stage == 3 or not partitions_its_model:
+        return ""
+    return (
+        "The code makes its model within deepspeed.zero.Init, which was off in these trials and is in "
+        f"`zerotune train`; elsewhere give it enabled=False at stage {zero_stage}."
+    )
 
 
 def freeing_advice(micro_batch_size: int, factor: float) -> str:

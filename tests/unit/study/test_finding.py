@@ -3,7 +3,7 @@
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate
-from trial_lib.study.finding import Confirmed, Estimate, Finding, learning_rate_advice, name_of
+from trial_lib.study.finding import Confirmed, Estimate, Finding, learning_rate_advice, name_of, partition_advice
 
 
 def confirmed(name: str = "z2, micro-batch 24", **fields: Any) -> Confirmed:
@@ -54,6 +54,14 @@ def test_candidates_are_called_by_what_decides_them() -> None:
     candidate = Candidate(knobs=knobs, micro_batch_size=24, gradient_accumulation_steps=2)
     assert name_of(candidate) == "z2, optimizer offload, micro-batch 24, accumulation 2"
     assert name_of(Candidate(micro_batch_size=4)) == "micro-batch 4"
+
+
+def test_a_winner_below_stage_3_says_what_it_needs_of_code_that_partitions_its_model() -> None:
+    assert partition_advice(3, partitions_its_model=True) == ""
+    assert partition_advice(2, partitions_its_model=False) == ""
+    advice = partition_advice(2, partitions_its_model=True)
+    assert advice.endswith("give it enabled=False at stage 2.")
+    assert advice in finding(in_code=advice).lines
 
 
 def test_another_global_batch_comes_with_advice_on_the_learning_rate() -> None:
