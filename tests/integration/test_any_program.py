@@ -326,6 +326,35 @@ def test_code_that_partitions_its_model_itself_does_so_at_stage_3_only(run, tria
     assert result.program.partitions_its_model
 
 
+EXPERTS = """
+import deepspeed.moe.layer, deepspeed.moe.utils
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = deepspeed.moe.layer.MoE(4, torch.nn.Linear(4, 4), num_experts=2, min_capacity=0)
+
+    def forward(self, inputs):
+        return self.layer(inputs)[0]
+
+deepspeed.init_distributed()
+model = Experts()
+groups = deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer(
+    {"params": list(model.parameters()), "name": "all"}
+)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=groups)
+"""
+
+
+def test_the_profile_trial_tells_a_mixture_of_experts_which_deepspeed_refuses_at_stage_3(run):
+    result = run(build=EXPERTS, zero={"stage": 1}, **PROFILE)
+    assert result.outcome == "completed", result.reason
+    assert result.program.has_experts
+    refused = run(build=EXPERTS, zero={"stage": 3}, **PROFILE)
+    assert refused.outcome == "invalid"
+    assert "MoE is not supported with ZeRO Stage 3" in refused.reason
+
+
 def test_the_profile_trial_tells_which_optimizer_the_code_makes(run):
     made = "engine, *_ = deepspeed.initialize(args=args, model=model, optimizer=torch.optim.Adagrad(weights))"
     of_code, of_deepspeed = run(build=made, **PROFILE), run(**PROFILE)

@@ -179,7 +179,11 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     optimizer = "" if here.by_accelerate else here.code_optimizer
     broken = broken_rules(config, device, here.pipeline, here.replicas, optimizer)
     reasons = {rule.name: rule.reason for rule in broken if rule.effect == "refused"}
-    is_offloaded = get_knob(config, STAGE, 0) != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
+    stage = get_knob(config, STAGE, 0)
+    if here.has_experts and stage == 3:
+        # deepspeed/runtime/engine.py _configure_distributed_model
+        reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
+    is_offloaded = stage != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
     if not steps_where_it_is(here.code_optimizer, here.device, is_offloaded):
         place = "offloaded" if is_offloaded else "without offload"
         reasons["optimizer_where_it_cannot_step"] = f"{here.code_optimizer} cannot step {place}."

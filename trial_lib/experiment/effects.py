@@ -36,6 +36,7 @@ class Surroundings:
             none, or that is not known.
         by_accelerate: whether Accelerate hands that to DeepSpeed: it permits any, and has DeepSpeed's own in the place
             of one that is offloaded.
+        has_experts: whether the model has layers of DeepSpeed's mixture of experts.
     """
 
     device: str
@@ -50,6 +51,7 @@ class Surroundings:
     deepspeed: str = ""
     code_optimizer: str = ""
     by_accelerate: bool = False
+    has_experts: bool = False
 
     def own(self, path: str) -> Any:
         """Returns what the user's configuration sets; None where it leaves that to DeepSpeed."""

@@ -66,6 +66,7 @@ class ProgramProfile(_Record):
         optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes none.
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
+        has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
     """
 
     ds_config: dict[str, Any] | None = None
@@ -78,6 +79,7 @@ class ProgramProfile(_Record):
     optimizer: str = ""
     by_accelerate: bool = False
     partitions_its_model: bool = False
+    has_experts: bool = False
 
 
 class Memory(_Record):

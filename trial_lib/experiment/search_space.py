@@ -116,6 +116,7 @@ def _surroundings(
         deepspeed=deepspeed,
         code_optimizer=program.optimizer,
         by_accelerate=program.by_accelerate,
+        has_experts=program.has_experts,
     )
 
 

@@ -42,6 +42,7 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
         observer: is told of the engines.
     """
     import deepspeed
+    from deepspeed.moe.layer import MoE
 
     def merge(passed: DeepSpeedConfig) -> DeepSpeedConfig:
         facts.note_config(passed)
@@ -50,6 +51,7 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
     def built(engine: Any) -> None:
         if getattr(engine, "client_optimizer", None) is not None:
             facts.note_optimizer(engine.basic_optimizer)
+        facts.has_experts |= any(isinstance(module, MoE) for module in engine.module.modules())
         observer.engine_built(engine)
 
     _stand_in_for_initialize(merge, observer.initialize_called, built)

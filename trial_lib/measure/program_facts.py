@@ -25,6 +25,7 @@ class ProgramFacts:
             it.
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
+        has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
     """
 
     ds_config: dict[str, Any] | None = None
@@ -37,6 +38,7 @@ class ProgramFacts:
     optimizer: str = ""
     by_accelerate: bool = False
     partitions_its_model: bool = False
+    has_experts: bool = False
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program handed over."""

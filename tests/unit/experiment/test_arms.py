@@ -131,6 +131,14 @@ def test_an_optimizer_with_kernels_of_cudas_is_not_offloaded() -> None:
     assert labels(adaptive(at=at)) == ["z0", "z1", "z2", "z3", "z3-offload-param"]
 
 
+def test_a_mixture_of_experts_is_not_tried_at_stage_3() -> None:
+    at = here(has_experts=True)
+    assert labels(adaptive(at=at)) == ["z0", "z1", "z1-offload-optimizer", "z2", "z2-offload-optimizer"]
+    assert stages_not_tried(ALL, at, []) == [
+        "ZeRO stage 3 is not tried: DeepSpeed's mixture of experts does not go with stage 3."
+    ]
+
+
 def test_accelerate_offloads_an_adam_of_torchs_to_deepspeeds_own() -> None:
     key = "zero_force_ds_cpu_optimizer"
     by_accelerate = adaptive(at=here(base={}, code_optimizer=ADAMW, by_accelerate=True), stages=(2,))
