@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.window import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
@@ -324,6 +324,32 @@ def test_code_that_partitions_its_model_itself_does_so_at_stage_3_only(run, tria
     assert result.outcome == "completed", result.reason
     assert f"partitioned: {stage == 3}" in trials.log(result)
     assert result.program.partitions_its_model
+
+
+CHECKPOINTED = """
+deepspeed.init_distributed()
+deepspeed.checkpointing.configure(None, {arguments})
+print("in CPU memory:", deepspeed.checkpointing.CPU_CHECKPOINT)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=weights, config=OWN)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "by_file"),
+    [("OWN", True), ("'own.json'", True), ("OWN, checkpoint_in_cpu=False", False), ("num_checkpoints=2", False)],
+)
+def test_activation_checkpointing_follows_the_candidate_where_the_code_goes_by_the_configuration(
+    trials, tmp_path, arguments, by_file
+):
+    (tmp_path / "own.json").write_text(json.dumps(OWN))
+    build = CHECKPOINTED.format(arguments=arguments)
+    (tmp_path / "train.py").write_text(TRAIN.format(build=build, body="train()", size=1))
+    plan = trials.plan("train.py", model_dir=tmp_path, config_flag="--something", **PROFILE)
+    candidate = Candidate(knobs={"activation_checkpointing": {"cpu_checkpointing": True}}, micro_batch_size=1)
+    result = trials.start(dataclasses.replace(plan, candidate=candidate)).result()
+    assert result.outcome == "completed", result.reason
+    assert result.program.reads_activation_checkpointing == by_file
+    assert f"in CPU memory: {by_file}" in trials.log(result)
 
 
 EXPERTS = """

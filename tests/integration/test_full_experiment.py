@@ -324,3 +324,28 @@ def test_a_configuration_that_stands_in_the_code_gives_way_to_the_winner(folder:
     arguments = folder.write("python3 in_code.py", hyperparameters={}).model_copy(update={"ds_config": winner})
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
     assert "8 1 [0.5]" in folder.paths.rank_log(0).read_text()
+
+
+PARTITIONED = """
+import argparse, deepspeed, torch
+args, _ = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_known_args()
+with deepspeed.zero.Init(config_dict_or_path=args.deepspeed_config):
+    model = torch.nn.Linear(4, 1)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+engine.backward(engine(torch.ones(engine.train_micro_batch_size_per_gpu(), 4)).sum())
+engine.step()
+print("stage", engine.zero_optimization_stage(), "partitioned", hasattr(model.weight, "ds_id"))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [2, 3])
+def test_code_that_partitions_its_model_itself_trains_with_a_winner_of_any_stage(folder: Folder, stage: int) -> None:
+    (folder.model / "partitioned.py").write_text(PARTITIONED)
+    winner = folder.root / "winner.json"
+    winner.write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+    arguments = folder.write("python3 partitioned.py --deepspeed_config ds_config.json").model_copy(
+        update={"ds_config": winner}
+    )
+    assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
+    assert f"stage {stage} partitioned {stage == 3}" in folder.paths.rank_log(0).read_text()

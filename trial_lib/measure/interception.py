@@ -1,6 +1,5 @@
 """Standing in for DeepSpeed's own functions before the user's code runs, however it calls them."""
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -11,12 +10,13 @@ import torch
 
 from trial_lib.experiment.deepspeed_json import read_named_config
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.knobs import STAGE, get_knob
 from trial_lib.experiment.overrides import DeepSpeedConfig, difference, overwrite_deepspeed_config
 from trial_lib.measure.program_facts import ProgramFacts
 
 # Sections with which DeepSpeed writes to a place, or an account, of the user's; and its own tuner.
 _ELSEWHERE = ("tensorboard", "wandb", "csv_monitor", "comet", "autotuning")
+_CHECKPOINTING = "activation_checkpointing"
+_CHECKPOINTING_BY_CODE = ("partition_activations", "contiguous_checkpointing", "num_checkpoints", "checkpoint_in_cpu")
 _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model")
 
 
@@ -64,54 +64,34 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
         original_destroy(group)
 
     stand_in("destroy_process_group", original_destroy, destroy_process_group)
-    _note_activation_checkpointing(facts)
-    _partition_at_stage_3_only(overrides, facts)
+    _configure_activation_checkpointing(overrides, facts)
     for name in _SAVES:
         if hasattr(deepspeed.DeepSpeedEngine, name):
             setattr(deepspeed.DeepSpeedEngine, name, _saves_nothing)
 
 
-def _note_activation_checkpointing(facts: ProgramFacts) -> None:
-    """Notes whether the code has DeepSpeed's activation checkpointing configured by its configuration."""
+def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
+    """Has the code's `deepspeed.checkpointing.configure` follow the candidate, and notes whether it goes by the file.
+
+    What the code itself says there goes before the configuration, in a trial as without.
+    """
     from deepspeed.runtime.activation_checkpointing import checkpointing
 
     original = checkpointing.configure
+    signature = inspect.signature(original)
+    section = {_CHECKPOINTING: overrides[_CHECKPOINTING]} if _CHECKPOINTING in overrides else {}
 
-    def configure(mpu: Any, deepspeed_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def configure(*args: Any, **kwargs: Any) -> Any:
         """Stands in for `deepspeed.checkpointing.configure`."""
-        facts.reads_activation_checkpointing = facts.reads_activation_checkpointing or deepspeed_config is not None
-        return original(mpu, deepspeed_config, *args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        passed = _read(call.arguments.get("deepspeed_config"))
+        if passed is not None:
+            says_itself = any(call.arguments.get(name) is not None for name in _CHECKPOINTING_BY_CODE)
+            facts.reads_activation_checkpointing |= not says_itself
+            call.arguments["deepspeed_config"] = overwrite_deepspeed_config(passed, section)
+        return original(*call.args, **call.kwargs)
 
     checkpointing.configure = configure
-
-
-def _partition_at_stage_3_only(config: Mapping[str, Any], facts: ProgramFacts) -> None:
-    """Has `deepspeed.zero.Init` do nothing below stage 3, whose engines take no partitioned parameters.
-
-    Args:
-        config: DeepSpeed's; the code's own stage, which it is made for, where it names none.
-        facts: is told that the code partitions its model while it makes it.
-    """
-    from deepspeed.runtime.zero import partition_parameters
-
-    stage = get_knob(config, STAGE)
-    context: Any = partition_parameters.Init
-    original = context.__init__
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> None:
-        """Stands in for `deepspeed.zero.Init.__init__`."""
-        call = signature.bind(*args, **kwargs)
-        if call.arguments.get("enabled", True):
-            # Libraries that ask for the stage first are no concern of the user's.
-            caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-            facts.partitions_its_model |= caller.partition(".")[0] not in ("transformers", "accelerate")
-            if stage in (0, 1, 2):
-                call.arguments["enabled"] = False
-        original(*call.args, **call.kwargs)
-
-    context.__init__ = init
 
 
 def adopt(ds_config: Mapping[str, Any]) -> None:
@@ -124,7 +104,7 @@ def adopt(ds_config: Mapping[str, Any]) -> None:
         ds_config: a complete DeepSpeed configuration, such as a study's winner.
     """
     found: list[DeepSpeedConfig] = []
-    _partition_at_stage_3_only(ds_config, ProgramFacts())
+    _configure_activation_checkpointing(ds_config, ProgramFacts())
 
     def merge(passed: DeepSpeedConfig) -> DeepSpeedConfig:
         if not found:
