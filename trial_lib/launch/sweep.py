@@ -78,14 +78,21 @@ def run_sweep(
             for plan in plans:
                 plan.paths.scratch.mkdir()
             payload = _payload(plans, sweep, collector.launched_at)
+            # The group's own, for a driver that dies; each size has its own below.
             deadline_s = sum(plan.deadline_s for plan in plans)
             request = request_of(plans[0], _ENTRY, payload, host, slots.names, port, deadline_s)
             request = replace(request, descriptors=slots.descriptors)
+            over, is_overdue = threading.Event(), False
             with ThreadPoolExecutor(1) as thread:
-                running = thread.submit(run_to_end, request, launcher, cancelled)
+                running = thread.submit(run_to_end, request, launcher, over)
                 while wait([running], timeout=_POLL_S).not_done:
                     collector.take_measured()
+                    is_overdue = is_overdue or collector.is_overdue
+                    if cancelled.is_set() or is_overdue:
+                        over.set()
             ending = running.result()
+            if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
+                ending = replace(ending, ended_by="deadline")
             for plan in plans:
                 shutil.rmtree(plan.paths.scratch, ignore_errors=True)
     collector.take_measured()
@@ -119,6 +126,11 @@ class _Collector:
         # Of the next trial.
         self._started_at = started_at
         self._begins_at = self.launched_at
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the size that runs has had its time."""
+        return time.time() > self._begins_at + self._plans[len(self.results)].deadline_s
 
     def take_measured(self) -> None:
         """Takes in the sizes that all ranks have measured; the last plan's, whose end is the group's, is left."""
