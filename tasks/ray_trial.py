@@ -16,7 +16,7 @@ from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 
 from tasks.telling import told_if_possible
-from tasks.trial import said
+from tasks.trial import said, said_of_sizes
 from trial_lib.experiment.result import TrialResult
 from trial_lib.launch.ray_order import Delivery, Order
 from trial_lib.launch.ray_place import HostLostError, RayPlace
@@ -34,7 +34,7 @@ def trial_on_ray(order: Callable[[], Order], label: str, metric: str) -> State:
         state = said(results[0], metric)
         get_run_logger().info("%s: %s: %s", label, results[0].outcome.value, state.message)
     elif delivery.ends:
-        state = Completed(message=f"{len(results)} of {len(delivery.ends)} sizes measured")
+        state = said_of_sizes(delivery.ends)
     else:
         state = Completed(message="its ranks have ended on all hosts")
     state.data = delivery

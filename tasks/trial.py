@@ -1,5 +1,6 @@
 """What one process group does as one Prefect task run: a trial, or a sweep of several."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -45,9 +46,9 @@ def sweep(driver: StudyDriver, label: str, work: Any) -> State:
             rows.append({**row, "outcome": end.outcome.value, metric: "" if value is None else f"{value:.4g}"})
     with told_if_possible(driver.log):
         create_table_artifact(rows, key=f"sweep-{swept.plans[0].number:04d}", description=label)
-    measured = sum(isinstance(end, TrialResult) for end in ends.values())
-    get_run_logger().info("%s: %d of %d sizes measured", label, measured, len(rows))
-    return Completed(message=f"{measured} of {len(rows)} sizes measured")
+    state = said_of_sizes(list(ends.values()))
+    get_run_logger().info("%s: %s", label, state.message)
+    return state
 
 
 def said(result: TrialResult, metric: str) -> State:
@@ -55,6 +56,12 @@ def said(result: TrialResult, metric: str) -> State:
     if result.outcome is Outcome.COMPLETED:
         return Completed(message=f"{metric} {result.metrics.get(metric, float('nan')):.4g}")
     return Completed(name=result.outcome.value.replace("_", " ").capitalize(), message=result.reason)
+
+
+def said_of_sizes(ends: Sequence[object]) -> State:
+    """Returns the state of a task run that has measured the sizes of a sweep, as far as they fit."""
+    completed = sum(isinstance(end, TrialResult) and end.outcome is Outcome.COMPLETED for end in ends)
+    return Completed(message=f"{completed} of {len(ends)} sizes completed")
 
 
 class TrialFuture(Protocol):
