@@ -69,13 +69,16 @@ def test_prefect_shows_a_sweep_as_one_task_run_with_its_sizes(tuned: tuple[Zerot
     study = zerotune.study.paths.root.name
     tasks = query(
         zerotune.prefect_database,
-        "select task_run.name from task_run join flow_run on flow_run.id = flow_run_id where flow_run.name = ?",
+        "select task_run.name, task_run_state.message from task_run join flow_run on flow_run.id = flow_run_id "
+        "join task_run_state on task_run_state.id = task_run.state_id where flow_run.name = ?",
         study,
     )
-    names = [name for (name,) in tasks]
     sweeps = [event for event in zerotune.study.history if isinstance(event, AskedSweep)]
+    results = zerotune.study.results
     for sweep in sweeps:
-        assert sum(name.startswith(f"sweep-{sweep.first:04d}-") for name in names) == 1
+        (message,) = [message for name, message in tasks if name.startswith(f"sweep-{sweep.first:04d}-")]
+        sizes = [results[number].outcome for number, _ in sweep.numbered if number in results]
+        assert message == f"{sizes.count(Outcome.COMPLETED)} of {len(sweep.numbered)} sizes completed"
     artifacts = query(
         zerotune.prefect_database,
         "select key from artifact join flow_run on flow_run.id = flow_run_id where flow_run.name = ?",

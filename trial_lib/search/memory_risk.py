@@ -2,7 +2,7 @@
 
 # Share of the trials that may run out of memory, besides the larger sizes of sweeps, which see for themselves; what a
 # single one may risk once more have, usually, and at the most.
-_SHARE, _LEAST, USUAL_RISK, _MOST = 0.03, 0.02, 0.05, 0.1
+_SHARE, _LEAST, USUAL_RISK, _MOST = 0.03, 0.01, 0.05, 0.1
 # What is taken where nothing less risky is left.
 EVEN_ODDS = 0.5
 

@@ -10,7 +10,7 @@ def test_the_first_trial_risks_what_is_usual_and_a_search_without_failures_twice
 
 def test_a_failure_has_to_be_earned_back_before_more_is_risked():
     risks = [memory_risk(asked, ran_out=1, in_flight=0) for asked in range(40)]
-    assert risks[5] == 0.02
+    assert risks[5] == 0.01
     assert risks[-1] == 0.1
     assert risks == sorted(risks)
 
