@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.window import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
@@ -308,85 +308,6 @@ def test_a_program_without_a_deepspeed_call_is_told_so_when_its_time_is_over(run
 
 
 # -- the batch that arrives ------------------------------------------------------------------------------------------
-
-
-PARTITIONED = """
-with deepspeed.zero.Init(config_dict_or_path=OWN):
-    model = torch.nn.Linear(4, 1)
-print("partitioned:", hasattr(model.weight, "ds_id"))
-engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-"""
-
-
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_code_that_partitions_its_model_itself_does_so_at_stage_3_only(run, trials, stage):
-    result = run(build=PARTITIONED, zero={"stage": stage}, **PROFILE)
-    assert result.outcome == "completed", result.reason
-    assert f"partitioned: {stage == 3}" in trials.log(result)
-    assert result.program.partitions_its_model
-
-
-CHECKPOINTED = """
-deepspeed.init_distributed()
-deepspeed.checkpointing.configure(None, {arguments})
-print("in CPU memory:", deepspeed.checkpointing.CPU_CHECKPOINT)
-engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=weights, config=OWN)
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "by_file"),
-    [("OWN", True), ("'own.json'", True), ("OWN, checkpoint_in_cpu=False", False), ("num_checkpoints=2", False)],
-)
-def test_activation_checkpointing_follows_the_candidate_where_the_code_goes_by_the_configuration(
-    trials, tmp_path, arguments, by_file
-):
-    (tmp_path / "own.json").write_text(json.dumps(OWN))
-    build = CHECKPOINTED.format(arguments=arguments)
-    (tmp_path / "train.py").write_text(TRAIN.format(build=build, body="train()", size=1))
-    plan = trials.plan("train.py", model_dir=tmp_path, config_flag="--something", **PROFILE)
-    candidate = Candidate(knobs={"activation_checkpointing": {"cpu_checkpointing": True}}, micro_batch_size=1)
-    result = trials.start(dataclasses.replace(plan, candidate=candidate)).result()
-    assert result.outcome == "completed", result.reason
-    assert result.program.reads_activation_checkpointing == by_file
-    assert f"in CPU memory: {by_file}" in trials.log(result)
-
-
-EXPERTS = """
-import deepspeed.moe.layer, deepspeed.moe.utils
-
-class Experts(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = deepspeed.moe.layer.MoE(4, torch.nn.Linear(4, 4), num_experts=2, min_capacity=0)
-
-    def forward(self, inputs):
-        return self.layer(inputs)[0]
-
-deepspeed.init_distributed()
-model = Experts()
-groups = deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer(
-    {"params": list(model.parameters()), "name": "all"}
-)
-engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=groups)
-"""
-
-
-def test_the_profile_trial_tells_a_mixture_of_experts_which_deepspeed_refuses_at_stage_3(run):
-    result = run(build=EXPERTS, zero={"stage": 1}, **PROFILE)
-    assert result.outcome == "completed", result.reason
-    assert result.program.has_experts
-    refused = run(build=EXPERTS, zero={"stage": 3}, **PROFILE)
-    assert refused.outcome == "invalid"
-    assert "MoE is not supported with ZeRO Stage 3" in refused.reason
-
-
-def test_the_profile_trial_tells_which_optimizer_the_code_makes(run):
-    made = "engine, *_ = deepspeed.initialize(args=args, model=model, optimizer=torch.optim.Adagrad(weights))"
-    of_code, of_deepspeed = run(build=made, **PROFILE), run(**PROFILE)
-    assert of_code.program.optimizer == "torch.optim.adagrad.Adagrad", of_code.reason
-    assert not of_code.program.by_accelerate
-    assert of_deepspeed.program.optimizer == ""
 
 
 def test_a_flag_that_sets_the_batch_is_found_in_the_profile_trial(run):

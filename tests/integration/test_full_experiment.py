@@ -335,6 +335,10 @@ engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model
 engine.backward(engine(torch.ones(engine.train_micro_batch_size_per_gpu(), 4)).sum())
 engine.step()
 print("stage", engine.zero_optimization_stage(), "partitioned", hasattr(model.weight, "ds_id"))
+# Another one, which only computes, with a configuration of its own.
+with deepspeed.zero.Init(config_dict_or_path={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}):
+    teacher = torch.nn.Linear(4, 1)
+print("teacher partitioned", hasattr(teacher.weight, "ds_id"))
 """
 
 
@@ -348,4 +352,6 @@ def test_code_that_partitions_its_model_itself_trains_with_a_winner_of_any_stage
         update={"ds_config": winner}
     )
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
-    assert f"stage {stage} partitioned {stage == 3}" in folder.paths.rank_log(0).read_text()
+    log = folder.paths.rank_log(0).read_text()
+    assert f"stage {stage} partitioned {stage == 3}" in log
+    assert "teacher partitioned True" in log

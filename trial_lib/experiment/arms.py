@@ -21,12 +21,7 @@ from trial_lib.experiment.catalogue import (
 )
 from trial_lib.experiment.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
 from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves, set_knob, withdrawn
-from trial_lib.experiment.optimizers import (
-    accelerate_offloads,
-    is_elementwise,
-    steps_where_it_is,
-    untested_under_zero,
-)
+from trial_lib.experiment.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.rules import Device, broken_rules
 
@@ -85,6 +80,7 @@ def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: S
 
     Args: as for `build_space`, whose space is the catalogue's.
     """
+    zero_stages = next((request.values for request in requests if request.path == STAGE), tuple(zero_stages))
     tried = {arm.stage for _, arm in _arms(zero_stages, here, requests, catalogue=True)}
     own = _refusals(here.base_config, here)
     left_out: dict[str, list[str]] = {}
@@ -145,15 +141,18 @@ def _without_refused(arm: Arm, setting: CoarseSetting, asked: Mapping[str, Reque
     """
     free = [knob for knob in arm.fine if catalogues_name(knob.path) not in asked]
     paths = {knob.path for knob in arm.fine}
-    mended: dict[str, Any] = {}
-    if _refuses(arm.knobs, mended, here):
+    wanted = [{knob.path: value} for knob in arm.fine if knob not in free for value in knob.values]
+    accepted = (one for one in ({}, *wanted) if not _refuses(arm.knobs, one, here))
+    mended: dict[str, Any] | None = next(accepted, None)
+    if mended is None:
         mends = [{knob.path: value} for knob in free for value in knob.values]
         if _REDUCE_SCATTER not in asked.keys() | paths:
             mends.append({_REDUCE_SCATTER: False})  # what stages 2 and 3 refuse most; no knob where it has no effect
-        found = next((mend for mend in mends if not _refuses(arm.knobs, mend, here)), None)
-        if found is None:
-            return arm if asked.keys() & setting.keys() - {STAGE} else None
-        mended = found
+        mended = next((mend for mend in mends if not _refuses(arm.knobs, mend, here)), None)
+        if mended is None:
+            unasked = {path: value for path, value in setting.items() if path == STAGE or path not in asked}
+            is_asked_for = len(unasked) < len(setting) and not _refuses(_knobs_of(unasked, here), {}, here)
+            return arm if is_asked_for else None
     fine = [Knob(path, (value,)) for path, value in mended.items() if path == _REDUCE_SCATTER and path not in paths]
     for knob in arm.fine:
         values = knob.values
@@ -268,9 +267,9 @@ def _permissions(setting: CoarseSetting, here: Surroundings) -> dict[str, bool]:
     named = here.own("optimizer")
     offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
     does_already = here.own(OFFLOAD_OPTIMIZER) not in (None, "none")
-    is_replaced = here.by_accelerate and accelerate_offloads(here.code_optimizer)
-    if offloads and not does_already and not named and not is_replaced:
-        # The optimizer is the code's own: DeepSpeed refuses to offload any but its own kind, unless told to.
+    if offloads and not does_already and (here.code_optimizer or not named):
+        # The optimizer is the code's own: DeepSpeed refuses to offload any but its own kind, unless told to; and
+        # Accelerate would put an Adam in its place, whatever it is.
         permissions["zero_force_ds_cpu_optimizer"] = False
     is_permitted = here.by_accelerate or here.own(_ALLOW_UNTESTED) is True
     optimizer = (str(named.get("type", "")).lower() if isinstance(named, Mapping) else "", here.code_optimizer)

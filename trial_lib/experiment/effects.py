@@ -34,8 +34,7 @@ class Surroundings:
         deepspeed: the version of DeepSpeed that the ranks have; empty where it is not known.
         code_optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes
             none, or that is not known.
-        by_accelerate: whether Accelerate hands that to DeepSpeed: it permits any, and has DeepSpeed's own in the place
-            of one that is offloaded.
+        by_accelerate: whether Accelerate hands that to DeepSpeed: it permits any under ZeRO.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts.
     """
 

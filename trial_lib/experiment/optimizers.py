@@ -23,19 +23,16 @@ _ON_CUDA = frozenset(
         "apex.optimizers.fused_sgd.FusedSGD",
     }
 )
-_TORCH_ADAMS = frozenset({"torch.optim.adam.Adam", "torch.optim.adamw.AdamW"})
 # deepspeed/runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS: a class itself, not what derives from it.
-_TESTED_UNDER_ZERO = (
-    _DEEPSPEEDS_ON_CPU
-    | _TORCH_ADAMS
-    | {
-        "torch.optim.adagrad.Adagrad",
-        "deepspeed.ops.adam.fused_adam.FusedAdam",
-        "deepspeed.ops.lion.fused_lion.FusedLion",
-        "apex.optimizers.fused_adam.FusedAdam",
-        "deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam",
-    }
-)
+_TESTED_UNDER_ZERO = _DEEPSPEEDS_ON_CPU | {
+    "torch.optim.adam.Adam",
+    "torch.optim.adamw.AdamW",
+    "torch.optim.adagrad.Adagrad",
+    "deepspeed.ops.adam.fused_adam.FusedAdam",
+    "deepspeed.ops.lion.fused_lion.FusedLion",
+    "apex.optimizers.fused_adam.FusedAdam",
+    "deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam",
+}
 _TYPES_TESTED_UNDER_ZERO = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
 # A number's update depends on that number and its gradient alone: ZeRO may cut tensors anywhere.
 _ELEMENTWISE = frozenset({"adadelta", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd"})
@@ -46,11 +43,11 @@ def untested_under_zero(config_type: str, code_class: str) -> str:
 
     Args:
         config_type: what the DeepSpeed configuration names, in lower case; empty where it names none.
-        code_class: what the user's code makes.
+        code_class: what the user's code makes, which DeepSpeed takes where there are both.
     """
-    if config_type:
-        return "" if config_type in _TYPES_TESTED_UNDER_ZERO else config_type
-    return "" if not code_class or code_class in _TESTED_UNDER_ZERO else code_class
+    if code_class:
+        return "" if code_class in _TESTED_UNDER_ZERO else code_class
+    return "" if not config_type or config_type in _TYPES_TESTED_UNDER_ZERO else config_type
 
 
 def is_elementwise(config_type: str, code_class: str) -> bool:
@@ -58,7 +55,7 @@ def is_elementwise(config_type: str, code_class: str) -> bool:
 
     Args: as for `untested_under_zero`.
     """
-    if config_type:
+    if not code_class:
         return config_type in _ELEMENTWISE
     package, _, name = code_class.rpartition(".")
     return package.startswith("torch.optim.") and name.lower() in _ELEMENTWISE
@@ -78,11 +75,3 @@ def steps_where_it_is(code_class: str, device: str, is_offloaded: bool) -> bool:
     if device != "cuda":
         return True
     return code_class not in (_ON_CUDA if is_offloaded else _DEEPSPEEDS_ON_CPU)
-
-
-def accelerate_offloads(code_class: str) -> bool:
-    """Returns whether Accelerate puts DeepSpeed's own, which does the same, in an optimizer's place to offload it.
-
-    `accelerate/utils/deepspeed.py` map_pytorch_optim_to_deepspeed: others become an Adam as well, whatever they are.
-    """
-    return code_class in _TORCH_ADAMS

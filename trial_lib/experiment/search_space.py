@@ -91,7 +91,7 @@ def left_out_of_space(
     here = _surroundings(profile, base_config, slots, device, deepspeed, program)
     requests = read_search_space(section)
     catalogue = method in CATALOGUE_METHODS
-    told = without_effect(zero_stages, here, requests, catalogue=catalogue)
+    told = [f"search_space: {said}" for said in without_effect(zero_stages, here, requests, catalogue=catalogue)]
     return told + stages_not_tried(zero_stages, here, requests) if catalogue else told
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 import threading
 import time
@@ -84,12 +85,15 @@ def run_sweep(
             request = replace(request, descriptors=slots.descriptors)
             over, is_overdue = threading.Event(), False
             with ThreadPoolExecutor(1) as thread:
-                running = thread.submit(run_to_end, request, launcher, over)
-                while wait([running], timeout=_POLL_S).not_done:
-                    collector.take_measured()
-                    is_overdue = is_overdue or collector.is_overdue
-                    if cancelled.is_set() or is_overdue:
-                        over.set()
+                running = thread.submit(run_to_end, request, launcher, over, collector.launched)
+                try:
+                    while wait([running], timeout=_POLL_S).not_done:
+                        collector.take_measured()
+                        is_overdue = is_overdue or collector.is_overdue
+                        if cancelled.is_set() or is_overdue:
+                            over.set()
+                finally:
+                    over.set()
             ending = running.result()
             if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
                 ending = replace(ending, ended_by="deadline")
@@ -126,11 +130,16 @@ class _Collector:
         # Of the next trial.
         self._started_at = started_at
         self._begins_at = self.launched_at
+        self._clock = math.inf
+
+    def launched(self) -> None:
+        """Begins the first size's time: what comes before its processes, such as a build, is not its own."""
+        self._clock = time.monotonic()
 
     @property
     def is_overdue(self) -> bool:
         """Whether the size that runs has had its time."""
-        return time.time() > self._begins_at + self._plans[len(self.results)].deadline_s
+        return time.monotonic() > self._clock + self._plans[len(self.results)].deadline_s
 
     def take_measured(self) -> None:
         """Takes in the sizes that all ranks have measured; the last plan's, whose end is the group's, is left."""
@@ -142,6 +151,7 @@ class _Collector:
             ended_at = max(record["time"] for record in records)
             self._add(self._next_result(Ending("ranks", [0] * len(records)), False, ended_at))
             self._started_at = self._begins_at = ended_at
+            self._clock = time.monotonic()
 
     def take_last(self, ending: Ending, kernel_killed: bool, note: Callable[[str], None]) -> Withdrawal:
         """Takes in the size that ran when the group ended; returns why those that are left were not measured."""

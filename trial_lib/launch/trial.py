@@ -152,10 +152,17 @@ def clear(plan: TrialPlan) -> None:
     shutil.rmtree(plan.paths.scratch, ignore_errors=True)
 
 
-def run_to_end(request: LaunchRequest, launcher: Launcher, cancelled: threading.Event) -> Ending:
-    """Launches ranks and waits for their end."""
+def run_to_end(
+    request: LaunchRequest,
+    launcher: Launcher,
+    cancelled: threading.Event,
+    launched: Callable[[], None] = lambda: None,
+) -> Ending:
+    """Launches ranks, tells so, and waits for their end."""
     try:
-        return launcher.launch(request).wait_or_cancel(cancelled)
+        running = launcher.launch(request)
+        launched()
+        return running.wait_or_cancel(cancelled)
     except LauncherClosedError:
         return Ending("cancel", [])
 

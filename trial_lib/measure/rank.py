@@ -121,10 +121,9 @@ def train(payload: dict[str, Any], rank: int) -> None:
     """
     try:
         from trial_lib.measure import hugging_face, zero_init
-        from trial_lib.measure.program_facts import ProgramFacts
 
         hugging_face.adopt(payload["ds_config"], payload["is_in_code"])
-        zero_init.install(payload["ds_config"], ProgramFacts())
+        zero_init.adopt(payload["ds_config"], payload["is_in_code"])
         if payload["is_in_code"]:
             # Brings torch: not for a program that has no use for it.
             from trial_lib.measure import interception

@@ -61,7 +61,7 @@ def open_search(
     )
     program = profile_trial.program
     for sentence in left_out_of_space(*about, deepspeed=version, program=program):
-        log.warning("search_space: %s", sentence)
+        log.warning("%s", sentence)
     problem = SearchProblem(
         space=space_for(*about, deepspeed=version, program=program),
         profile=profile,

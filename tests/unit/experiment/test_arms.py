@@ -139,15 +139,31 @@ def test_a_mixture_of_experts_is_not_tried_at_stage_3() -> None:
     ]
 
 
-def test_accelerate_offloads_an_adam_of_torchs_to_deepspeeds_own() -> None:
-    key = "zero_force_ds_cpu_optimizer"
-    by_accelerate = adaptive(at=here(base={}, code_optimizer=ADAMW, by_accelerate=True), stages=(2,))
-    assert key not in arm(by_accelerate, "z2-offload-optimizer").knobs
-    # It would make an Adam of this one as well.
-    sgd = adaptive(at=here(base={}, code_optimizer=SGD, by_accelerate=True), stages=(2,))
-    assert arm(sgd, "z2-offload-optimizer").knobs[key] is False
-    by_the_code = adaptive(at=here(base={}, code_optimizer=ADAMW), stages=(2,))
-    assert arm(by_the_code, "z2-offload-optimizer").knobs[key] is False
+def test_of_an_optimizer_in_the_code_and_one_in_the_configuration_the_first_decides() -> None:
+    # deepspeed/runtime/engine.py _configure_optimizer
+    sgd = adaptive(at=here(base={"optimizer": {"type": "Adam"}}, code_optimizer=SGD), stages=(2,))
+    assert arm(sgd, "z2").knobs["zero_allow_untested_optimizer"] is True
+    assert arm(sgd, "z2-offload-optimizer").knobs["zero_force_ds_cpu_optimizer"] is False
+    adam = adaptive(at=here(base={"optimizer": {"type": "Lamb"}}, code_optimizer=ADAMW), stages=(2,))
+    assert "zero_allow_untested_optimizer" not in arm(adam, "z2").knobs
+
+
+def test_what_the_user_asks_for_may_be_what_deepspeed_wants() -> None:
+    permission = Request("zero_allow_untested_optimizer", (True,))
+    asked = adaptive(permission, at=here(base={}, code_optimizer="train.Lamb"))
+    assert labels(asked) == labels(adaptive())
+    assert arm(asked, "z2").fine[-1] == Knob("zero_allow_untested_optimizer", (True,))
+
+
+def test_a_request_keeps_no_arm_that_is_refused_without_it_as_well() -> None:
+    offload = Request(OFFLOAD_OPTIMIZER, ("none", "cpu"))
+    assert labels(adaptive(offload, at=here(has_experts=True), stages=(2, 3))) == ["z2", "z2-offload-optimizer"]
+
+
+def test_of_stages_that_nobody_asked_for_nothing_is_told() -> None:
+    at = here(has_experts=True)
+    assert stages_not_tried(ALL, at, [Request(STAGE, (1, 2))]) == []
+    assert len(stages_not_tried(ALL, at, [Request(STAGE, (1, 3))])) == 1
 
 
 def test_each_stage_varies_what_it_reads() -> None:
