@@ -281,7 +281,9 @@ def new_one(tree):
     save(tree, 20, 0.4)
 
 
-@pytest.mark.parametrize("arrange", [nothing, one, two, one_of_the_same_batch, leftovers])
+@pytest.mark.parametrize(
+    "arrange", [nothing, one, pytest.param(two, marks=pytest.mark.long), one_of_the_same_batch, leftovers]
+)
 def test_after_every_death_the_old_or_the_new_checkpoint_is_there_whole(folder, arrange):
     reference = folder / "reference"
     arrange(reference)

@@ -153,7 +153,8 @@ def test_a_killed_guard_s_slots_are_free_when_no_rank_is_left_and_then_at_once(t
     assert running.result().outcome == "crashed"
 
 
-@pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["warm", "cold"])
 def test_so_they_are_when_the_driver_is_killed_with_it(trials, kind):
     driver, pids = driven(trials, kind)
     guard = psutil.Process(pids[1]).parent()

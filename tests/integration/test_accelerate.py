@@ -73,7 +73,7 @@ def test_without_a_word_about_deepspeed_one_rank_starts_and_the_code_has_to_say_
     [
         (["--use_deepsped", "train.py"], "unrecognized arguments: --use_deepsped"),
         (["--use_deepspeed", "--num_processes", "4", "--num_machines", "2", "train.py"], "--num_machines 2"),
-        (["--config_file", "absent.yaml", "train.py"], "absent.yaml"),
+        pytest.param(["--config_file", "absent.yaml", "train.py"], "absent.yaml", marks=pytest.mark.long),
     ],
 )
 def test_what_accelerate_refuses_or_a_search_cannot_follow_is_named(

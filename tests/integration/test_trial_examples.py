@@ -14,10 +14,10 @@ from trial_lib.launch.warm import WarmLauncher
     ("folder", "config", "bound"),
     [
         ("hello_deepspeed", "trial.yaml", 5.6),  # guessing bytes at random has a loss of 5.5
-        ("gan_two_engines", "deepspeed.yaml", 0.5),
+        pytest.param("gan_two_engines", "deepspeed.yaml", 0.5, marks=pytest.mark.long),
         ("pipeline_parallel", "deepspeed.yaml", 0.65),
-        ("custom_reducer", "deepspeed.yaml", 0.7),
-        ("custom_mpu", "deepspeed.yaml", 0.5),
+        pytest.param("custom_reducer", "deepspeed.yaml", 0.7, marks=pytest.mark.long),
+        pytest.param("custom_mpu", "deepspeed.yaml", 0.5, marks=pytest.mark.long),
     ],
 )
 def test_an_example_trains(tmp_path: Path, warm_launcher: WarmLauncher, folder: str, config: str, bound: float) -> None:

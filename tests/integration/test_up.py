@@ -174,6 +174,7 @@ def test_the_readmes_command_tunes_and_the_mlflow_ui_has_the_study(up: Up) -> No
     assert {file.path for file in client.list_artifacts(parents[0].info.run_id)} >= {"best_ds_config.json"}
 
 
+@pytest.mark.long
 def test_a_run_that_is_cancelled_ends_soon_with_all_its_ranks(up: Up) -> None:
     up.zerotune.write_config(program=SLOW)
     with up.client() as client:
