@@ -78,6 +78,7 @@ def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
         driver.experiment.config.resources.slots_per_trial,
         driver.host.device,
         driver.experiment.config.search_space,
+        program=profile.program,
     )
     count = sum(arm.size for arm in space.arms) * len(sizes)
     if count > MOST_CANDIDATES:
