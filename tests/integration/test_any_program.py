@@ -99,7 +99,24 @@ def test_a_dictionary_of_the_code_follows_the_candidate(run):
     assert result.outcome == "completed", result.reason
 
 
-def test_every_engine_of_a_program_follows_the_candidate(run):
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_engine_that_does_not_train_keeps_its_configuration_and_the_students_batch_counts(trials, stage):
+    result = trials.run("distills.py", slots=2, zero={"stage": stage}, **{**PROFILE, "micro_batch": 3})
+    assert result.outcome == "completed", result.reason
+    assert result.micro_batch_arrived == 3
+    assert result.program.ds_config["train_micro_batch_size_per_gpu"] == 3
+    log = trials.log(result)
+    assert "teacher: stage 0, micro-batch 1" in log
+    assert f"student: stage {stage}" in log
+
+
+def test_a_program_without_an_optimizer_is_told_so(run):
+    build = "engine, *_ = deepspeed.initialize(model=model, config={'train_micro_batch_size_per_gpu': 3})"
+    result = run(build=build, body="", config_in_code=True)
+    assert "None of the program's DeepSpeed engines has an optimizer" in result.reason
+
+
+def test_every_engine_that_trains_follows_the_candidate(run):
     build = f"""
     other = torch.nn.Linear(4, 1)
     second, *_ = deepspeed.initialize(model=other, model_parameters=other.parameters(), config=OWN)

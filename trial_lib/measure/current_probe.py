@@ -21,6 +21,11 @@ class CurrentProbe:
         assert probe is not None
         return probe
 
+    @property
+    def has_engine(self) -> bool:
+        """See `InitializeObserver.has_engine`."""
+        return self._probe().has_engine
+
     def initialize_called(self) -> None:
         """See `InitializeObserver.initialize_called`."""
         self._probe().initialize_called()
@@ -28,6 +33,10 @@ class CurrentProbe:
     def engine_built(self, engine: Any) -> None:
         """See `InitializeObserver.engine_built`."""
         self._probe().engine_built(engine)
+
+    def frozen_engine_built(self) -> None:
+        """See `InitializeObserver.frozen_engine_built`."""
+        self._probe().frozen_engine_built()
 
     def group_destroyed(self) -> None:
         """See `InitializeObserver.group_destroyed`."""

@@ -11,6 +11,7 @@ import torch
 from trial_lib.experiment.deepspeed_json import read_named_config
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import DeepSpeedConfig, difference, overwrite_deepspeed_config
+from trial_lib.measure.engine_roles import Followers, trains
 from trial_lib.measure.program_facts import ProgramFacts
 
 # Sections with which DeepSpeed writes to a place, or an account, of the user's; and its own tuner.
@@ -23,32 +24,48 @@ _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model")
 class InitializeObserver(Protocol):
     """What is told of the engines that the user's code builds."""
 
+    @property
+    def has_engine(self) -> bool:
+        """Whether this run of the code has built an engine that trains."""
+
     def initialize_called(self) -> None:
         """Called when `deepspeed.initialize` begins."""
 
     def engine_built(self, engine: Any) -> None:
-        """Called with each engine."""
+        """Called with each engine that trains."""
+
+    def frozen_engine_built(self) -> None:
+        """Called when an engine is there that does not."""
 
     def group_destroyed(self) -> None:
         """Called before the code destroys the process group: afterwards the ranks cannot agree any more."""
 
 
 def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: InitializeObserver) -> None:
-    """Has every `deepspeed.initialize` merge the overrides in, and the engines save nothing.
+    """Has `deepspeed.initialize` merge the overrides in for engines that train, and no engine save anything.
 
     Args:
         overrides: a candidate's part of the DeepSpeed configuration.
-        facts: is told the configuration that the code itself passes.
+        facts: is told the configuration that the code itself passes for the first engine that trains.
         observer: is told of the engines.
     """
     import deepspeed
     from deepspeed.moe.layer import MoE
 
-    def merge(passed: DeepSpeedConfig) -> DeepSpeedConfig:
-        facts.note_config(passed)
-        return in_a_trial(overwrite_deepspeed_config(passed, overrides))
+    followers = Followers()
 
-    def built(engine: Any) -> None:
+    def merge(passed: DeepSpeedConfig, is_trained: bool) -> DeepSpeedConfig:
+        if not is_trained:
+            return in_a_trial(passed)
+        if not observer.has_engine:
+            followers.start_over()
+        facts.note_config(passed)
+        return in_a_trial(overwrite_deepspeed_config(passed, followers.overrides_for(passed, overrides)))
+
+    def built(engine: Any, is_trained: bool) -> None:
+        if not is_trained:
+            observer.frozen_engine_built()
+            return
         if getattr(engine, "client_optimizer", None) is not None:
             facts.note_optimizer(engine.basic_optimizer)
         facts.has_experts |= any(isinstance(module, MoE) for module in engine.module.modules())
@@ -97,32 +114,37 @@ def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: Pro
 def adopt(ds_config: Mapping[str, Any]) -> None:
     """Has the code train with a configuration, in the place of the one that stands in it.
 
-    What differs from the first configuration that the code passes is merged into each: another engine keeps what is its
-    own. An "auto" is for the code to decide.
+    What differs from the configuration of the first engine that trains is merged into that of each that does: another
+    one keeps what is its own. An "auto" is for the code to decide.
 
     Args:
         ds_config: a complete DeepSpeed configuration, such as a study's winner.
     """
     found: list[DeepSpeedConfig] = []
+    followers = Followers()
     _configure_activation_checkpointing(ds_config, ProgramFacts())
 
-    def merge(passed: DeepSpeedConfig) -> DeepSpeedConfig:
+    def merge(passed: DeepSpeedConfig, is_trained: bool) -> DeepSpeedConfig:
+        if not is_trained:
+            return passed
         if not found:
             found.append(difference(passed, ds_config))
-        return overwrite_deepspeed_config(passed, found[0])
+        return overwrite_deepspeed_config(passed, followers.overrides_for(passed, found[0]))
 
-    _stand_in_for_initialize(merge, lambda: None, lambda engine: None)
+    _stand_in_for_initialize(merge, lambda: None, lambda engine, is_trained: None)
 
 
 def _stand_in_for_initialize(
-    merge: Callable[[DeepSpeedConfig], DeepSpeedConfig], before: Callable[[], None], after: Callable[[Any], None]
+    merge: Callable[[DeepSpeedConfig, bool], DeepSpeedConfig],
+    before: Callable[[], None],
+    after: Callable[[Any, bool], None],
 ) -> None:
     """Puts a function in the place of `deepspeed.initialize`.
 
     Args:
-        merge: returns the configuration to use for the one that the code passes.
+        merge: returns the configuration to use for the one that the code passes, given whether the engine trains.
         before: called when a call begins.
-        after: called with the engine that it has built.
+        after: called with the engine that it has built, and whether that trains.
     """
     import deepspeed
 
@@ -139,10 +161,11 @@ def _stand_in_for_initialize(
             return original(*args, **kwargs)
         with _Configuration(call.arguments) as configuration:
             passed = configuration.read()
+            is_trained = passed is None or trains(call.arguments.get("optimizer"), passed)
             if passed is not None:
-                configuration.replace(merge(passed))
+                configuration.replace(merge(passed, is_trained))
             built = original(*call.args, **call.kwargs)
-        after(built[0])
+        after(built[0], is_trained)
         return built
 
     initialize.__wrapped__ = original  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """The probe: it stands in for `deepspeed.initialize`, measures the engine, and ends the rank when it has enough.
 
-The user's code stays as it is. The candidate's overrides are merged into whatever configuration the code passes; the
-first engine it builds is the one that is measured.
+The user's code stays as it is. The candidate's overrides are merged into whatever configuration the code passes for an
+engine that trains; the first of those is the one that is measured.
 """
 
 import os
@@ -83,6 +83,7 @@ class Probe:
     Attributes:
         facts: what was found out about the program.
         has_finished: whether the measurement has been handed over.
+        has_frozen_engine: whether the code has built an engine that does not train.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Probe:
     ) -> None:
         self.facts = facts
         self.has_finished = False
+        self.has_frozen_engine = False
         self._settings = settings
         self._phases = phases
         self._tell_engine_built = engine_built
@@ -125,7 +127,7 @@ class Probe:
 
     @property
     def has_engine(self) -> bool:
-        """Whether the code has built an engine."""
+        """Whether the code has built an engine that trains."""
         return self._watch is not None
 
     @property
@@ -195,8 +197,12 @@ class Probe:
                 memory.spare_builds()
                 self._memory_budget = memory.limit(self._settings.memory_limit)
 
+    def frozen_engine_built(self) -> None:
+        """Notes an engine that does not train: it is nobody's to measure."""
+        self.has_frozen_engine = True
+
     def engine_built(self, engine: Any) -> None:
-        """Watches the first engine, and keeps the others apart from it."""
+        """Watches the first engine that trains, and keeps the others apart from it."""
         if self._watch is not None:
             self._watch.leave_out(engine)
             return
@@ -227,7 +233,7 @@ class Probe:
             self._warm_up.begin(self._watch)
 
     def other_engine_stepped(self, engine: Any) -> None:
-        """Turns to another engine where the first never trains: it holds the reference model, say, or the teacher."""
+        """Turns to another engine where the first never trains, though it has an optimizer."""
         if self._watch is None or self._watch.has_trained or isinstance(self._watch, PipelineWatch):
             return
         self._watch.end()

@@ -88,7 +88,7 @@ def _run_program(sizes: Any, process: int) -> bool:
                 sizes.is_last_run = True
                 threading._shutdown()  # type: ignore[attr-defined]
             if not sizes.probe.finish_early():
-                raise _EndedEarlyError(_ended_early_reason(sizes.probe.has_engine, sizes.probe.steps_seen))
+                raise _EndedEarlyError(_ended_early_reason(sizes.probe))
     except BaseException:
         # However the program has come to its end since its size was measured, it has.
         if os.getpid() != process or not sizes.is_between:
@@ -157,10 +157,18 @@ class _EndedEarlyError(Exception):
     """The program ended before enough steps were measured."""
 
 
-def _ended_early_reason(has_engine: bool, steps: int) -> str:
-    if not has_engine:
+def _ended_early_reason(probe: Any) -> str:
+    if not probe.has_engine and probe.has_frozen_engine:
+        return (
+            "None of the program's DeepSpeed engines has an optimizer: none of them trains. Give deepspeed.initialize "
+            "an optimizer, or name one in its configuration."
+        )
+    if not probe.has_engine:
         return "The program ended without calling deepspeed.initialize."
-    return f"The program ended after {steps} optimizer steps, before enough of them were measured: let it train longer."
+    return (
+        f"The program ended after {probe.steps_seen} optimizer steps, before enough of them were measured: "
+        "let it train longer."
+    )
 
 
 def _fail(

@@ -27,8 +27,8 @@ def install(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
     """Has the context follow a candidate; before the user's program runs.
 
     Args:
-        overrides: the candidate's part of the configuration, which every engine of the program gets; one that names no
-            stage leaves the context as it is.
+        overrides: the candidate's part of the configuration, which every engine that trains gets (another one of stage
+            3 partitions its model itself); one that names no stage leaves the context as it is.
         facts: is told that the code partitions its model while it makes it.
     """
     stage = get_knob(overrides, STAGE)
