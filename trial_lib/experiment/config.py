@@ -1,185 +1,53 @@
 """The experiment's YAML as typed data: every field that a user may write, with its meaning.
 
-The fields are the predecessor's, so that a file written for it works as it is, and five additions: `arg_mappings`,
-`follow_launcher`, `search_space`, `resources.memory_per_slot` and `resources.hosts`. The descriptions here become the
-JSON Schema that editors show (see `schema`).
+The fields are the predecessor's, Determined's, so that a file written for it works as it is, and five additions:
+`arg_mappings`, `follow_launcher`, `search_space`, `resources.memory_per_slot` and `resources.hosts`. The descriptions
+here become the JSON Schema that editors show (see `schema`).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ByteSize,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     JsonValue,
     NonNegativeInt,
     PositiveInt,
-    WithJsonSchema,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import PydanticCustomError
 
-BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
-"""The DeepSpeed keys that a script may take from its command line or its environment."""
-
-MAPPING_TARGET = r"^(--?[A-Za-z][^\s=]*|[A-Za-z_][A-Za-z0-9_]*)$"
-"""What sets such a key: a flag, or the name of an environment variable."""
-
-
-class _NotUsed:
-    """Marks a field that only the predecessor's cluster needed."""
-
-
-NotUsed = Annotated[Any, _NotUsed()]
-"""A field that is accepted, so that an existing file works, and has no effect."""
-
-
-class Section(BaseModel):
-    """A mapping in the YAML: unknown keys and wrong types are refused, nothing is converted in silence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    def not_used(self) -> Iterator[str]:
-        """Yields the keys that are set and have no effect, dotted, such as `resources.resource_pool`."""
-        for name in sorted(self.model_fields_set):
-            field = type(self).model_fields.get(name)
-            value = getattr(self, name)
-            if field is not None and any(isinstance(mark, _NotUsed) for mark in field.metadata):
-                yield name
-            elif isinstance(value, Section):
-                yield from (f"{name}.{key}" for key in value.not_used())
-
-
-class Length(Section):
-    """How long to train, or how often to do something: one of three units. A bare number means batches."""
-
-    batches: NonNegativeInt | None = Field(default=None, description="Optimizer steps.")
-    epochs: NonNegativeInt | None = Field(default=None, description="Passes over the training data.")
-    records: NonNegativeInt | None = Field(default=None, description="Training samples.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_number_means_batches(cls, value: Any) -> Any:
-        if isinstance(value, (dict, Length)):
-            return value
-        if type(value) is not int:
-            raise ValueError("expected a number of batches, or one of batches, epochs and records")
-        return {"batches": value}
-
-    @model_validator(mode="after")
-    def _has_one_unit(self) -> "Length":
-        if [self.batches, self.epochs, self.records].count(None) != 2:
-            raise ValueError("expected one of batches, epochs and records")
-        return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Returns the mapping's schema with the bare number beside it."""
-        mapping = handler.resolve_ref_schema(handler(core_schema))
-        number = {"type": "integer", "minimum": 0, "description": "Optimizer steps."}
-        return {"description": mapping.pop("description"), "anyOf": [number, mapping]}
-
-
-def _above_zero(length: Length) -> Length:
-    if 0 in (length.batches, length.epochs, length.records):
-        raise ValueError("expected a length above 0")
-    return length
-
-
-def _assignments_to_mapping(value: Any) -> Any:
-    """Returns environment variables as name to text, from a list of `NAME=value` or from a mapping."""
-    if isinstance(value, Mapping):
-        return {name: str(text) if type(text) is int else text for name, text in value.items()}
-    if not isinstance(value, list):
-        raise ValueError("expected a list of NAME=value or a mapping")
-    for assignment in value:
-        if not isinstance(assignment, str) or "=" not in assignment[1:]:
-            raise ValueError(f"expected NAME=value, found {assignment!r}")
-    return dict(assignment.split("=", 1) for assignment in value)
-
-
-EnvironmentVariables = Annotated[
-    dict[str, str],
-    BeforeValidator(_assignments_to_mapping),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "array", "items": {"type": "string", "pattern": "^[^=]+="}},
-                {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
-            ]
-        }
-    ),
-]
-
-MemorySize = Annotated[
-    ByteSize,
-    Field(gt=0),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": r"^\s*\d*\.?\d+\s*([kKmMgGtT][iI]?)?[bB]?\s*$"},
-                {"type": "integer", "minimum": 1},
-            ]
-        }
-    ),
-]
-
-
-_KNOB_VALUE = {"type": ["boolean", "number", "string", "null"]}
-_KNOB_VALUES = {"type": "array", "minItems": 1, "items": {"type": ["boolean", "number", "string", "null", "array"]}}
-
-SearchSpaceSection = Annotated[
-    dict[str, JsonValue],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"not": {"enum": list(get_args(BatchKey))}},
-            "additionalProperties": {
-                "anyOf": [
-                    _KNOB_VALUE,
-                    _KNOB_VALUES,
-                    {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "properties": {
-                            "values": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES], "description": "What it may be."},
-                            "min": {"type": "number", "description": "The least value of a range."},
-                            "max": {"type": "number", "description": "The largest value of a range."},
-                            "log": {"type": "boolean", "description": "Whether a range grows by factors."},
-                            "count": {"type": "integer", "minimum": 2, "description": "Values of a range; 5."},
-                            "when": {
-                                "type": "object",
-                                "additionalProperties": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES]},
-                                "description": "Settings that decide memory or mathematics, such as the ZeRO stage, "
-                                "each with the values under which the knob is varied.",
-                            },
-                        },
-                    },
-                ]
-            },
-        }
-    ),
-]
+from trial_lib.experiment.field_types import (
+    MAPPING_TARGET,
+    BatchKey,
+    EnvironmentVariables,
+    Length,
+    MemorySize,
+    SearchSpaceSection,
+    above_zero,
+    none_for_zero,
+)
+from trial_lib.experiment.hyperparameter_values import plain_deepspeed_value, plain_value
+from trial_lib.experiment.section import NotUsed, Section
 
 
 class Hyperparameters(Section):
-    """What the training code reads. Any key may stand here; the two below are ZeroTune's."""
+    """What the training code reads. Any key may stand here, with a value or, as Determined writes it, a constant
+    (`{type: const, val: 0.1}`); the two below are ZeroTune's.
+    """
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue]
+    __pydantic_extra__: dict[str, Annotated[JsonValue, BeforeValidator(plain_value)]]
 
-    deepspeed_config: str | dict[str, JsonValue] | None = Field(
+    deepspeed_config: Annotated[str | dict[str, JsonValue] | None, BeforeValidator(plain_deepspeed_value)] = Field(
         default=None,
         description="Your DeepSpeed configuration: the path of its JSON file, relative to the model directory, or the "
         "configuration itself. A search needs it.",
     )
-    overwrite_deepspeed_args: dict[str, JsonValue] = Field(
+    overwrite_deepspeed_args: Annotated[dict[str, JsonValue], BeforeValidator(plain_deepspeed_value)] = Field(
         default_factory=dict,
         description="Settings that replace those of deepspeed_config, in its own shape; sections are merged.",
     )
@@ -212,6 +80,10 @@ class Resources(Section):
     weight: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
     shm_size: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
     devices: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
+    is_single_node: NotUsed = Field(default=None, description="Not used: see resources.hosts.")
+    slots: NotUsed = Field(default=None, description="Not used: see resources.slots_per_trial.")
+    agent_label: NotUsed = Field(default=None, description="Not used: a trial runs where ZeroTune runs.")
+    native_parallel: NotUsed = Field(default=None, description="Not used: ZeroTune starts the ranks itself.")
 
     @model_validator(mode="after")
     def _slots_are_those_of_the_hosts(self) -> "Resources":
@@ -222,8 +94,35 @@ class Resources(Section):
         return self
 
 
+_OF_HYPERPARAMETERS = "runs one training for each choice of hyperparameters, and ZeroTune makes one training fast"
+_OTHER_SEARCHERS = {
+    **dict.fromkeys(
+        ("adaptive", "adaptive_asha", "adaptive_simple", "async_halving", "sync_halving"), _OF_HYPERPARAMETERS
+    ),
+    **dict.fromkeys(("grid", "random"), _OF_HYPERPARAMETERS),
+    "custom": "leaves the search to another program, and here it is ZeroTune's",
+}
+
+
 class Searcher(Section):
     """How long the full experiment trains, and how it is judged."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _searches_no_hyperparameters(cls, value: Any) -> Any:
+        name = value.get("name") if isinstance(value, Mapping) else None
+        if isinstance(name, str) and name in _OTHER_SEARCHERS:
+            raise PydanticCustomError(
+                "searcher",
+                "{what}",
+                {
+                    "what": f"{name} {_OTHER_SEARCHERS[name]}",
+                    "remedy": "Write `name: single`, with its `metric` and `max_length` alone, give each "
+                    "hyperparameter one value, and name ZeroTune's search on the command line, such as "
+                    "`zerotune adaptive`.",
+                },
+            )
+        return value
 
     name: Literal["single"] = Field(
         default="single",
@@ -234,8 +133,12 @@ class Searcher(Section):
         description="The validation metric of the full experiment. What a search optimises is named by --metric.",
     )
     smaller_is_better: bool = Field(default=True, description="Whether a smaller value of the metric is better.")
-    max_length: Annotated[Length, AfterValidator(_above_zero)] | None = Field(
+    max_length: Annotated[Length, AfterValidator(above_zero)] | None = Field(
         default=None, description="How long the full experiment trains; for training code that asks for its length."
+    )
+    source_trial_id: NotUsed = Field(default=None, description="Not used: ZeroTune has no trials of Determined's.")
+    source_checkpoint_uuid: NotUsed = Field(
+        default=None, description="Not used: ZeroTune has no checkpoints of Determined's."
     )
 
 
@@ -252,6 +155,9 @@ class Environment(Section):
     registry_auth: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
     pod_spec: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
     ports: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
+    proxy_ports: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
+    add_capabilities: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
+    drop_capabilities: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
 
 
 class Reproducibility(Section):
@@ -312,8 +218,9 @@ class ExperimentConfig(Section):
         default_factory=dict, description="Any values; handed to code that asks for them."
     )
     labels: list[str] = Field(default_factory=list, description="Words that the tracking server shows with the study.")
-    records_per_epoch: PositiveInt | None = Field(
-        default=None, description="Training samples in one epoch; for code that asks for its length in epochs."
+    records_per_epoch: Annotated[NonNegativeInt | None, AfterValidator(none_for_zero)] = Field(
+        default=None,
+        description="Training samples in one epoch; for code that asks for its length in epochs. 0 is as if left out.",
     )
     scheduling_unit: PositiveInt = Field(
         default=100, description="Optimizer steps from one report of a trial class's training metrics to the next."
@@ -328,6 +235,22 @@ class ExperimentConfig(Section):
         default=None, description="Not used: checkpoints are written where your code says."
     )
     profiling: NotUsed = Field(default=None, description="Not used: every trial is measured.")
+    checkpoint_policy: NotUsed = Field(
+        default=None, description="Not used: a full experiment keeps the best checkpoint and the last two."
+    )
+    debug: NotUsed = Field(default=None, description="Not used: `study.log` has every detail.")
+    perform_initial_validation: NotUsed = Field(default=None, description="Not used: a training begins with a step.")
+    tensorboard_storage: NotUsed = Field(default=None, description="Not used: TensorBoard's files are in the study.")
+    optimizations: NotUsed = Field(default=None, description="Not used: they were of Horovod; DeepSpeed has its own.")
+    log_policies: NotUsed = Field(default=None, description="Not used: a trial's failure is told with its log.")
+    retention_policy: NotUsed = Field(default=None, description="Not used: logs stay with their study.")
+    integrations: NotUsed = Field(default=None, description="Not used: see deployments for Prefect's automations.")
+    preemption_timeout: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
+    slurm: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
+    pbs: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
+    security: NotUsed = Field(default=None, description="Not used: a trial runs as whoever runs ZeroTune.")
+    data_layer: NotUsed = Field(default=None, description="Not used: Determined ignores it as well.")
+    internal: NotUsed = Field(default=None, description="Not used: Determined ignores it as well.")
 
     @model_validator(mode="after")
     def _maps_each_target_once(self) -> "ExperimentConfig":

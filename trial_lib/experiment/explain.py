@@ -62,6 +62,8 @@ def _explain_one(document: YamlDocument, place: Location, complaints: list[Error
         return InputError(f'unknown key "{name}".', where=where, remedy=_where_it_belongs(place))
     if kind == "missing":  # of the required fields there is one
         return InputError('"entrypoint" is missing.', where=where, remedy="Add it: `entrypoint: python3 train.py`.")
+    if "remedy" in first.get("ctx", {}):
+        return InputError(f"{name}: {first['msg']}.", where=where, remedy=first["ctx"]["remedy"])
     if kind == "value_error":
         what = str(first["ctx"]["error"])
         return InputError(f"{name}: {what}." if name else f"{what}.", where=where, remedy="Change it.")

@@ -43,7 +43,7 @@ class Experiment:
         ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in; empty where
             nothing names one: the code has it, or a training needs none.
         entrypoint: the command, taken apart.
-        notes: one sentence for each thing in the YAML that has no effect.
+        notes: what of it has no effect: one sentence on the keys of the YAML, and one for each part of the command.
     """
 
     path: Path | None
@@ -130,12 +130,17 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
         config=config,
         ds_config=ds_config,
         entrypoint=entrypoint,
-        notes=(*(f"{key} has no effect here." for key in config.not_used()), *entrypoint.notes),
+        notes=(*_note_not_used(list(config.not_used())), *entrypoint.notes),
     )
     variables = {**os.environ, **experiment.environment_variables}
     places = batch_places(entrypoint.arguments, variables, config.arg_mappings)
     refuse_two_values(ds_config, _config_name(document, config, entrypoint), places)
     return experiment
+
+
+def _note_not_used(keys: Sequence[str]) -> list[str]:
+    """Returns one sentence on all keys that have no effect."""
+    return [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here."] if keys else []
 
 
 def _config_name(document: YamlDocument, config: ExperimentConfig, entrypoint: Entrypoint) -> str:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.config import ExperimentConfig, Length
+from trial_lib.experiment.config import ExperimentConfig
 from trial_lib.experiment.environment import redact
+from trial_lib.experiment.field_types import Length
 from trial_lib.experiment.full_experiment import FullExperimentPaths
 from trial_lib.experiment.hparams import merged_hparams
 from trial_lib.experiment.overrides import OVERWRITES

@@ -13,9 +13,9 @@ from typing import get_args
 import yaml
 
 from trial_lib.experiment.command_line import ASSIGNMENT
-from trial_lib.experiment.config import MAPPING_TARGET, BatchKey
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.field_types import MAPPING_TARGET, BatchKey
 from trial_lib.experiment.yaml_file import Experiment, read_typed_experiment
 from trial_lib.launch.hardware import Host, this_host
 

@@ -88,9 +88,7 @@ labels: [small]
     assert config.min_checkpoint_period is not None
     assert config.min_checkpoint_period.batches == 50
     assert experiment.notes == (
-        "project has no effect here.",
-        "resources.shm_size has no effect here.",
-        "workspace has no effect here.",
+        "project, resources.shm_size, workspace have no effect here.",
         "the launcher determined.launch is left out: ZeroTune starts the ranks itself.",
     )
 
@@ -181,7 +179,11 @@ REFUSALS = {
         MINIMAL + "name: 3",
         "experiment.yaml:4:7: name: expected text, found the number 3. Put it in quotes.",
     ),
-    "an empty value is nothing": (MINIMAL + "labels:", "labels: expected a list, found nothing."),
+    "an empty value is nothing": (
+        MINIMAL + "arg_mappings: {train_batch_size:}",
+        "arg_mappings.train_batch_size: expected text, found nothing.",
+    ),
+    "an empty value leaves a key out": ("entrypoint:", '"entrypoint" is missing.'),
     "zero slots are too few": (
         MINIMAL + "resources: {slots_per_trial: 0}",
         "resources.slots_per_trial: expected more than 0, found the number 0.",
