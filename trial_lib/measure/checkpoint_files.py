@@ -1,4 +1,4 @@
-"""Checkpoints that a program writes by itself go to the trial's folder, and are read from there again."""
+"""Checkpoints that a program writes in training go to the trial's folder, and are read from there again."""
 
 import functools
 import os
@@ -16,11 +16,20 @@ from trial_lib.measure.post_import import when_imported
 class Files(Protocol):
     """Where the copies of the user's files are."""
 
+    is_training: bool
+    """Whether what is saved is a training's output, and no preparation for one."""
+
     def is_free(self, where: str) -> bool:
         """Returns whether a path is below a folder that none of this concerns."""
 
     def path_of(self, path: Any) -> str:
         """Returns a path as text, absolute."""
+
+    def is_old(self, where: str) -> bool:
+        """Returns whether a path is something that was there before the study."""
+
+    def has_copy(self, where: str) -> bool:
+        """Returns whether a rank of this trial has written a path."""
 
     def new_copy(self, where: str) -> str:
         """Returns the path for a copy, whose folder is there."""
@@ -38,6 +47,8 @@ def install(files: Files) -> None:
 
     def to_write(path: Any) -> Any:
         if not isinstance(path, (str, os.PathLike)) or files.is_free(where := files.path_of(path)):
+            return path
+        if not (files.is_training or files.has_copy(where) or files.is_old(where)):
             return path
         return files.new_copy(where)
 

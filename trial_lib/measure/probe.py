@@ -79,6 +79,7 @@ class Probe:
         finish: called with the measurement when there is enough; it ends the rank, or raises `NextSize`. Called again,
             with nothing, where the code trains on or destroys the process group nevertheless.
         keep: called with a measurement that is to count if the rank gets no further; a profile's only.
+        training_began: called when the measured engine has taken its first optimizer step.
 
     Attributes:
         facts: what was found out about the program.
@@ -94,6 +95,7 @@ class Probe:
         engine_built: Callable[[], None],
         finish: Callable[[dict[str, Any]], None],
         keep: Callable[[dict[str, Any]], None] = lambda measurement: None,
+        training_began: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
         self.has_finished = False
@@ -103,6 +105,7 @@ class Probe:
         self._tell_engine_built = engine_built
         self._tell_finished = finish
         self._keep = keep
+        self._tell_training_began = training_began
         # A child that the program forks is not the rank, though it has all that the rank has.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
@@ -271,6 +274,7 @@ class Probe:
         self._peak = max(self._peak, memory.peak_bytes())
         self._steps_seen += 1
         if self._steps_seen == 1:
+            self._tell_training_began()
             self._end_phase("first_step")
             self._refuse_ignored_batch()
         self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1

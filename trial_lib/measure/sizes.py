@@ -117,7 +117,7 @@ class Sizes:
             longest_sequence=trial["longest_sequence"],
             flops_per_sample=trial["flops_per_sample"],
         )
-        return Probe(settings, facts, self.phases, self._engine_built, self._finished, self._keep)
+        return Probe(settings, facts, self.phases, self._engine_built, self._finished, self._keep, self._training_began)
 
     def _keep(self, measurement: dict[str, Any]) -> None:
         """Records a measurement that counts unless another follows."""
@@ -129,6 +129,9 @@ class Sizes:
             self._watchdog.cancel()
         if self._position == 0:
             self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * sum(self.phases.values()))
+
+    def _training_began(self) -> None:
+        self._files.training_began()
 
     def _finished(self, measurement: dict[str, Any]) -> None:
         """Records the measurement of the size in hand; ends the process, or the run of the program."""

@@ -3,19 +3,21 @@
 A trial trains a few steps, with a setting that may well be a bad one. What it would leave behind is of no use to
 anybody, and must cost the user nothing. So, in the ranks of a trial:
 
-* Checkpoints go to a folder of the trial's own, which is removed with it: what `torch.save`, `safetensors` and
-  `torch.distributed.checkpoint` write, wherever it should have gone. Read again in the same trial, it is found there.
-  (An engine's `save_checkpoint` saves nothing at all: see `interception`. Hugging Face's: see `hugging_face`.)
 * A file that is older than the study is never changed. Whoever opens it for writing gets a copy in the trial's folder,
-  and so does every rank that reads it afterwards. Whoever removes, renames or touches it is told that it is done.
-* A file that the program creates by `open` stays where the program puts it: a data set that one trial has prepared is
-  found by the next one.
+  and so does every rank that reads it afterwards, or lists its folder. Whoever removes, renames or touches it is told
+  that it is done.
+* What the program makes before its first optimizer step is its preparation. New files stay where the program puts
+  them, whatever it writes them with: all ranks find them, other processes do, and so does the next trial.
+* Checkpoints of the training that follows go to a folder of the trial's own, which is removed with it: what
+  `torch.save`, `safetensors` and `torch.distributed.checkpoint` write, wherever it should have gone. In the same trial
+  they are read and listed as if they were there. (An engine's `save_checkpoint` saves nothing at all: see
+  `interception`. Hugging Face's: see `hugging_face`.)
 
 Temporary folders, caches and devices are left out of this, but for what stands in the program's own folder. Not seen is
 what a library writes past Python's `open` (SQLite, HDF5), and what another program does that this one starts.
 """
 # What is called for every file that a program opens takes paths as text.
-# ruff: noqa: PTH100, PTH112, PTH114, PTH115, PTH117, PTH118, PTH120, PTH208
+# ruff: noqa: PTH100, PTH112, PTH115, PTH117, PTH118, PTH120
 
 import builtins
 import errno
@@ -31,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trial_lib.measure import checkpoint_files
+from trial_lib.measure import checkpoint_files, listed_files
 from trial_lib.measure.interception import stand_in
 
 _CACHES = (
@@ -44,7 +46,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 # As the standard library's modules call it that have it under a name of their own.
 _NAMES_OF_OPEN = ("open", "_builtin_open", "bltn_open")
 
-_real_stat, _real_lstat, _real_makedirs = os.stat, os.lstat, os.makedirs
+_real_stat, _real_lstat, _real_access = os.stat, os.lstat, os.access
+_real_listdir, _real_makedirs = os.listdir, os.makedirs
 _real_open, _real_unlink, _real_replace = builtins.open, os.unlink, os.replace
 
 
@@ -55,12 +58,16 @@ class UserFiles:
         scratch: the trial's folder for what would change them.
         protected_before: seconds since the epoch; what has not changed since is protected.
         folder: the program's own.
+
+    Attributes:
+        is_training: whether the program has taken an optimizer step: what it saves from then on is no preparation.
     """
 
     def __init__(self, scratch: Path, protected_before: float, folder: Path) -> None:
         self._copies = str(scratch / "files")
         self._before = protected_before
         self._removed: set[str] = set()
+        self.is_training = False
         home = Path.home()
         free = ["/dev", "/proc", "/sys", "/tmp", "/var/tmp", tempfile.gettempdir(), scratch.parent]
         free += [home / ".cache", home / ".triton", *(os.environ[name] for name in _CACHES if os.environ.get(name))]
@@ -73,6 +80,11 @@ class UserFiles:
         """Forgets what the program has written and removed: it is run again. No other rank may run it meanwhile."""
         shutil.rmtree(self._copies, ignore_errors=True)
         self._removed.clear()
+        self.is_training = False
+
+    def training_began(self) -> None:
+        """Notes that the program has prepared what it trains with."""
+        self.is_training = True
 
     def is_free(self, where: str) -> bool:
         """Returns whether a path is below a folder that none of this concerns."""
@@ -89,13 +101,18 @@ class UserFiles:
         """Returns where the copy of a path is, or would be."""
         return self._copies + where
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything that the program sees otherwise than it is."""
+        return bool(self._removed) or _exists(self._copies)
+
     def has_copy(self, where: str) -> bool:
         """Returns whether a rank of this trial has written a path."""
         return _exists(self._copies) and _exists(self._copies + where)
 
     def seen(self, path: Any, dir_fd: int | None = None) -> Any:
         """Returns what to read in the place of a path: its copy, if there is one, else the path as it is."""
-        if isinstance(path, int) or not (self._removed or _exists(self._copies)):
+        if isinstance(path, int) or not self.has_changes:
             return path
         where = self.path_of(path, dir_fd)
         if _exists(self._copies + where):
@@ -113,17 +130,17 @@ class UserFiles:
         is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode)
         return is_file and found.st_ctime < self._before and not self.is_free(where)
 
+    def is_new(self, where: str) -> bool:
+        """Returns whether a path is something that has come since the study began."""
+        return _is_there(where) and not self.is_old(where, follow=False)
+
     def holds_old(self, where: str) -> bool:
         """Returns whether a path is old, or a folder with something old in it."""
         if self.is_old(where, follow=False):
             return True
-        if self.is_free(where) or os.path.islink(where):
+        if self.is_free(where) or not _is_there(where, as_folder=True):
             return False
-        return any(
-            self.is_old(os.path.join(folder, name), follow=False)
-            for folder, folders, files in os.walk(where)
-            for name in (*folders, *files)
-        )
+        return any(self.holds_old(os.path.join(where, name)) for name in _real_listdir(where))
 
     def removed(self, where: str) -> None:
         """Notes that the program takes a path to be gone, with everything below it."""
@@ -142,7 +159,7 @@ class UserFiles:
     def made_again(self, where: str) -> None:
         """Notes that the program has made a folder anew that it takes to be gone: now only what is in it is."""
         self._removed.discard(where)
-        self._removed.update(os.path.join(where, name) for name in os.listdir(where))
+        self._removed.update(os.path.join(where, name) for name in _real_listdir(where))
 
     def new_copy(self, where: str) -> str:
         """Returns the path for a copy, whose folder is there; what it holds is for the caller to write."""
@@ -181,7 +198,16 @@ def _spellings(path: Any) -> set[str]:
 
 def _exists(path: str) -> bool:
     # Several times faster than an `os.stat` that fails, and this is asked at every `open`.
-    return "\0" not in path and os.access(path, os.F_OK)
+    return "\0" not in path and _real_access(path, os.F_OK)
+
+
+def _is_there(path: str, as_folder: bool = False) -> bool:
+    """Returns whether something, or a folder, is really at a path; a link is one."""
+    try:
+        found = _real_lstat(path)
+    except (OSError, ValueError):
+        return False
+    return not as_folder or stat.S_ISDIR(found.st_mode)
 
 
 def _copy_once(original: str, copy: str) -> None:
@@ -207,7 +233,7 @@ def install(scratch: Path, protected_before: float, folder: Path) -> UserFiles:
     """
     files = UserFiles(scratch, protected_before, folder)
     _replace_open(files)
-    for name, make in _STAND_INS.items():
+    for name, make in {**_STAND_INS, **listed_files.STAND_INS}.items():
         original = getattr(os, name)
         _replace(os, name, _like(original, make(files, original)))
     _replace_rmtree(files)
@@ -274,12 +300,26 @@ def _looks(files: UserFiles, original: Any) -> Any:
     return look
 
 
+def _accesses(files: UserFiles, original: Any) -> Any:
+    def access(path: Any, mode: int, *, dir_fd: int | None = None, **kwargs: Any) -> bool:
+        try:
+            path = files.seen(path, dir_fd)
+        except FileNotFoundError:
+            return False
+        answer: bool = original(path, mode, dir_fd=dir_fd, **kwargs)
+        return answer
+
+    return access
+
+
 def _removes(files: UserFiles, original: Any) -> Any:
     def remove(path: Any, *, dir_fd: int | None = None) -> None:
         where = files.path_of(path, dir_fd)
-        if files.has_copy(where) or files.is_old(where, follow=False):
+        is_here = not (files.has_copy(where) or files.is_old(where, follow=False))
+        if not is_here:
             files.removed(where)
-        else:
+        # Below the copy may be what the program has put there before it trained.
+        if is_here or files.is_new(where):
             original(path, dir_fd=dir_fd)
 
     return remove
@@ -291,6 +331,8 @@ def _renames(files: UserFiles, original: Any) -> Any:
         if files.has_copy(source):
             _real_replace(files.copy_of(source), files.new_copy(target))
             files.removed(source)
+            if files.is_new(source) and not _is_there(source, as_folder=True):
+                _real_unlink(source)
         elif files.holds_old(source):
             files.removed(source)
         elif files.has_copy(target) or (files.is_old(target, follow=False) and not os.path.isdir(target)):
@@ -302,19 +344,30 @@ def _renames(files: UserFiles, original: Any) -> Any:
 
 
 def _makes(files: UserFiles, original: Any) -> Any:
-    def make(*args: Any, **kwargs: Any) -> None:
+    def make(path: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            original(*args, **kwargs)
+            original(path, *args, **kwargs)
         except FileExistsError:
             # What was there before is still there.
-            made = args[1] if len(args) > 1 and not isinstance(args[1], int) else args[0]
-            where = files.path_of(made, kwargs.get("dir_fd"))
+            where = files.path_of(path, kwargs.get("dir_fd"))
             if not files.was_removed(where):
                 raise
-            if stat.S_ISDIR(_real_lstat(where).st_mode):
+            if _is_there(where, as_folder=True):
                 files.made_again(where)
 
     return make
+
+
+def _makes_link(files: UserFiles, original: Any) -> Any:
+    def symlink(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        where = files.path_of(dst, kwargs.get("dir_fd"))
+        named = os.path.join(os.path.dirname(where), os.fsdecode(src))
+        if files.has_copy(files.path_of(named)) or files.was_removed(where):
+            original(files.seen(named), files.new_copy(where))
+        else:
+            original(src, dst, *args, **kwargs)
+
+    return symlink
 
 
 def _links(files: UserFiles, original: Any) -> Any:
@@ -353,13 +406,15 @@ def _truncates(files: UserFiles, original: Any) -> Any:
 _STAND_INS: dict[str, Callable[[UserFiles, Any], Any]] = {
     "open": _os_open,
     "stat": _looks,
+    "lstat": _looks,
+    "access": _accesses,
     "unlink": _removes,
     "remove": _removes,
     "rmdir": _removes,
     "rename": _renames,
     "replace": _renames,
     "mkdir": _makes,
-    "symlink": _makes,
+    "symlink": _makes_link,
     "link": _links,
     "truncate": _truncates,
     "utime": _touches,
@@ -376,7 +431,12 @@ def _replace_rmtree(files: UserFiles) -> None:
         where = files.path_of(path, dir_fd)
         if files.holds_old(where):
             files.removed(where)
-        elif sys.version_info >= (3, 11):
+            return
+        if files.has_copy(where):
+            files.removed(where)
+            if not _is_there(where):
+                return
+        if sys.version_info >= (3, 11):
             original(path, *args, dir_fd=dir_fd, **kwargs)
         else:
             original(path, *args, **kwargs)

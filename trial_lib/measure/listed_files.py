@@ -1,0 +1,115 @@
+"""What a program finds when it lists a folder: what it has written, wherever that is, and nothing that it has removed.
+
+`glob`, `os.walk` and `pathlib` list folders by the two functions that are replaced here.
+"""
+# What is called for every folder that a program lists takes paths as text.
+# ruff: noqa: PTH118
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+_real_access, _real_scandir = os.access, os.scandir
+
+
+class Files(Protocol):
+    """Where the copies of the user's files are."""
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything that the program sees otherwise than it is."""
+
+    def path_of(self, path: Any) -> str:
+        """Returns a path as text, absolute."""
+
+    def copy_of(self, where: str) -> str:
+        """Returns where the copy of a path is, or would be."""
+
+    def was_removed(self, where: str) -> bool:
+        """Returns whether the program takes a path to be gone that was there before the study."""
+
+
+class _Entry:
+    """An entry of a folder of copies, under the path that the program knows."""
+
+    def __init__(self, copy: "os.DirEntry[str]", folder: Any) -> None:
+        is_bytes = isinstance(folder, bytes)
+        self.name: Any = os.fsencode(copy.name) if is_bytes else copy.name
+        self.path: Any = os.path.join(folder, self.name)
+        for look in ("inode", "is_dir", "is_file", "is_symlink", "stat"):
+            setattr(self, look, getattr(copy, look))
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+
+class _Entries:
+    """What `os.scandir` returns: an iterator that can be closed."""
+
+    def __init__(self, entries: Iterator[Any]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> "_Entries":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> "_Entries":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iteration."""
+        self._entries = iter(())
+
+
+def _entries(files: Files, path: Any) -> list[Any] | None:
+    """Returns what a program is to find in a folder; None for what is really there."""
+    if isinstance(path, int) or not files.has_changes:
+        return None
+    folder = os.fspath("." if path is None else path)
+    where = files.path_of(folder)
+    copies = files.copy_of(where)
+    has_copies, is_gone = _real_access(copies, os.F_OK), files.was_removed(where)
+    if is_gone and not has_copies:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    written: dict[str, os.DirEntry[str]] = {}
+    if has_copies:
+        with _real_scandir(copies) as found:
+            written = {entry.name: entry for entry in found}
+    kept: list[Any] = []
+    if not is_gone and (not has_copies or _real_access(where, os.F_OK)):
+        with _real_scandir(folder) as found:
+            kept = [
+                entry
+                for entry in found
+                if (name := os.fsdecode(entry.name)) not in written and not files.was_removed(os.path.join(where, name))
+            ]
+    return [*kept, *(_Entry(entry, folder) for entry in written.values())]
+
+
+def _lists(files: Files, original: Any) -> Any:
+    def listdir(path: Any = None) -> Any:
+        entries = _entries(files, path)
+        return original(path) if entries is None else [entry.name for entry in entries]
+
+    return listdir
+
+
+def _scans(files: Files, original: Any) -> Any:
+    def scandir(path: Any = None) -> Any:
+        entries = _entries(files, path)
+        return original(path) if entries is None else _Entries(iter(entries))
+
+    return scandir
+
+
+STAND_INS: dict[str, Callable[[Files, Any], Any]] = {"listdir": _lists, "scandir": _scans}
+"""What makes, of a function of `os`, the one that a program in a trial calls."""
