@@ -145,6 +145,9 @@ def run_flow(
         server.use()
     os.environ.setdefault("DO_NOT_TRACK", "1")
     flow = load()
+    from tasks.without_secrets import keep_secrets_from_prefect
+
+    keep_secrets_from_prefect()
     # In the seconds of an import, Python drops what a signal raises within a module's lock.
     interrupts.hear_again()
     quiet_console()

@@ -10,6 +10,7 @@ from prefect.states import Cancelled, Completed, Failed, State
 from flows.parameters import checked, shows, work_folder
 from tasks.cancellation import is_interrupt, outlive_worker
 from tasks.experiment import report_training, train
+from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.folder import FinishedError, begun_by
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
@@ -27,6 +28,7 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
         **arguments: of a new full experiment: the fields of `TrainingArguments`.
     """
     outlive_worker()
+    keep_secrets_from_prefect()
     try:
         full_experiment = open_experiment(arguments, experiment_dir, work_dir)
     except FinishedError as finished:

@@ -19,6 +19,7 @@ from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
 from tasks.trial import TrialFuture, submit
+from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyStatus
@@ -50,6 +51,7 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
         **arguments: of a new study: the fields of `StudyArguments`.
     """
     outlive_worker()
+    keep_secrets_from_prefect()
     try:
         study = open_study(arguments, study_dir, work_dir)
     except FinishedError as finished:

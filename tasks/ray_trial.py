@@ -17,6 +17,8 @@ from prefect_ray.context import remote_options
 
 from tasks.telling import told_if_possible
 from tasks.trial import said, said_of_sizes
+from tasks.without_secrets import keep_secrets_from_prefect
+from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.result import TrialResult
 from trial_lib.launch.ray_order import Delivery, Order
 from trial_lib.launch.ray_place import HostLostError, RayPlace
@@ -26,8 +28,10 @@ from trial_lib.study.runner import Work
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
-def trial_on_ray(order: Callable[[], Order], label: str, metric: str) -> State:
+def trial_on_ray(order: Callable[[], Order], label: str, metric: str, secrets: KnownSecrets) -> State:
     """Does an order on the cluster; however its trials end, the task run is completed, and says how."""
+    keep_secret(secrets)
+    keep_secrets_from_prefect()
     delivery = carry_out(order())
     results = [end for end in delivery.ends if isinstance(end, TrialResult)]
     if len(delivery.ends) == 1:
@@ -87,7 +91,7 @@ class _SentByPrefect:
         name = "trial" if order.sweep is None else "sweep"
         named = trial_on_ray.with_options(name=name, task_run_name=label)
         # The order travels as a function: Prefect would take it apart in search of futures.
-        parameters = {"order": lambda: order, "label": label, "metric": metric}
+        parameters = {"order": lambda: order, "label": label, "metric": metric, "secrets": known_here()}
         # By the connection that there is.
         with RayTaskRunner() as runner, remote_options(**options_of(order.share)):
             self._future = runner.submit(named, parameters)

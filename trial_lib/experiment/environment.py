@@ -1,5 +1,6 @@
 """What looks like a secret, among environment variables and in all that an experiment holds, kept from other people."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +11,39 @@ _WORD = r"(?:token|secret|passw(?:or)?d|passphrase|pgpass|_pwd|credential|key|au
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 # A number under one of the other names counts or measures: max_tokens, key_dim.
 _SECRET_NUMBER = re.compile(r"secret|passw(or)?d|passphrase|pgpass|_pwd|credential", re.IGNORECASE)
-_URL_WITH_PASSWORD = re.compile(r"[^\s'\"=]*://[^/@\s]*:[^/@\s]+@[^\s'\"]*")
-_SECRET_ASSIGNMENT = re.compile(rf"(?P<name>[\w-]*{_WORD}[\w-]*)=", re.IGNORECASE)
+# A password may hold what ought to be escaped, a "/" say; a port with a path behind it is none.
+_URL_WITH_PASSWORD = re.compile(
+    r"(?<![\w+.:-])[\w+.:-]*://(?:[^/@\s'\"]{0,200}:(?!\d+(?:/|$)|\*+@)[^\s'\"]{1,500}|[^/@:\s'\"]{16,500})@[^\s'\"]*"
+)
+# The word is looked for ahead of the name that it stands in: so a long name takes no longer than it is long.
+_SECRET_ASSIGNMENT = re.compile(rf"(?=[\w-]*{_WORD})(?P<name>[\w-]+)=", re.IGNORECASE)
 # `NAME=value`, `--name=value` and `--name value`.
 _IN_COMMAND = re.compile(
-    rf"(?<![\w-])(?P<name>[\w-]*{_WORD}[\w-]*=|--?[\w-]*{_WORD}[\w-]*\s+(?!-))(\"[^\"]*\"|'[^']*'|\S+)",
+    rf"(?<![\w-])(?=[\w-]*{_WORD})(?P<name>[\w-]+=|-[\w-]+\s+(?!-))(\"[^\"]*\"|'[^']*'|\S+)",
     re.IGNORECASE,
 )
+# `-k value`: a flag of one letter has a meaning of its own in each program, so the value has to look like a key.
+_KEY_FLAG = re.compile(r"(?P<name>(?<!\S)-k[\s=]+)(['\"]?(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{8,}['\"]?)(?!\S)")
+# `"api_key": "value"`, as JSON and Python spell it.
+_QUOTED_PAIR = re.compile(
+    rf"(?P<name>(?P<quote>['\"])(?=[\w.-]*{_WORD})[\w.-]+(?P=quote)\s*:\s*)(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')",
+    re.IGNORECASE,
+)
+# `Authorization: Bearer value`, `X-Api-Key: value`, `password: value`.
+_HEADER = re.compile(
+    r"(?P<name>(?<![\w-])(?:(?:proxy-)?authorization|[\w-]*api[_-]?key|[\w-]*password|x-[\w-]*(?:key|token))\s*:\s*"
+    r"(?:(?:bearer|basic|token|digest)\s+)?)([^\s'\"{}\[\],]+)",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"(?P<name>\bbearer\s+)([\w.~+/-]{8,}=*)", re.IGNORECASE)
+# What well-known services give out, under whatever name it stands.
+_ISSUED = re.compile(
+    r"(?P<name>)(?<![\w-])(hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
+    r"|A[KS]IA[0-9A-Z]{16}|glpat-[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
+)
+# What counts, measures or switches, as text.
+_PLAIN = re.compile(r"[-+]?(?:\d{1,9}|\d*\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)|true|false|none|null|auto", re.IGNORECASE)
+_PATTERNS = (_IN_COMMAND, _KEY_FLAG, _QUOTED_PAIR, _HEADER, _BEARER, _ISSUED)
 
 
 def redact(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +59,7 @@ def redact(values: Mapping[str, Any]) -> dict[str, Any]:
         >>> redact({"HF_TOKEN": "hf_abc", "TOKENIZERS_PARALLELISM": "false", "wandb": {"api_key": "abc"}})
         {'HF_TOKEN': '<redacted>', 'TOKENIZERS_PARALLELISM': 'false', 'wandb': {'api_key': '<redacted>'}}
     """
-    return {name: _shown(value, (str(name),)) for name, value in values.items()}
+    return _Redaction().values(values)
 
 
 def redact_text(text: str) -> str:
@@ -42,34 +69,89 @@ def redact_text(text: str) -> str:
         >>> redact_text("HF_TOKEN=hf_abc python3 train.py --api_key abc --lr 1")
         'HF_TOKEN=<redacted> python3 train.py --api_key <redacted> --lr 1'
     """
-    return _IN_COMMAND.sub(rf"\g<name>{REDACTED}", _URL_WITH_PASSWORD.sub(REDACTED, text))
+    return _Redaction().text(text)
 
 
-def _shown(value: Any, names: tuple[str, ...]) -> Any:
-    """Returns a value as it may be shown.
+def secrets_in(values: Mapping[str, Any]) -> list[str]:
+    """Returns what `redact` leaves out of values.
 
-    Args:
-        value: the value.
-        names: those that it stands under: everything below a secret's name is one.
+    Example:
+        >>> secrets_in({"HF_TOKEN": "hf_abc", "entrypoint": "train.py --api_key abc"})
+        ['hf_abc', 'abc']
     """
-    if isinstance(value, Mapping):
-        return {name: _shown(inner, (*names, str(name))) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return _shown_list(value, names)
-    if value is None or isinstance(value, bool):
-        return value
-    secret_name = _SECRET_NAME if isinstance(value, str) else _SECRET_NUMBER
-    if any(secret_name.search(name) for name in names):
-        return REDACTED
-    return redact_text(value) if isinstance(value, str) else value
+    redaction = _Redaction()
+    redaction.values(values)
+    return redaction.left_out
 
 
-def _shown_list(values: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
-    """Returns a list as it may be shown: it may hold assignments, or the words of a command."""
-    shown: list[Any] = []
-    option = ""
-    for value in values:
-        assignment = _SECRET_ASSIGNMENT.match(value) if isinstance(value, str) else None
-        shown.append(f"{assignment['name']}={REDACTED}" if assignment else _shown(value, (*names, option)))
-        option = value if isinstance(value, str) and value.startswith("-") and not assignment else ""
-    return shown
+class _Redaction:
+    """One pass over values.
+
+    Attributes:
+        left_out: what has been left out so far.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
+    def values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See `redact`."""
+        return {name: self._shown(value, (str(name),)) for name, value in values.items()}
+
+    def text(self, text: str) -> str:
+        """See `redact_text`."""
+        if "://" in text:
+            text = _URL_WITH_PASSWORD.sub(self._leave_out, text)
+        for pattern in _PATTERNS:
+            text = pattern.sub(self._leave_out, text)
+        return text
+
+    def _leave_out(self, found: re.Match[str]) -> str:
+        if found.re is _URL_WITH_PASSWORD:
+            self.left_out.append(found[0])
+            return REDACTED
+        value = found[found.re.groups]
+        if REDACTED in value or _is_plain(value.strip("'\""), found["name"]):
+            return found[0]
+        self.left_out.append(value)
+        return f"{found['name']}{REDACTED}"
+
+    def _shown(self, value: Any, names: tuple[str, ...]) -> Any:
+        """Returns a value as it may be shown.
+
+        Args:
+            value: the value.
+            names: those that it stands under: everything below a secret's name is one.
+        """
+        if isinstance(value, Mapping):
+            return {name: self._shown(inner, (*names, str(name))) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return self._list(value, names)
+        if value is None or isinstance(value, bool):
+            return value
+        if any(map(_SECRET_NAME.search, names)) and not _is_plain(str(value), *names):
+            self.left_out.append(value if isinstance(value, str) else json.dumps(value, default=str))
+            return REDACTED
+        return self.text(value) if isinstance(value, str) else value
+
+    def _list(self, values: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
+        """Returns a list as it may be shown: it may hold assignments, or the words of a command."""
+        shown: list[Any] = []
+        option = ""
+        for value in values:
+            assignment = _SECRET_ASSIGNMENT.match(value) if isinstance(value, str) else None
+            if assignment and not _is_plain(value[assignment.end() :], assignment["name"]):
+                self.left_out.append(value[assignment.end() :])
+                shown.append(f"{assignment['name']}={REDACTED}")
+            elif option == "-k" and isinstance(value, str) and _KEY_FLAG.match(f"-k {value}"):
+                self.left_out.append(value)
+                shown.append(REDACTED)
+            else:
+                shown.append(self._shown(value, (*names, option)))
+            option = value if isinstance(value, str) and value.startswith("-") and not assignment else ""
+        return shown
+
+
+def _is_plain(value: str, *names: str) -> bool:
+    """Returns whether a value counts, measures or switches, unless one of its names says that it is a secret."""
+    return bool(_PLAIN.fullmatch(value)) and not any(map(_SECRET_NUMBER.search, names))

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.report.study_view import ConfirmedView, Interval
 from trial_lib.study.finding import Confirmed, Estimate, Finding
-from trial_lib.study.known_secrets import KnownSecrets
 
 # Metrics that are the throughput times a constant of the model: an interval of one is, in proportion, the other's.
 _LIKE_THROUGHPUT = ("throughput", "FLOPS_per_gpu")

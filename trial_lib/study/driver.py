@@ -8,6 +8,7 @@ from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import ProgramProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths
@@ -376,6 +377,7 @@ class StudyDriver:
 
     def _learn_program(self, program: ProgramProfile) -> None:
         """Takes in what the profile trial found in the code: it completes what the experiment says."""
+        keep_secret(KnownSecrets.within(program.ds_config or {}))
         self.arg_mappings = {**program.arg_mappings, **self.arg_mappings}
         typed = batch_in_command(self.experiment, self.environment, self.arg_mappings)
         self.contradiction = contradiction(self.base_config or program.ds_config or {}, program, typed)

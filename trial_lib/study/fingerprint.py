@@ -13,13 +13,12 @@ import pynvml
 from pydantic import BaseModel, ConfigDict, Field
 
 from trial_lib.experiment.environment import redact
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.result import ModelProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths
-from trial_lib.experiment.yaml_document import parse_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.known_secrets import KnownSecrets
 from trial_lib.study.program import environment_of
 
 SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
@@ -156,7 +155,7 @@ def _submitted(experiment: Experiment) -> dict[str, str]:
     config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
     config["hyperparameters"].pop("deepspeed_config", None)
     # A secret may stand elsewhere, too, without the name that gives it away.
-    secrets = KnownSecrets.within(parse_yaml(experiment.text, experiment.source).data)
+    secrets = KnownSecrets.of_experiment(experiment)
     return {name: secrets.hide(value) for name, value in _flat(redact(config), "").items()}
 
 

@@ -16,11 +16,11 @@ from filelock import FileLock, Timeout
 from trial_lib.experiment.environment import REDACTED, redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.own_folder import own_folder
-from trial_lib.study.known_secrets import KnownSecrets
 
 _LONG_LINE = 100_000  # a value that is broken into lines cannot be searched
 

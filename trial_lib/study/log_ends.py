@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.launch.rank_records import read_rank_record
-from trial_lib.study.known_secrets import KnownSecrets
 
 _FAILED, _COMPLETED = (50, 6000), (10, 1200)  # lines, characters
 _ALL_CHARACTERS = 1_000_000

@@ -13,6 +13,7 @@ from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
@@ -60,7 +61,7 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_i
     """
     experiment, ds_config, host = _checked(arguments, arguments.config_path)
     tracking_uri = default_tracking_uri(work_dir)
-    experiment_id = new_id(experiment.name)
+    experiment_id = new_id(known_here().hide(experiment.name))
     paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
     new_folder(paths.root, "full experiment", experiment, paths.experiment, paths.shown_experiment)
     record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
@@ -174,6 +175,7 @@ def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
 def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experiment, dict[str, Any], Host]:
     """Returns the experiment, the DeepSpeed configuration to train with, and the devices that it may use."""
     experiment = _read_experiment(arguments, config_path)
+    keep_secret(KnownSecrets.of_experiment(experiment))
     host = slots_for(experiment)
     check_slots(experiment, host)
     check_include(arguments.include)
@@ -183,7 +185,9 @@ def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experimen
     if not base and named:
         base = read_deepspeed_json(experiment.model_dir / named[0])
     merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
-    return experiment, without_tuning_keys(overwrite_deepspeed_config(base, merged)), host
+    config = without_tuning_keys(overwrite_deepspeed_config(base, merged))
+    keep_secret(KnownSecrets.within(config))
+    return experiment, config, host
 
 
 def _read_experiment(arguments: TrainingArguments, config_path: Path) -> Experiment:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.hardware import Host, this_host
@@ -158,7 +159,8 @@ def new_study(arguments: StudyArguments, work_dir: Path, flow_run_id: str | None
     experiment = _read_experiment(arguments, this_host())
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
-    study_id = new_id(experiment.name)
+    keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
+    study_id = new_id(known_here().hide(experiment.name))
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
     new_folder(paths.trials, "study", experiment, paths.experiment, paths.shown_experiment)
@@ -228,6 +230,7 @@ def resume_study(root: Path) -> OpenStudy:
             )
         # No trial is left to run: nothing for a fork server to do.
         arguments = arguments.model_copy(update={"launcher": "cold"})
+    keep_secret(KnownSecrets.of_study(paths))
     experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include)
     if experiment.ds_config != record.ds_config:
         raise InputError(

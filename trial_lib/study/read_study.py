@@ -15,6 +15,7 @@ from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.knobs import get_knob, leaves
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
@@ -25,7 +26,6 @@ from trial_lib.study.completed_config import completed_config
 from trial_lib.study.confirmed_view import confirmed_views
 from trial_lib.study.finding import Finding
 from trial_lib.study.history import Asked, AskedSweep, Stopped, Told, Withdrawn, read_history
-from trial_lib.study.known_secrets import KnownSecrets
 from trial_lib.study.log_ends import LogEnds
 from trial_lib.study.memory_views import memory_views
 from trial_lib.study.study_facts import study_facts
@@ -65,7 +65,7 @@ def read_study(root: Path) -> StudyView:
     paths = StudyPaths(root.absolute())
     record = read_record(paths)
     told = _told(paths)
-    secrets = KnownSecrets.of(paths.experiment)
+    secrets = KnownSecrets.of_study(paths)
     base = _base_config(record, told.results)
     answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
     measured = {} if answer is None else answer.measured

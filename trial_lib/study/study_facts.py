@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trial_lib.experiment.environment import redact
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord
-from trial_lib.study.known_secrets import KnownSecrets
 from trial_lib.study.memory_views import device_of
 
 _GIB, _MIB = 2**30, 2**20

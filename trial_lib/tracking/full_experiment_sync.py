@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.metrics_file import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
 from trial_lib.tracking.run_content import (
     FULL_EXPERIMENT,
@@ -71,7 +72,8 @@ class FullExperimentSync:
         wanted = f"tags.{RECORD_ID} = '{record.experiment_id}'"
         # A study's stands in the study's folder.
         work_dir = self._paths.root.absolute().parents[1 if record.study_id is None else 2]
-        runs = Runs(self._tracking_uri, record.name, wanted, work_dir, FULL_EXPERIMENT)
+        secrets = KnownSecrets.of(self._paths.experiment, self._paths.record)
+        runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir, FULL_EXPERIMENT)
         self.experiment_id = runs.experiment_id
         if record.study_id is not None:
             study = next(runs.search(f"tags.{RECORD_ID} = '{record.study_id}'"), None)

@@ -26,6 +26,7 @@ RECORD_ID = "record_id"  # the tag a run is known by: a study's id, a trial's or
 KIND = "kind"  # the tag that full experiments have and others have not
 FULL_EXPERIMENT = "full_experiment"
 _PARENT = "mlflow.parentRunId"
+IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags that runs are looked for by
 _DESCRIPTION = "mlflow.note.content"
 _PARAM_CHARACTERS = 6000
 _TAG_CHARACTERS = 5000

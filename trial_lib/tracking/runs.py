@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 from filelock import FileLock
 
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.tracking.run_content import KIND, RECORD_ID, RunContent
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
+from trial_lib.tracking.without_secrets import shown_copy, without_secrets
 
 SENT = "sent"  # the tag that says what a run has; set last
 _SCHEMA_TIMEOUT_S = 120.0
@@ -31,6 +34,7 @@ class Runs:
 
     Args:
         tracking_uri: MLflow's store or server.
+        secrets: what MLflow is not told.
         experiment_name: MLflow's experiment, created where there is none.
         wanted: the filter that finds the runs.
         work_dir: the folder that the studies stand in.
@@ -38,6 +42,7 @@ class Runs:
 
     Attributes:
         experiment_id: MLflow's.
+        secrets: what MLflow is not told; more may become known.
         found: the runs that were there already, as MLflow has them, by their records' ids.
 
     Raises:
@@ -45,8 +50,16 @@ class Runs:
     """
 
     def __init__(
-        self, tracking_uri: str, experiment_name: str, wanted: str, work_dir: Path, kind: str | None = None
+        self,
+        tracking_uri: str,
+        secrets: KnownSecrets,
+        experiment_name: str,
+        wanted: str,
+        work_dir: Path,
+        kind: str | None = None,
     ) -> None:
+        self.secrets = secrets
+        experiment_name = secrets.hide(experiment_name)
         with schema_lock(tracking_uri):
             self._client = _mlflow_client(tracking_uri)
             experiment = self._client.get_experiment_by_name(experiment_name)
@@ -79,6 +92,7 @@ class Runs:
     def run_of(self, content: RunContent) -> str:
         """Returns the id of the run of a record, and creates it if there is none."""
         if content.record_id not in self._ids:
+            content = without_secrets(content, self.secrets)
             run = self._client.create_run(
                 self.experiment_id, milliseconds(content.started_at), content.tags, content.name
             )
@@ -90,6 +104,7 @@ class Runs:
         from mlflow.entities import Metric, Param, RunTag
 
         client, run_id = self._client, self.run_of(content)
+        content = without_secrets(content, self.secrets)
         # All at the trial's start: a metric that is sent again is the same one only at the same time.
         started_at = milliseconds(content.started_at)
         batches = zip_longest(
@@ -102,8 +117,9 @@ class Runs:
         )
         for metrics, params, tags in batches:
             client.log_batch(run_id, metrics=metrics, params=params, tags=tags)
-        for artifact in content.artifacts:
-            client.log_artifact(run_id, str(artifact))
+        with tempfile.TemporaryDirectory() as folder:
+            for artifact in content.artifacts:
+                client.log_artifact(run_id, str(shown_copy(artifact, Path(folder), self.secrets)))
         if content.ended_at is None:
             client.update_run(run_id, content.status)
         else:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.study import StudyPaths, StudyRecord, TrialPaths
 from trial_lib.tracking.run_content import STUDY_ID, RunContent, study_artifacts, study_content, trial_content
 from trial_lib.tracking.runs import SENT, Runs
@@ -54,6 +55,9 @@ class StudySync:
         study = study_content(record, paths)
         runs = self._runs or self._connect(record)
         self.run_id = runs.run_of(study)
+        if paths.trial(0).root.name not in self._settled:
+            # The first trial, the profile, may find some in the code.
+            runs.secrets = KnownSecrets.of_study(paths)
         for name in sorted({*os.listdir(paths.trials)} - self._settled):  # noqa: PTH208 - names alone, thousands of them
             if self._send_trial(runs, record, TrialPaths(paths.trials / name), self.run_id):
                 self._settled.add(name)
@@ -62,7 +66,8 @@ class StudySync:
 
     def _connect(self, record: StudyRecord) -> Runs:
         wanted = f"tags.{STUDY_ID} = '{record.study_id}'"
-        self._runs = Runs(self._tracking_uri, record.name, wanted, self._paths.root.absolute().parents[1])
+        work_dir, secrets = self._paths.root.absolute().parents[1], KnownSecrets.of_study(self._paths)
+        self._runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir)
         self.experiment_id = self._runs.experiment_id
         self._sent = {record_id: run.data.tags.get(SENT, "") for record_id, run in self._runs.found.items()}
         return self._runs

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.experiment.environment import REDACTED, redact, redact_text
+from trial_lib.experiment.environment import REDACTED, redact, redact_text, secrets_in
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,35 @@ def test_a_list_may_hold_assignments_or_the_words_of_a_command() -> None:
     words = ["HF_TOKEN=a b", "LR=1", "python3", "--api-key", "abc", "--tokenizer", "gpt2"]
     shown = ["HF_TOKEN=<redacted>", "LR=1", "python3", "--api-key", "<redacted>", "--tokenizer", "gpt2"]
     assert redact({"entrypoint": words}) == {"entrypoint": shown}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("train.py --max_tokens 512 --n_keys=1e3 --lr 1", "train.py --max_tokens 512 --n_keys=1e3 --lr 1"),
+        ("train.py --passwd 123456", "train.py --passwd <redacted>"),
+        ("curl -H 'Authorization: Bearer abc.def' x", "curl -H 'Authorization: Bearer <redacted>' x"),
+        ("X-Api-Key: abc1234", "X-Api-Key: <redacted>"),
+        ("the bearer abcdefgh1 was refused", "the bearer <redacted> was refused"),
+        ("wandb.init(config={'api_key': 'a\\'b', 'lr': 1})", "wandb.init(config={'api_key': <redacted>, 'lr': 1})"),
+        ('{"comet": {"api_key": "abc"}, "n": 1}', '{"comet": {"api_key": <redacted>}, "n": 1}'),
+        ("train.py -k 5 -k x7Yp90Qrstu", "train.py -k 5 -k <redacted>"),
+        ("login hf_abcdefghijklmnopqrst", "login <redacted>"),
+        ("[postgres://me:p/w@host/db, http://host:80/a]", "[<redacted> http://host:80/a]"),
+        ("git clone https://0123456789abcdef01@host/x", "git clone <redacted>"),
+        ("docker://host:5000/image@sha256:abc", "docker://host:5000/image@sha256:abc"),
+        ("Missing keys: lm_head.weight; eos_token: </s>", "Missing keys: lm_head.weight; eos_token: </s>"),
+    ],
+)
+def test_a_text_keeps_all_but_what_looks_like_a_secret(text: str, shown: str) -> None:
+    assert redact_text(text) == shown
+
+
+def test_a_long_word_takes_no_time() -> None:
+    for word in ("x" * 200_000, "a/" * 100_000, "key_" * 30_000, "key-" * 2_000 + "=", "://a:b" * 10_000):
+        redact_text(word)
+
+
+def test_what_is_left_out_is_known() -> None:
+    values = {"A_TOKEN": "abc", "entrypoint": ["--key", "def", "-k", "x7Yp90Qrstu", "B_KEY=ghi"], "max_tokens": "9"}
+    assert secrets_in(values) == ["abc", "def", "x7Yp90Qrstu", "ghi"]

@@ -1,0 +1,69 @@
+"""Everything that this process tells a Prefect server goes without the secrets that are known.
+
+Prefect says much by itself: exceptions as the messages of states, parameters, logs, events. So this stands where all of
+it leaves: at the clients of its API and of its events.
+"""
+
+import json
+from typing import Any
+
+from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
+from prefect.events import Event
+from prefect.events.clients import EventsClient
+
+from trial_lib.experiment.known_secrets import KnownSecrets, known_here
+
+# What is Prefect's own: identities, and words of its protocol.
+_PROTOCOL = frozenset({"id", "key", "type", "sort", "event", "occurred", "timestamp", "kind", "operator"})
+_ENDINGS = ("_id", "_key", "_type", ".id", "_time", "_version")
+# What people have chosen names in: below it a name gives a secret away.
+_NAMED_BY_PEOPLE = ("parameters", "job_variables")
+
+
+def keep_secrets_from_prefect() -> None:
+    """Has Prefect's clients hide, from now on, what this process knows to be secret by the time that it is sent."""
+    for client in (PrefectHttpxAsyncClient, PrefectHttpxSyncClient):
+        if "build_request" not in vars(client):
+            client.build_request = _build_request(client.build_request)  # type: ignore[method-assign]
+    if EventsClient.emit is not _emit:
+        EventsClient.emit = _emit  # type: ignore[method-assign]
+
+
+def _build_request(build: Any) -> Any:
+    def build_request(client: Any, *arguments: Any, json: Any = None, **options: Any) -> Any:
+        return build(client, *arguments, json=hidden(json, known_here()), **options)
+
+    return build_request
+
+
+_emit_as_it_is = EventsClient.emit
+
+
+async def _emit(client: EventsClient, event: Event) -> None:
+    shown = hidden(event.model_dump(mode="json"), known_here())
+    await _emit_as_it_is(client, Event.model_validate(shown))
+
+
+def hidden(value: Any, secrets: KnownSecrets, name: str = "") -> Any:
+    """Returns what Prefect is told as it may be shown.
+
+    Args:
+        value: of JSON.
+        secrets: what is known.
+        name: that it stands under.
+    """
+    if isinstance(value, dict):
+        if name in _NAMED_BY_PEOPLE:
+            return secrets.hide_in(value)
+        return {inner_name: hidden(inner, secrets, inner_name) for inner_name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hidden(inner, secrets, name) for inner in value]
+    if not isinstance(value, str) or name in _PROTOCOL or name.endswith(_ENDINGS):
+        return value
+    if value.startswith(("[", "{")):
+        # The rows of a table are JSON as text.
+        try:
+            return json.dumps(secrets.hide_in(json.loads(value)))
+        except ValueError:
+            pass
+    return secrets.hide(value)

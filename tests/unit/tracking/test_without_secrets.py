@@ -1,0 +1,60 @@
+"""What MLflow is told and given of a study that holds secrets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trial_lib.experiment.known_secrets import KnownSecrets
+from trial_lib.tracking.run_content import RunContent
+from trial_lib.tracking.without_secrets import shown_copy, without_secrets
+
+SECRET = "hunter-two-22"
+SECRETS = KnownSecrets.within({"token": SECRET})
+
+
+def test_no_name_tag_or_param_holds_one_and_the_run_is_still_found() -> None:
+    said = f"said {SECRET}"
+    tags = {"record_id": f"{SECRET}-1", "reason": said, "mlflow.note.content": said}
+    content = RunContent("1", said, "FINISHED", 0.0, None, tags, {"model_dir": f"/data/{SECRET}"})
+    shown = without_secrets(content, SECRETS)
+    assert shown.name == "said <redacted>"
+    assert shown.tags == {
+        "record_id": f"{SECRET}-1",
+        "reason": "said <redacted>",
+        "mlflow.note.content": "said <redacted>",
+    }
+    assert shown.params == {"model_dir": "/data/<redacted>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds_config.json", json.dumps({"comet": {"api_key": "short"}, "note": SECRET, "lr": 0.1})),
+        ("rank_0.log", f"one\r\n{SECRET}\r\ntwo --api_key short\n"),
+        ("report.html", f"<p>{SECRET}</p>"),
+        ("experiment.redacted.yaml", f"name: {SECRET}\nentrypoint: train.py --api_key short\n"),
+    ],
+)
+def test_a_file_arrives_as_a_copy_without_any(name: str, text: str, tmp_path: Path) -> None:
+    file, folder = tmp_path / name, tmp_path / "copies"
+    folder.mkdir()
+    file.write_text(text, newline="")
+    copy = shown_copy(file, folder, SECRETS)
+    assert copy.name == name
+    shown = copy.read_bytes().decode()
+    assert SECRET not in shown
+    assert "short" not in shown
+    assert "<redacted>" in shown
+    assert file.read_bytes().decode() == text
+    if name.endswith(".json"):
+        assert json.loads(shown) == {"comet": {"api_key": "<redacted>"}, "note": "<redacted>", "lr": 0.1}
+    if name.endswith(".log"):
+        assert shown.count("\r\n") == 2
+
+
+def test_a_log_that_is_not_utf_8_keeps_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    file = tmp_path / "rank_0.log"
+    file.write_bytes(b"\xff\xfe " + SECRET.encode())
+    assert shown_copy(file, tmp_path / "copies", SECRETS).read_bytes() == b"\xff\xfe <redacted>"
