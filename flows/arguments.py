@@ -20,8 +20,9 @@ _MAP: _Decorator = click.option(
     "mappings",
     multiple=True,
     metavar="KEY=TARGET",
-    help="For a program that takes its batch from its command line or environment: the flag, or the variable, that "
-    "sets a DeepSpeed key, as in train_micro_batch_size_per_gpu=--batch-size. May be repeated.",
+    help="For a program that takes its batch from its command: what sets a DeepSpeed key there, as in "
+    "train_micro_batch_size_per_gpu=--batch-size. An option, a variable (BATCH), an override (trainer.batch), a value "
+    "in a file (conf.yaml:trainer.batch) or a word by its number (argv:2). May be repeated.",
 )
 _METHOD: _Decorator = click.option(
     "--method",

@@ -211,7 +211,7 @@ def _refuse_two_accumulations(words: Words, answer: Mapping[str, Any], config_fi
         return
     places: list[tuple[Any, str]] = [
         (place.value, f"{place.shown} behind the script's name")
-        for place in batch_places(answer["arguments"], {}, {})
+        for place in batch_places(answer["arguments"], {}, {}, words.folder)
         if place.key == ACCUMULATION
     ]
     if config_file is not None and (words.folder / config_file).is_file():

@@ -1,12 +1,12 @@
 """Where a user has set the batch size: a number that stands in two places has to be the same in both."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.entrypoint import is_flag
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.mapping_targets import spelling, value_of
 from trial_lib.experiment.overrides import TRAINING_ARGUMENTS
 
 # Hugging Face's, which many scripts have taken over.
@@ -20,7 +20,7 @@ class BatchPlace:
     Attributes:
         key: of DeepSpeed's configuration.
         value: what it is set to.
-        shown: the flag or variable with its value, as it was typed.
+        shown: the place with its value, as it was typed.
         is_mapped: whether `arg_mappings` says so; the others are well known.
     """
 
@@ -31,20 +31,25 @@ class BatchPlace:
 
 
 def batch_places(
-    arguments: Sequence[str], environment: Mapping[str, str], arg_mappings: Mapping[Any, str]
+    arguments: Sequence[str], environment: Mapping[str, str], arg_mappings: Mapping[Any, str], folder: Path
 ) -> list[BatchPlace]:
     """Returns the batch keys that a command sets.
 
     Args:
         arguments: of the script.
         environment: what it finds in its environment.
-        arg_mappings: the flag or the environment variable for each key.
+        arg_mappings: what in the command sets each DeepSpeed key.
+        folder: what relative paths in the command stand in.
+
+    Raises:
+        InputError: a mapping names a word or a value in a file that is not there.
     """
     places: list[BatchPlace] = []
     targets = [(key, target, True) for key, target in arg_mappings.items()]
-    targets += [(key, flag, False) for key, flag in _WELL_KNOWN.items() if _spelling(flag) not in _spellings(targets)]
+    mapped = {spelling(target) for target in arg_mappings.values()}
+    targets += [(key, flag, False) for key, flag in _WELL_KNOWN.items() if spelling(flag) not in mapped]
     for key, target, is_mapped in targets:
-        value, shown = _in_arguments(arguments, target) if is_flag(target) else _in_environment(environment, target)
+        value, shown = value_of(target, arguments, environment, folder) or ("", "")
         if value.isdecimal():
             places.append(BatchPlace(str(key), int(value), shown, is_mapped))
     return places
@@ -72,32 +77,3 @@ def refuse_two_values(config: Mapping[str, Any], where: str, places: Sequence[Ba
                 where=where,
                 remedy='Make them the same, or write "auto" in the DeepSpeed configuration.',
             )
-
-
-def _in_arguments(arguments: Sequence[str], flag: str) -> tuple[str, str]:
-    """Returns the value of a flag, and how it stands there; the last one counts."""
-    found = ("", "")
-    for position, word in enumerate(arguments):
-        if word == "--":
-            break
-        name, equals, value = word.partition("=")
-        if len(flag) == 2 and word.startswith(flag) and word[2:].isdecimal():
-            found = word[2:], word
-        elif _spelling(name) == _spelling(flag):
-            following = arguments[position + 1] if position + 1 < len(arguments) else ""
-            found = (value, word) if equals else (following, f"{word} {following}".rstrip())
-    return found
-
-
-def _in_environment(environment: Mapping[str, str], name: str) -> tuple[str, str]:
-    value = environment.get(name, "")
-    return value, f"{name}={value}"
-
-
-def _spellings(targets: Sequence[tuple[Any, str, bool]]) -> set[str]:
-    return {_spelling(target) for _, target, _ in targets}
-
-
-def _spelling(flag: str) -> str:
-    """Returns a flag as Hugging Face compares it: dashes within it are underscores."""
-    return re.sub(r"(?<=\w)-", "_", flag)

@@ -21,7 +21,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trial_lib.experiment.field_types import (
-    MAPPING_TARGET,
     BatchKey,
     EnvironmentVariables,
     Length,
@@ -31,6 +30,7 @@ from trial_lib.experiment.field_types import (
     none_for_zero,
 )
 from trial_lib.experiment.hyperparameter_values import plain_deepspeed_value, plain_value
+from trial_lib.experiment.mapping_targets import MAPPING_TARGET
 from trial_lib.experiment.section import NotUsed, Section
 
 
@@ -189,9 +189,10 @@ class ExperimentConfig(Section):
     )
     arg_mappings: dict[BatchKey, Annotated[str, Field(pattern=MAPPING_TARGET)]] = Field(
         default_factory=dict,
-        description="For a script that takes its batch size from the command line or from an environment variable: the "
-        "flag or the variable for each DeepSpeed key, such as `train_micro_batch_size_per_gpu: --batch-size`. An "
-        "addition of ZeroTune.",
+        description="For a script that takes its batch size from its command: what sets each DeepSpeed key there. An "
+        "option (`train_micro_batch_size_per_gpu: --batch-size`), an environment variable (`BATCH`), an override of "
+        "Hydra's kind (`trainer.batch`, `++batch`), a value in a YAML or JSON file that the command names "
+        "(`conf.yaml:trainer.batch`), or a word by its number behind the script (`argv:2`). An addition of ZeroTune.",
     )
     search_space: SearchSpaceSection = Field(
         default_factory=dict,

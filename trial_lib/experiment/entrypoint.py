@@ -13,9 +13,6 @@ from trial_lib.experiment.launchers import parse_command
 CONFIG_FLAGS = ("--deepspeed", "--deepspeed_config")
 """The flags by which a script takes the path of its DeepSpeed configuration."""
 
-Change = tuple[str, str]
-"""What was replaced in a command: the old text, empty where something was added, and the new."""
-
 Slots = int | Literal["all", "gpu", "cpu", "deepspeed"]
 """How many ranks a command starts: a number; one for each device, of whatever kind or of one kind; or as many as
 `deepspeed` starts without a number: one for each GPU, on a CPU one for each of its memory nodes."""
@@ -133,111 +130,6 @@ def _assignments(words: Words) -> dict[str, str]:
         name, _, value = words.take().partition("=")
         assigned[name] = value
     return assigned
-
-
-def arguments_for(
-    entrypoint: Entrypoint,
-    config_path: Path,
-    arg_mappings: Mapping[Any, str],
-    config_values: Mapping[str, Any],
-) -> tuple[list[str], list[Change]]:
-    """Returns the script's arguments for one trial, and what was replaced in them.
-
-    Args:
-        entrypoint: the user's command.
-        config_path: the trial's DeepSpeed configuration: it takes the place of the user's.
-        arg_mappings: the flag, or the environment variable, that sets each DeepSpeed key.
-        config_values: the trial's DeepSpeed configuration. A mapped key that it leaves out, or leaves "auto", stays as
-            the user wrote it.
-
-    Returns:
-        The arguments, and a pair (old, new) for each replacement; old is empty for a flag that was added.
-    """
-    arguments = list(entrypoint.arguments)
-    replaced: list[Change] = []
-    for position in entrypoint.config_positions:
-        old = arguments[position]
-        prefix, path = split_flag(old)
-        arguments[position] = f"{prefix}{config_path}"
-        replaced.append((path, str(config_path)))
-    for key, target in arg_mappings.items():
-        if is_flag(target) and config_values.get(key, "auto") != "auto":
-            arguments, changes = _set_flag(arguments, _as_typed(arguments, target), str(config_values[key]))
-            replaced += changes
-    return arguments, replaced
-
-
-def variables_for(
-    entrypoint: Entrypoint,
-    config_path: Path,
-    arg_mappings: Mapping[Any, str],
-    config_values: Mapping[str, Any],
-    environment: Mapping[str, str],
-) -> tuple[dict[str, str], list[Change]]:
-    """Returns the environment variables that one trial sets, and what was replaced by them.
-
-    Args:
-        entrypoint: the user's command.
-        config_path: as for `arguments_for`.
-        arg_mappings: as for `arguments_for`.
-        config_values: as for `arguments_for`.
-        environment: what the trial's ranks would find without them.
-
-    Returns:
-        The variables, and a pair (old, new) of assignments for each; old is empty for a variable that was not set.
-    """
-    variables = {name: str(config_path) for name in entrypoint.config_variables}
-    for key, target in arg_mappings.items():
-        if not is_flag(target) and config_values.get(key, "auto") != "auto":
-            variables[target] = str(config_values[key])
-    changes = [
-        (f"{name}={environment[name]}" if name in environment else "", f"{name}={value}")
-        for name, value in variables.items()
-    ]
-    return variables, changes
-
-
-def is_flag(target: str) -> bool:
-    """Returns whether a target of `arg_mappings` is a flag; any other is an environment variable."""
-    return target.startswith("-")
-
-
-def _as_typed(arguments: Sequence[str], flag: str) -> str:
-    """Returns a flag with dashes or underscores, as the command has it: some parsers take either."""
-    typed = [split_flag(argument)[0].rstrip("=") or argument for argument in arguments]
-    alike = (word for word in typed if word.replace("_", "-") == flag.replace("_", "-"))
-    return flag if flag in typed else next(alike, flag)
-
-
-def _set_flag(arguments: list[str], flag: str, value: str) -> tuple[list[str], list[Change]]:
-    # Behind `--` stand no flags.
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    result: list[str] = []
-    changes: list[Change] = []
-    position = 0
-    while position < end:
-        word = arguments[position]
-        position += 1
-        if word == flag:
-            old, new = flag, f"{flag} {value}"
-            result += [flag, value]
-            if position < end and not arguments[position].startswith("-"):
-                old = f"{flag} {arguments[position]}"
-                position += 1
-        elif word.startswith(f"{flag}="):
-            old, new = word, f"{flag}={value}"
-            result.append(new)
-        elif len(flag) == 2 and word.startswith(flag) and word[2:].isdecimal():
-            old, new = word, f"{flag}{value}"
-            result.append(new)
-        else:
-            result.append(word)
-            continue
-        changes.append((old, new))
-    if not changes:
-        result += [flag, value]
-        changes.append(("", f"{flag} {value}"))
-    return result + arguments[end:], changes
 
 
 def split_flag(argument: str) -> tuple[str, str]:

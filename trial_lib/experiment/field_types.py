@@ -21,9 +21,6 @@ from trial_lib.experiment.section import Section
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
 """The DeepSpeed keys that a script may take from its command line or its environment."""
 
-MAPPING_TARGET = r"^(--?[A-Za-z][^\s=]*|[A-Za-z_][A-Za-z0-9_]*)$"
-"""What sets such a key: a flag, or the name of an environment variable."""
-
 
 class Length(Section):
     """How long to train, or how often to do something: one of three units. A bare number means batches."""

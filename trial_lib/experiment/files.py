@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -32,6 +33,13 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_all(files: Mapping[str, str]) -> None:
+    """Writes files whole, each with its folder, from their texts by their paths."""
+    for path, text in files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(Path(path), text)
 
 
 def sync_folder(folder: Path) -> None:

@@ -133,7 +133,7 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
         notes=(*_note_not_used(list(config.not_used())), *entrypoint.notes),
     )
     variables = {**os.environ, **experiment.environment_variables}
-    places = batch_places(entrypoint.arguments, variables, config.arg_mappings)
+    places = batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir)
     refuse_two_values(ds_config, _config_name(document, config, entrypoint), places)
     return experiment
 

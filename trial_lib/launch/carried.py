@@ -29,6 +29,7 @@ def moved(plan: TrialPlan, root: Path) -> TrialPlan:
         plan.program,
         arguments=_renamed(plan.program.arguments, old, new),
         environment=_renamed(plan.program.environment, old, new),
+        files={path.replace(old, new): text for path, text in plan.program.files.items()},
     )
     spec = plan.training_spec
     return replace(

@@ -1,6 +1,6 @@
 """The user's program, and its ranks on given slots."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trial_lib.launch.hardware import Host
@@ -19,6 +19,7 @@ class Program:
         model_dir: its working directory.
         environment: all of its environment variables, but for those of the rank.
         launched_by: the launcher that the user starts it by, as an `Entrypoint` has it.
+        files: texts of files that its arguments name, by their paths: the trial's copies of the user's.
     """
 
     interpreter: str
@@ -28,6 +29,7 @@ class Program:
     model_dir: Path
     environment: dict[str, str]
     launched_by: str | None = None
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.files import write_all, write_whole
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
@@ -135,6 +135,7 @@ def write_candidate(plan: TrialPlan) -> None:
     plan.paths.root.mkdir(parents=True, exist_ok=True)
     write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
     write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
+    write_all(plan.program.files)
     if plan.training_spec is not None:
         plan.training_spec.write(plan.paths.training_spec)
 

@@ -5,18 +5,19 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.entrypoint import Entrypoint, arguments_for, variables_for
+from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.environment import redact
-from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.files import write_all, write_whole
 from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.trial_command import trial_command
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.study.program import interpreter_of
 
@@ -76,8 +77,11 @@ def training_command(
     environment: Mapping[str, str],
     arg_mappings: Mapping[Any, str] | None = None,
     is_batch_in_code: bool = False,
+    base_config: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns what to type to train with the winning configuration, under the conditions it was measured in.
+
+    The files that the command names beside that configuration are written.
 
     Args:
         experiment: what the user submitted.
@@ -85,8 +89,9 @@ def training_command(
         paths: the study's files, that configuration's among them.
         device: `cuda` or `cpu`.
         environment: what the trials' ranks started from.
-        arg_mappings: the flag or the environment variable that sets each DeepSpeed key; None for the experiment's own.
+        arg_mappings: what in the command sets each DeepSpeed key; None for the experiment's own.
         is_batch_in_code: whether Hugging Face's training arguments stand in the code, where nothing else sets them.
+        base_config: the user's DeepSpeed configuration as the study knows it; None for the experiment's.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
@@ -95,16 +100,24 @@ def training_command(
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
-    arguments, _ = arguments_for(entrypoint, paths.best_ds_config, mappings, config)
-    mapped, _ = variables_for(entrypoint, paths.best_ds_config, mappings, config, environment)
+    command = trial_command(
+        entrypoint, paths.best_ds_config, mappings, config, environment, folder=experiment.model_dir
+    )
+    write_all(command.files)
     # Its launcher sets these, as it is told.
-    variables |= {name: value for name, value in mapped.items() if name not in entrypoint.config_variables}
+    variables |= {name: value for name, value in command.variables.items() if name not in entrypoint.config_variables}
     words = (
         _typed_launcher(experiment, config, paths) if entrypoint.launcher else _own_launcher(experiment, device, paths)
     )
-    typed = _assignments(variables) + shlex.join([*words, *arguments])
+    typed = _assignments(variables) + shlex.join([*words, *command.arguments])
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
-    to_write = _what_to_write(config, paths, entrypoint, is_batch_in_code)
+    base = experiment.ds_config if base_config is None else base_config
+    to_write = [] if _is_told(entrypoint) else _to_set_in_code(base, config, mappings, paths)
+    if is_batch_in_code:
+        to_write.append(
+            "The training arguments stand in the code: set "
+            f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
+        )
     if to_write:
         # As it is typed, the program would train with what stands in its code.
         by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]
@@ -114,19 +127,32 @@ def training_command(
     return "\n".join(lines) + "\n"
 
 
-def _what_to_write(
-    config: Mapping[str, Any], paths: StudyPaths, entrypoint: Entrypoint, is_batch_in_code: bool
+def _is_told(entrypoint: Entrypoint) -> bool:
+    """Returns whether the command itself hands the program a DeepSpeed configuration."""
+    return bool(entrypoint.config_positions) or entrypoint.launched_by == "accelerate"
+
+
+def _to_set_in_code(
+    base: Mapping[str, Any], config: Mapping[str, Any], arg_mappings: Mapping[Any, str], paths: StudyPaths
 ) -> list[str]:
-    """Returns what a person has to change in the code to train with a configuration: nothing, in most programs."""
-    to_write = []
-    if not entrypoint.config_positions and entrypoint.launched_by != "accelerate":
-        to_write.append(f"The DeepSpeed configuration stands in the code: write what {paths.best_ds_config} has there.")
-    if is_batch_in_code:
-        to_write.append(
-            "The training arguments stand in the code: set "
-            f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
-        )
-    return to_write
+    """Returns what a person has to change of the configuration in the code: nothing where the command sets it all."""
+    by_command = {str(key) for key in arg_mappings}
+    if {MICRO_BATCH, ACCUMULATION} <= by_command:
+        # Code that takes both from its command makes this of them.
+        by_command.add(TRAIN_BATCH)
+    changes = {key: value for key, value in difference(base, config).items() if key not in by_command}
+    if not changes:
+        return []
+    where = f"The DeepSpeed configuration stands in the code. Set there, as {paths.best_ds_config} has it:"
+    return [where, *(f"  {key}: {json.dumps(value)}" for key, value in _dotted(changes))]
+
+
+def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
@@ -210,5 +236,7 @@ def write_answer(
     config = winning_config(experiment.ds_config if base_config is None else base_config, candidate)
     write_whole(paths.best_ds_config, json.dumps(config, indent=2) + "\n")
     write_whole(paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
-    command = training_command(experiment, config, paths, device, environment, arg_mappings, is_batch_in_code)
+    command = training_command(
+        experiment, config, paths, device, environment, arg_mappings, is_batch_in_code, base_config
+    )
     write_whole(paths.best_command, command)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.files import write_all, write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
@@ -310,6 +310,7 @@ def _open(
         ds_config=record.ds_config,
         is_in_code=_is_in_code(experiment) and bool(record.ds_config),
     )
+    write_all(plan.program.files)
     trained = dataclasses.replace(experiment, ds_config=record.ds_config)
     start = (plan.program.interpreter, needed_builders(trained), environment, log.info)
     hosts = experiment.config.resources.hosts

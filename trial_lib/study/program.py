@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.batch_places import batch_places
-from trial_lib.experiment.entrypoint import arguments_for, variables_for
 from trial_lib.experiment.environment import redact_text
 from trial_lib.experiment.launchers import TRIAL_CLASS_MODULE
 from trial_lib.experiment.training_spec import SPEC_VARIABLE
+from trial_lib.experiment.trial_command import trial_command
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program
@@ -36,17 +36,18 @@ def program_of(
         ds_config_path: the file that the configuration stands in.
         ds_config: that configuration.
         training_spec: the file that tells a trial class, or a script by the Core API, what to do.
-        arg_mappings: the flag or the environment variable that sets each DeepSpeed key; None for the experiment's own.
+        arg_mappings: what in the command sets each DeepSpeed key; None for the experiment's own.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
+    files: dict[str, str] = {}
     if entrypoint.trial_class is not None:
         target, arguments = {"module": _TRIAL_CLASS_MODULE}, [str(training_spec)]
     else:
         target = {"module": entrypoint.module} if entrypoint.module else {"script": entrypoint.script or ""}
-        arguments, _ = arguments_for(entrypoint, ds_config_path, mappings, ds_config)
-        variables, _ = variables_for(entrypoint, ds_config_path, mappings, ds_config, environment)
-        environment = {**environment, **variables, SPEC_VARIABLE: str(training_spec)}
+        command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, experiment.model_dir)
+        arguments, files = command.arguments, command.files
+        environment = {**environment, **command.variables, SPEC_VARIABLE: str(training_spec)}
     return Program(
         interpreter=interpreter_of(experiment),
         target=target,
@@ -55,6 +56,7 @@ def program_of(
         model_dir=experiment.model_dir,
         environment=environment,
         launched_by=entrypoint.launched_by,
+        files=files,
     )
 
 
@@ -84,14 +86,14 @@ class CommandChanges:
             number: of the trial.
             ds_config_path: the file that its configuration stands in.
             ds_config: that configuration.
-            arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
+            arg_mappings: what in the command sets each DeepSpeed key.
         """
         entrypoint = self._experiment.entrypoint
         if entrypoint.trial_class is not None:
             return
-        _, changes = arguments_for(entrypoint, ds_config_path, arg_mappings, ds_config)
-        _, variables = variables_for(entrypoint, ds_config_path, arg_mappings, ds_config, self._environment)
-        for old, new in (*changes, *variables):
+        folder = self._experiment.model_dir
+        command = trial_command(entrypoint, ds_config_path, arg_mappings, ds_config, self._environment, folder)
+        for old, new in command.changes:
             what = old or re.split("[ =]", new)[0]
             is_known = what in self._told
             self._told.add(what)
@@ -103,14 +105,14 @@ class CommandChanges:
 def batch_in_command(
     experiment: Experiment, environment: Mapping[str, str], arg_mappings: Mapping[Any, str]
 ) -> dict[str, int]:
-    """Returns the batch keys that the user's command sets by mapped flags and variables.
+    """Returns the batch keys that the user's command sets where they are mapped.
 
     Args:
         experiment: what the user submitted.
         environment: what its ranks start from.
-        arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
+        arg_mappings: what in the command sets each DeepSpeed key.
     """
-    places = batch_places(experiment.entrypoint.arguments, environment, arg_mappings)
+    places = batch_places(experiment.entrypoint.arguments, environment, arg_mappings, experiment.model_dir)
     return {place.key: place.value for place in places if place.is_mapped}
 
 

@@ -15,7 +15,8 @@ import yaml
 from trial_lib.experiment.command_line import ASSIGNMENT
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.field_types import MAPPING_TARGET, BatchKey
+from trial_lib.experiment.field_types import BatchKey
+from trial_lib.experiment.mapping_targets import MAPPING_TARGET
 from trial_lib.experiment.yaml_file import Experiment, read_typed_experiment
 from trial_lib.launch.hardware import Host, this_host
 
@@ -113,7 +114,7 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
     """Returns `--map KEY=TARGET` as a mapping.
 
     Raises:
-        InputError: a key is none that a program can take, a target is neither flag nor variable, or one stands twice.
+        InputError: a key is none that a program can take, a target names no place in a command, or one stands twice.
     """
     found: dict[str, str] = {}
     for mapping in mappings:
@@ -125,9 +126,11 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
             )
         if not re.fullmatch(MAPPING_TARGET, target):
             raise InputError(
-                f'"{target}" is neither a flag nor the name of an environment variable.',
+                f'"{target}" is no place in a command.',
                 where=where,
-                remedy=f"Write it as in {key}=--batch-size, or {key}=BATCH_SIZE.",
+                remedy=f"Write {key}= and an option (--batch-size), an environment variable (BATCH), an override "
+                "(trainer.batch), a value in a file of the command (conf.yaml:trainer.batch), or a word by its number "
+                "(argv:2).",
             )
         if key in found or target in found.values():
             raise InputError("key or target is mapped twice.", where=where, remedy="Leave one of the two out.")

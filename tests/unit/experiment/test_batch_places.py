@@ -13,7 +13,7 @@ from trial_lib.experiment.yaml_file import read_experiment
 def check(config: dict[str, object], command: str, **mappings: str) -> None:
     words = command.split()
     environment = dict(word.split("=") for word in words if word.isupper() and "=" in word)
-    refuse_two_values(config, "ds.json", batch_places(words, environment, mappings))
+    refuse_two_values(config, "ds.json", batch_places(words, environment, mappings, Path()))
 
 
 @pytest.mark.parametrize(

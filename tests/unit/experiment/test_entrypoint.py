@@ -1,10 +1,8 @@
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.experiment.entrypoint import Entrypoint, arguments_for, parse_entrypoint
+from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint
 from trial_lib.experiment.errors import InputError
 
 
@@ -177,41 +175,3 @@ def test_what_cannot_be_started_is_refused_by_name(command: str, message: str) -
 )
 def test_the_arguments_that_name_a_configuration_are_found(arguments: str, names: tuple[str, ...]) -> None:
     assert parse_entrypoint(f"python train.py {arguments}", deepspeed_config="ds.json").config_values == names
-
-
-def test_a_trials_configuration_takes_the_place_of_the_users() -> None:
-    entrypoint = parse_entrypoint("python train.py --deepspeed=ds.json --x", deepspeed_config="ds.json")
-    arguments, replaced = arguments_for(entrypoint, Path("/study/ds_config.json"), {}, {})
-    assert arguments == ["--deepspeed=/study/ds_config.json", "--x"]
-    assert replaced == [("ds.json", "/study/ds_config.json")]
-    assert entrypoint.arguments == ("--deepspeed=ds.json", "--x")
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "change"),
-    [
-        ("--batch 4 --x", ["--batch", "8", "--x"], ("--batch 4", "--batch 8")),
-        ("--batch=4 --x", ["--batch=8", "--x"], ("--batch=4", "--batch=8")),
-        ("--batches 4", ["--batches", "4", "--batch", "8"], ("", "--batch 8")),
-        ("--batch", ["--batch", "8"], ("--batch", "--batch 8")),
-    ],
-)
-def test_a_mapped_flag_is_set(before: str, after: list[str], change: tuple[str, str]) -> None:
-    key = "train_micro_batch_size_per_gpu"
-    assert arguments_for(parse_entrypoint(f"python t.py {before}"), Path("c"), {key: "--batch"}, {key: 8}) == (
-        after,
-        [change],
-    )
-
-
-def test_a_flag_that_stands_twice_is_set_twice() -> None:
-    entrypoint = parse_entrypoint("python t.py --b 1 --b=2")
-    arguments, replaced = arguments_for(entrypoint, Path("c"), {"train_batch_size": "--b"}, {"train_batch_size": 8})
-    assert arguments == ["--b", "8", "--b=8"]
-    assert replaced == [("--b 1", "--b 8"), ("--b=2", "--b=8")]
-
-
-@pytest.mark.parametrize("values", [{}, {"train_batch_size": "auto"}])
-def test_a_mapped_key_without_a_number_leaves_the_users_argument(values: dict[str, str]) -> None:
-    entrypoint = parse_entrypoint("python t.py --b 1")
-    assert arguments_for(entrypoint, Path("c"), {"train_batch_size": "--b"}, values) == (["--b", "1"], [])
