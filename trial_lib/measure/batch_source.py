@@ -2,14 +2,16 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.overrides import MICRO_BATCH
+from trial_lib.measure.typed_numbers import TypedNumber, numbers_in_files, numbers_in_words
 
-_BATCH_NAME = re.compile(r"batch|(^|[-_])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
+_BATCH_NAME = re.compile(r"batch|ims_per|(^|[-_.])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
 _MOST_FILES, _LARGEST_FILE = 200, 100_000
 _ENGINE = "from the engine (engine.train_micro_batch_size_per_gpu())"
 
@@ -40,12 +42,16 @@ class BatchSource:
         return f"{fed} {self._way(arrived, configuration or {})} If the data set itself is that small, use more data."
 
     def _way(self, arrived: int, configuration: Mapping[str, Any]) -> str:
-        flags, variables = self._flags_of(arrived), self._variables_of(arrived)
-        named = [flag for flag in flags if _BATCH_NAME.search(flag)]
+        typed = [number for number in numbers_in_words(self.arguments) if number.value == str(arrived)]
+        variables = self._variables_of(arrived)
+        named = [number for number in typed if _is_of_a_batch(number)]
         if named:
-            return f"Its command line has {named[0]} {arrived}: {_mapping(named[0])}"
+            return f"Its command line has {named[0].shown}: {_mapping(named[0].target)}"
         if variables:
             return f"Its environment has {variables[0]}={arrived}: {_mapping(variables[0])}"
+        for number in numbers_in_files(self.arguments, self.folder):
+            if number.value == str(arrived) and _is_of_a_batch(number):
+                return f"A file of its command line has {number.shown}: {_mapping(number.target)}"
         file = self._file_with(arrived)
         if file is not None:
             return (
@@ -57,21 +63,17 @@ class BatchSource:
                 f"The configuration in the code has {MICRO_BATCH} {arrived}: let the code read the size {_ENGINE}, "
                 "not from there."
             )
-        if flags:
-            return f"If {flags[0]} {arrived} on its command line is the batch size, {_mapping(flags[0])}"
+        if typed:
+            return f"If {typed[0].shown} on its command line is the batch size, {_mapping(typed[0].target)}"
+        if "hydra" in sys.modules:
+            return (
+                "Its configuration is Hydra's: name the override that sets the batch size, such as "
+                f"{_written('trainer.batch_size')} A key without a dot is written ++batch_size."
+            )
         return (
-            f"Let it read the size {_ENGINE}, from the JSON file that its command line names, or from a flag or an "
+            f"Let it read the size {_ENGINE}, from the JSON file that its command line names, or from an option or an "
             f"environment variable, and name that one: {_written('--batch-size')}"
         )
-
-    def _flags_of(self, size: int) -> list[str]:
-        """Returns the flags of the command line that have this value."""
-        found = []
-        for argument, following in zip(self.arguments, [*self.arguments[1:], ""], strict=False):
-            flag, equals, value = argument.partition("=")
-            if re.match(r"--?[A-Za-z]", flag) and (value if equals else following).strip() == str(size):
-                found.append(flag)
-        return found
 
     def _variables_of(self, size: int) -> list[str]:
         """Returns the environment variables that are named like a batch size and have this value."""
@@ -97,6 +99,10 @@ class BatchSource:
         for path in paths[:_MOST_FILES]:
             if path.is_file() and path.stat().st_size <= _LARGEST_FILE:
                 yield path
+
+
+def _is_of_a_batch(number: TypedNumber) -> bool:
+    return bool(_BATCH_NAME.search(number.name))
 
 
 def _mapping(target: str) -> str:

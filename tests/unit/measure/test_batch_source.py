@@ -1,7 +1,10 @@
 import json
+import re
+import sys
 
 import pytest
 
+from trial_lib.experiment.mapping_targets import MAPPING_TARGET
 from trial_lib.measure.batch_source import BatchSource
 
 
@@ -21,7 +24,7 @@ def test_a_flag_with_the_size_that_came_is_the_one_to_map(tmp_path, flag, joined
     arguments = [f"{flag}=8"] if joined else [flag, "8"]
     written = reason(tmp_path, ["--epochs", "3", *arguments, "--name", "x"])
     assert f"--map train_micro_batch_size_per_gpu={flag} " in written
-    assert ("If -b 8" in written) == (flag == "-b")
+    assert (f"If {' '.join(arguments)} on" in written) == (flag == "-b")
 
 
 def test_a_flag_named_for_the_batch_comes_before_one_that_has_the_same_value(tmp_path):
@@ -50,7 +53,37 @@ def test_a_size_in_the_codes_own_configuration_is_told(tmp_path):
     assert "The configuration in the code has" in written
 
 
-def test_where_nothing_fits_all_ways_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("word", "target"),
+    [
+        ("trainer.micro_batch=8", "trainer.micro_batch"),
+        ("++data.bs=8", "data.bs"),
+        ("batch=8", "batch"),
+        ("--trainer.batch=8", "--trainer.batch"),
+        ("--trainer.batch 8", "--trainer.batch"),
+        ("SOLVER.IMS_PER_BATCH 8", "SOLVER.IMS_PER_BATCH"),
+        ("train 8", "argv:5"),
+        ("conf/train.yaml", "conf/train.yaml:data.train_batch"),
+        ("config=conf/train.yaml", "conf/train.yaml:data.train_batch"),
+    ],
+)
+def test_every_place_of_a_command_is_named_as_it_is_mapped(tmp_path, word, target):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text("data: {layers: 8, train_batch: 8}")
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {}}))
+    written = reason(tmp_path, ["--deepspeed", "ds.json", "x=9", *word.split()])
+    assert f"--map train_micro_batch_size_per_gpu={target} " in written
+    assert re.fullmatch(MAPPING_TARGET, target)
+
+
+def test_a_program_of_hydras_is_told_of_its_overrides(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hydra", sys)
+    assert "--map train_micro_batch_size_per_gpu=trainer.batch_size " in reason(tmp_path, ["--config-name", "train"])
+
+
+def test_where_nothing_fits_all_ways_are_named(tmp_path, monkeypatch):
+    # A plugin of pytest's imports it where it is installed.
+    monkeypatch.delitem(sys.modules, "hydra", raising=False)
     written = reason(tmp_path, ["--batch-size", "9"], {"BATCH": "9"}, {"train_micro_batch_size_per_gpu": "auto"})
     for way in ("engine.train_micro_batch_size_per_gpu()", "JSON file", "--map", "arg_mappings", "use more data"):
         assert way in written
