@@ -74,7 +74,7 @@ _typed_command(
     TUNE_OPTIONS,
     """Finds the fastest configuration for COMMAND: what you type to train, such as `deepspeed train.py ARGUMENTS`.
 
-    COMMAND may begin with deepspeed, torchrun, accelerate launch or python, and runs in this folder.
+    COMMAND runs in this folder. One that starts its training by way of others, as `bash run.sh` does, is followed.
     """,
 )
 _typed_command(

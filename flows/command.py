@@ -47,7 +47,11 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
         InputError: nothing was started.
     """
     require_server_for_all(arguments.ray_address)
-    return _run(new_study(arguments, Path.cwd()), as_json)
+    return _run(new_study(arguments, Path.cwd(), tell=_tell), as_json)
+
+
+def _tell(sentence: str) -> None:
+    click.echo(sentence, err=True)
 
 
 def resume_command(root: Path, as_json: bool) -> int:

@@ -110,7 +110,7 @@ def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path
     begun = begun_by(flow_run.id, folder.glob(f"{STUDIES}/*/study.json"))
     if begun is not None:
         return resume_study(begun)
-    return new_study(checked(StudyArguments, arguments), folder, flow_run.id)
+    return new_study(checked(StudyArguments, arguments), folder, flow_run.id, get_run_logger().info)
 
 
 def run_while_there_is_room(study: OpenStudy) -> str | None:

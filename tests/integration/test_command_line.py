@@ -52,7 +52,7 @@ TYPED = {
     "nothing behind": ("--", ["nothing follows `--`"]),
     "forgotten dashes": ("deepspeed --num_gpus 1 train.py", ["there is no `--`"]),
     "script": ("-- deepspeed trian.py", ["the command: the script trian.py is not in"]),
-    "program": ("-- bash run.sh", ["the command: it begins with 'bash'", "Write what starts your training"]),
+    "program": ("-- brush run.sh", ["the command: it begins with 'brush'", "Write what starts your training"]),
     "launcher option": ("-- deepspeed --num_gpsu 1 train.py", ["--num_gpsu", "Did you mean --num_gpus?"]),
     "nodes": ("-- torchrun --nnodes 2 train.py", ["--nnodes 2 asks for several nodes"]),
     "slots": ("-- deepspeed --num_gpus 4096 train.py", ["it starts 4096 ranks", "Ask the launcher for fewer."]),

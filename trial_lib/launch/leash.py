@@ -1,5 +1,6 @@
 """A leash: a command that ends when the process that started it does, with all its descendants."""
 
+import contextlib
 import os
 import select
 import socket
@@ -7,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from trial_lib.launch import bootstrap
 from trial_lib.launch.guard import become_subreaper, kill_descendants
@@ -21,14 +24,18 @@ class Leashed:
         command: what to run, without a shell.
         environment: all of its environment variables.
         log: file that its output is added to.
+        folder: its working directory; None for this process's.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None
+    ) -> None:
         self._ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
                 bootstrap.command(sys.executable, "trial_lib.launch.leash", str(theirs.fileno()), *command),
                 pass_fds=[theirs.fileno()],
+                cwd=folder,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -39,6 +46,28 @@ class Leashed:
     def is_running(self) -> bool:
         """Whether the command still runs."""
         return self._process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of a command that has ended by itself, negative for a signal; None while it runs."""
+        status = self._process.poll()
+        return status if status is None or status < 128 else 128 - status
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The command and all its descendants, each behind its parent."""
+        try:
+            # The first is the one that holds the leash.
+            return psutil.Process(self._process.pid).children(recursive=True)[1:]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """Kills the command and its descendants at once, parents first: none goes on because another one has ended."""
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.close()
 
     def close(self) -> None:
         """Ends the command: asked first, then killed with all its descendants; returns when they are gone."""
@@ -56,16 +85,18 @@ def main(arguments: list[str]) -> None:
     if holder:
         # Stays behind as the holder's parent: when that is killed, all that it has started comes here.
         driver.close()
-        os.waitpid(holder, 0)
+        _, status = os.waitpid(holder, 0)
         kill_descendants()
-        return
+        sys.exit(os.waitstatus_to_exitcode(status))
     become_subreaper()
-    _hold(driver, arguments[1:], os.getppid())
+    status = _hold(driver, arguments[1:], os.getppid())
     kill_descendants()
+    # As a shell says it: an exit status cannot be negative.
+    sys.exit(status if status >= 0 else 128 - status)
 
 
-def _hold(driver: socket.socket, words: Sequence[str], parent: int) -> None:
-    """Runs a command to its end, or to that of the driver or of the parent."""
+def _hold(driver: socket.socket, words: Sequence[str], parent: int) -> int:
+    """Runs a command to its end, or to that of the driver or of the parent; returns its status."""
     command = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     poll = select.poll()
     poll.register(driver, 0)
@@ -75,4 +106,5 @@ def _hold(driver: socket.socket, words: Sequence[str], parent: int) -> None:
             try:
                 command.wait(timeout=5)
             except subprocess.TimeoutExpired:
-                break
+                return 0
+    return command.returncode

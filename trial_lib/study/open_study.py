@@ -3,6 +3,8 @@
 import contextlib
 import json
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -33,6 +35,7 @@ from trial_lib.study.folder import (
     new_folder,
     new_id,
 )
+from trial_lib.study.followed import followed
 from trial_lib.study.places import cluster_of, launcher_of, slots_for
 from trial_lib.study.typed_command import read_command
 from trial_lib.tracking.tracker import StudyTracker
@@ -145,18 +148,27 @@ def last_opened(study: OpenStudy) -> OpenStudy:
     return _opened[study.paths.root]
 
 
-def new_study(arguments: StudyArguments, work_dir: Path, flow_run_id: str | None = None) -> OpenStudy:
+def new_study(
+    arguments: StudyArguments,
+    work_dir: Path,
+    flow_run_id: str | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> OpenStudy:
     """Checks the arguments and opens a new study; its servers come up in the background.
 
     Args:
-        arguments: the study's.
+        arguments: the study's. A command that starts its training by way of others is followed: the study is of what it
+            comes to.
         work_dir: the folder that studies and the tracking store stand in.
         flow_run_id: the Prefect flow run that begins it; None for a command.
+        tell: told what takes its time before the study has a log.
 
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
     """
+    arguments, notes = _followed(arguments, tell)
     experiment = _read_experiment(arguments, this_host())
+    experiment = replace(experiment, notes=(*notes, *experiment.notes))
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
     keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
@@ -184,6 +196,14 @@ def new_study(arguments: StudyArguments, work_dir: Path, flow_run_id: str | None
     if fingerprint.is_cut_off:
         study.driver.log.warning("There is more code than a study looks at: not every change of it will be noticed.")
     return study
+
+
+def _followed(arguments: StudyArguments, tell: Callable[[str], None]) -> tuple[StudyArguments, tuple[str, ...]]:
+    """Returns the arguments with the command that the typed one comes to, and what there is to say of it."""
+    if not arguments.command:
+        return arguments, ()
+    found = followed(arguments.command, arguments.model_dir, tell)
+    return arguments.model_copy(update={"command": found.words, "model_dir": found.folder}), found.notes
 
 
 def _read_experiment(arguments: StudyArguments, host: Host) -> Experiment:

@@ -1,0 +1,160 @@
+"""Commands that start their training by way of others: real shells, make and Python, followed to the launch."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from study_fixtures import Zerotune
+
+from trial_lib.experiment.errors import InputError
+from trial_lib.launch.starter import NoLaunch, follow_starter
+from trial_lib.study.followed import Followed, followed
+
+BIN = str(Path(sys.executable).parent)
+LAUNCHER = """
+import os, subprocess, sys
+n = os.environ.get("NPROC", "2")
+open("prepared", "w").close()
+subprocess.run(["torchrun", "--nproc_per_node", n, "train.py", *sys.argv[1:]], env={**os.environ, "LAUNCHED": "1"})
+open("after", "w").close()
+"""
+JOINS = """
+import os
+from datetime import timedelta
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+open("after", "w").close()
+"""
+IN_WORKERS = """
+import torch.distributed as dist, torch.multiprocessing as mp
+def work(rank):
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29517", rank=rank, world_size=2)
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    (tmp_path / "train.py").write_text(JOINS)
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    (tmp_path / "workers.py").write_text(IN_WORKERS)
+    (tmp_path / "run.sh").write_text("export LAUNCHED=1\nPYTHONPATH=. torchrun train.py $1\ntouch after\n")
+    (tmp_path / "Makefile").write_text("train:\n\tcd code && torchrun train.py && touch after\n")
+    (tmp_path / "code").mkdir()
+    return tmp_path
+
+
+def follow(folder: Path, command: str) -> Followed:
+    """Follows a command; nothing of what it does after the launch is done, and no process of it is left."""
+    found = followed(command.split(), folder, lambda sentence: None)
+    assert not list(folder.rglob("after"))
+    assert not left_in(folder)
+    return found
+
+
+def left_in(folder: Path) -> list[psutil.Process]:
+    """Returns the processes that work in a folder."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(folder) and process.pid != os.getpid():
+                left.append(process)
+        except psutil.Error:
+            continue
+    return left
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("bash run.sh --x", "PYTHONPATH=. LAUNCHED=1 torchrun train.py --x"),
+        ("python launcher.py --x", "LAUNCHED=1 torchrun --nproc_per_node 2 train.py --x"),
+        ("NPROC=3 python launcher.py", "LAUNCHED=1 NPROC=3 torchrun --nproc_per_node 3 train.py"),
+        ("make train", "torchrun train.py"),
+    ],
+)
+def test_the_launcher_that_a_starter_starts_is_what_is_tuned(folder: Path, command: str, words: str) -> None:
+    found = follow(folder, command)
+    assert sorted(found.words[:2]) == sorted(words.split()[:2])
+    assert list(found.words)[2:] == words.split()[2:]
+    assert found.folder == (folder / "code" if command == "make train" else folder)
+    assert f"`{' '.join(found.words)}`: that is what is tuned." in found.notes[0]
+    assert (folder / "prepared").exists() == ("launcher.py" in command)
+
+
+def test_a_training_without_a_launcher_is_followed_to_where_it_joins_a_process_group(folder: Path) -> None:
+    (folder / "run.sh").write_text('python -c \'open("prepared", "w")\'\nSIZE=3 python -u train.py --x\ntouch after\n')
+    found = follow(folder, "bash run.sh")
+    assert found.words == ("SIZE=3", "python", "-u", "train.py", "--x")
+    assert (folder / "prepared").exists()
+
+
+@pytest.mark.long
+def test_ranks_that_a_starter_starts_itself_are_torchruns(folder: Path) -> None:
+    lines = ["export MASTER_ADDR=127.0.0.1 MASTER_PORT=29518 WORLD_SIZE=2"]
+    lines += [f"RANK={rank} LOCAL_RANK={rank} python train.py --x &" for rank in range(2)]
+    (folder / "run.sh").write_text("\n".join([*lines, "wait", ""]))
+    assert follow(folder, "bash run.sh").words == ("torchrun", "--nproc_per_node", "2", "train.py", "--x")
+
+
+def test_a_training_that_does_not_tell_of_itself_is_known_by_its_code(folder: Path) -> None:
+    (folder / "train.py").write_text("import time\ntime.sleep(60)\nimport deepspeed")
+    (folder / "prepare.py").write_text("open('prepared', 'w')")
+    (folder / "run.sh").write_text("PYTHONPATH=. python prepare.py\npython -E train.py\n")
+    assert follow(folder, "bash run.sh").words == ("python", "-E", "train.py")
+    assert (folder / "prepared").exists()
+
+
+@pytest.mark.long
+def test_ranks_that_only_python_can_start_are_named(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"python workers.py starts its 2 ranks within Python") as refused:
+        follow(folder, "python workers.py")
+    assert "torchrun --nproc_per_node 2 SCRIPT" in refused.value.remedy
+    assert not left_in(folder)
+
+
+def test_a_program_that_trains_by_itself_is_not_run(folder: Path) -> None:
+    assert follow(folder, "python train.py") == Followed(("python", "train.py"), folder)
+    assert follow(folder, "torchrun launcher.py") == Followed(("torchrun", "launcher.py"), folder)
+
+
+def test_a_starter_that_comes_to_nothing_is_told_with_its_last_words(folder: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        follow(folder, "bash none.sh")
+    assert "bash none.sh ended (exit code 127) before it started a launcher or a training." in refused.value.what
+    assert "none.sh: No such file or directory" in refused.value.what
+    assert "Put `zerotune tune --` before the command that starts your ranks" in refused.value.remedy
+
+
+def test_a_starter_that_takes_its_time_is_told_of_and_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trial_lib.launch.starter._FIRST_WORD_S", 0.2)
+    told: list[float] = []
+    (folder / "run.sh").write_text("echo downloading\nsleep 60 & sleep 60\n")
+    end = follow_starter(["bash", "run.sh"], folder, os.environ, told.append, given_up_s=5)
+    assert end == NoLaunch(None, "downloading")
+    assert len(told) == 1
+    assert not left_in(folder)
+
+
+def test_an_interrupt_ends_a_starter_and_all_that_it_has_started(tmp_path: Path) -> None:
+    zerotune = Zerotune(tmp_path, tmp_path / "unused-home")
+    (tmp_path / "run.sh").write_text("setsid sleep 61 & sleep 61\n")
+    running = zerotune.start("tune", "--", "bash", "run.sh")
+    running.wait_until(lambda: sum("sleep" in process.name() for process in running.look()) == 2, "its processes")
+    running.process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    ended = running.end()
+    assert (ended.returncode, ended.stderr.splitlines()[1:]) == (
+        130,
+        ["zerotune: interrupted before anything was started."],
+    )
+    assert time.monotonic() - began < 10
+    assert not running.left_over(within_s=2)
+    assert not (tmp_path / "zerotune-studies").exists()

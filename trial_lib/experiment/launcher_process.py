@@ -1,0 +1,71 @@
+"""Whether a process is a launcher, told by its words. Standard library only: ranks ask as well."""
+
+import os
+import re
+from collections.abc import Sequence
+
+LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner")
+_SCRIPTS = ("torchrun", "deepspeed", "accelerate-launch")
+_OF_CLUSTERS = ("mpirun", "mpiexec", "orterun", "srun")
+_ACCELERATE = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "accelerate")
+_PYTHON = re.compile(r"python[\d.]*")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def launcher_in(words: Sequence[str]) -> list[str] | None:
+    """Returns the command of a launcher, as it may be typed; None for the words of any other process.
+
+    Args:
+        words: of a process. Those of a script of Python's begin with its interpreter.
+
+    Example:
+        >>> launcher_in(["/opt/env/bin/python", "/opt/env/bin/torchrun", "--nproc_per_node", "2", "train.py"])
+        ['/opt/env/bin/torchrun', '--nproc_per_node', '2', 'train.py']
+    """
+    if not words:
+        return None
+    if not is_python(words[0]):
+        return list(words) if _is_launcher(words) else None
+    position = python_target(words)
+    if position is None:
+        return None
+    target = words[position]
+    if words[position - 1] != "-m":
+        rest = words[position:]
+        return list(rest) if _is_launcher(rest) else None
+    if target in LAUNCHER_MODULES or target == _ACCELERATE[0]:
+        return [words[0], *words[position - 1 :]]
+    if target in _ACCELERATE and words[position + 1 : position + 2] == ["launch"]:
+        return [words[0], "-m", _ACCELERATE[0], *words[position + 2 :]]
+    return None
+
+
+def is_python(program: str) -> bool:
+    """Returns whether a program, by its name or path, is a Python interpreter."""
+    return _PYTHON.fullmatch(_name(program)) is not None
+
+
+def python_target(words: Sequence[str]) -> int | None:
+    """Returns where the script or module stands in the words of a Python process; None for one that runs neither."""
+    if not words or not is_python(words[0]):
+        return None
+    position = 1
+    while position < len(words):
+        word = words[position]
+        if word == "-m":
+            return position + 1 if position + 1 < len(words) else None
+        if word in ("-c", "-"):
+            return None
+        if not word.startswith("-"):
+            return position
+        position += 2 if word in _WITH_VALUE else 1
+    return None
+
+
+def _is_launcher(words: Sequence[str]) -> bool:
+    name = _name(words[0])
+    return name in (*_SCRIPTS, *_OF_CLUSTERS) or (name == "accelerate" and list(words[1:2]) == ["launch"])
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path)  # noqa: PTH119 - of a program of whatever system

@@ -1,0 +1,114 @@
+"""Whether a Python program may start its ranks itself, as far as its code says. It is read, not imported."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_MOST_FILES = 300
+
+# Whoever imports one of these, or calls one of these, is about to start processes that train.
+_MODULES = re.compile(
+    r"torch\.distributed\.(run|launch|launcher|elastic)\b|deepspeed\.launcher\b|accelerate\.commands\b"
+    r"|(pytorch_)?lightning\b|(lightning_)?fabric\b"
+)
+_CALLS = re.compile(
+    r"(^|\.)(notebook_launcher|debug_launcher|elastic_launch)$"
+    r"|(^|\.)(mp|multiprocessing)\.(spawn|start_processes)$"
+    r"|^os\.(exec|spawn|posix_spawn)\w*$"
+)
+# In a file that starts processes, words of a launcher's command.
+_STARTS_PROCESSES = ("subprocess", "os.system", "os.popen", "os.exec", "os.spawn", "os.posix_spawn", "asyncio", "sh")
+_COMMANDS = re.compile(
+    r"\b(torchrun|mpirun|mpiexec|srun|torch\.distributed\.(run|launch))\b|\bdeepspeed\b(?!_|\.json)|\baccelerate\b"
+)
+
+
+def may_start_ranks(file: Path, folders: Sequence[Path]) -> bool:
+    """Returns whether a program's code, or a module of its own that it imports, may start launchers or ranks.
+
+    Args:
+        file: of the program.
+        folders: that its own modules are in.
+    """
+    return any(_starts(tree, imported) for tree, imported in _own_code(file, folders))
+
+
+def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
+    """Returns whether a program's code, or a module of its own that it imports, has a word in a name or in a text.
+
+    Args:
+        file: of the program.
+        folders: that its own modules are in.
+        word: to look for.
+    """
+    for tree, imported in _own_code(file, folders):
+        names = (node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg)
+        if any(word in text for text in (*imported, *names, *_texts(tree))):
+            return True
+    return False
+
+
+def _own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:
+    """Yields the code of a program and of its own modules, each with the names of what it imports."""
+    waiting, seen = [file], set[Path]()
+    while waiting and len(seen) < _MOST_FILES:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        imported = list(_imported(tree, path, folders))
+        yield tree, [name for name, _ in imported]
+        waiting += [found for _, found in imported if found is not None]
+
+
+def _starts(tree: ast.Module, imported: Sequence[str]) -> bool:
+    used = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_name(node.func)]
+    if any(_MODULES.match(name) for name in imported) or any(_CALLS.search(name) for name in used):
+        return True
+    starters = [name for name in (*imported, *used) if name.startswith(_STARTS_PROCESSES)]
+    return bool(starters) and any(_COMMANDS.search(text) for text in _texts(tree))
+
+
+def _is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    """Yields the texts of a program, without those that stand by themselves: they only explain."""
+    explaining = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in explaining:
+            yield node.value
+
+
+def _imported(tree: ast.Module, file: Path, folders: Sequence[Path]) -> Iterator[tuple[str, Path | None]]:
+    """Yields the modules that a file imports, each with its own file if it stands in one of the folders."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, module_file(alias.name, folders)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            within = [file.parents[node.level - 1]] if 0 < node.level <= len(file.parents) else folders
+            yield module, module_file(module, within) if module else None
+            for alias in node.names:
+                name = f"{module}.{alias.name}" if module else alias.name
+                yield name, module_file(name, within)
+
+
+def module_file(module: str, folders: Sequence[Path], of_package: str = "__init__.py") -> Path | None:
+    """Returns the file of a module in the first of the folders that has it, `of_package` for one that is a package."""
+    for folder in folders:
+        path = folder.joinpath(*module.split("."))
+        for file in (path.with_suffix(".py"), path / of_package):
+            try:
+                if file.is_file():
+                    return file
+            except OSError:  # a name too long for a file, a folder that may not be entered
+                continue
+    return None

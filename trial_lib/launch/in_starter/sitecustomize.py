@@ -1,0 +1,105 @@
+"""What every Python that a starter starts runs first: where it is about to train, it says so and waits to be ended.
+
+To join a process group is the first thing that a training under DeepSpeed does: before it the program has changed
+nothing but by its own preparation. Standard library only: it runs in whatever Python the starter starts.
+"""
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+ARRIVED = "ZEROTUNE_ARRIVED"
+"""The environment variable that names the file of the first training to arrive."""
+
+_JOINS = {"torch.distributed.distributed_c10d": "init_process_group", "deepspeed.comm.comm": "init_distributed"}
+
+# As the program found them: it may change both before it trains.
+_started = {
+    "words": list(sys.orig_argv),
+    "interpreter": sys.executable,
+    "folder": os.getcwd(),  # noqa: PTH109 - a path that begins with a link is to stay as it is
+    "environment": dict(os.environ),
+}
+_process = os.getpid()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing by itself: it lets the others find the modules of `_JOINS`, and changes those that are loaded."""
+
+    def __init__(self) -> None:
+        self._searching: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Returns the spec that the other finders return for one of those modules, None for any other."""
+        if fullname not in _JOINS or fullname in self._searching:
+            return None
+        self._searching.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching.discard(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        exec_module = spec.loader.exec_module
+
+        def exec_and_change(module: ModuleType) -> None:
+            exec_module(module)
+            name = _JOINS[fullname]
+            setattr(module, name, _arriving(getattr(module, name)))
+
+        spec.loader.exec_module = exec_and_change  # type: ignore[method-assign]
+        return spec
+
+
+def _arriving(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def arrive(*args: Any, **kwargs: Any) -> None:
+        asked = kwargs.get("world_size", -1)
+        ranks = asked if isinstance(asked, int) and asked > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        _tell(
+            {
+                **_started,
+                "ranks": ranks,
+                "is_worker": os.getpid() != _process or "--multiprocessing-fork" in sys.orig_argv,
+            }
+        )
+        while True:
+            time.sleep(60)
+
+    return arrive
+
+
+def _tell(arrived: dict[str, Any]) -> None:
+    """Writes the file whole, unless another process has been here before."""
+    path: str = arrived["environment"][ARRIVED]
+    own = f"{path}.{os.getpid()}"
+    with open(own, "w", encoding="ascii") as file:  # noqa: PTH123
+        json.dump(arrived, file)
+    with contextlib.suppress(FileExistsError):
+        os.link(own, path)
+
+
+def _run_hidden() -> None:
+    """Runs the `sitecustomize` of the environment, which this one stands in front of."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    others = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != here]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if ARRIVED in os.environ:
+    sys.meta_path.insert(0, _Finder())
+    _run_hidden()

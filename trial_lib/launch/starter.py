@@ -1,0 +1,226 @@
+"""A starter: a command that starts the training by way of others, such as `bash run.sh`. It is followed to the launch.
+
+It runs as it was typed, until one of its processes is a launcher, or is about to train. There it is ended: the launch,
+as a person could have typed it, is what it was run for.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trial_lib.experiment.launcher_process import launcher_in, python_target
+from trial_lib.experiment.starter_code import may_start_ranks, mentions, module_file
+from trial_lib.launch import in_starter
+from trial_lib.launch.in_starter.sitecustomize import ARRIVED
+from trial_lib.launch.leash import Leashed
+
+_POLL_S = 0.05
+_FIRST_WORD_S, _NEXT_WORD_S, _GIVEN_UP_S = 15.0, 30.0, 600.0
+_LAST_WORDS = 300
+_HOOK = str(Path(in_starter.__file__).parent)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+# Of a run of its own in a tracker, the starter's preparation is to leave nothing.
+_QUIET = {"WANDB_MODE": "disabled"}
+# A shell's, make's, uv's and Python's own, and those that every rank is given by whoever starts it.
+_NOT_TYPED = {
+    *("_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"),
+    *("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKE_TERMOUT", "MAKE_TERMERR", "MAKEFILE_LIST"),
+    *("UV", "UV_RUN_RECURSION_DEPTH"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "LOCAL_SIZE"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}
+_ELASTIC = "TORCHELASTIC_"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a starter comes to.
+
+    Attributes:
+        words: of the launcher, or of the Python program that trains.
+        folder: its working directory.
+        variables: that it finds set, or set otherwise than the starter did.
+        unset: the names of those that the starter had and it has not.
+        ranks: that the program trains with; None behind a launcher, which says it.
+        is_worker: whether it is a worker that the program has started within Python: no command starts it.
+    """
+
+    words: tuple[str, ...]
+    folder: Path
+    variables: dict[str, str]
+    unset: tuple[str, ...] = ()
+    ranks: int | None = None
+    is_worker: bool = False
+
+
+@dataclass(frozen=True)
+class NoLaunch:
+    """A starter that has come to nothing.
+
+    Attributes:
+        status: with which it ended, negative for a signal; None where it was given up.
+        last_words: the last line that it printed.
+    """
+
+    status: int | None
+    last_words: str
+
+
+def follow_starter(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    still_waiting: Callable[[float], None],
+    given_up_s: float = _GIVEN_UP_S,
+) -> Launch | NoLaunch:
+    """Runs a starter up to its launch, and leaves no process of it behind.
+
+    Args:
+        command: what was typed.
+        folder: its working directory.
+        environment: all of its environment variables.
+        still_waiting: called now and then, with the seconds since the start.
+        given_up_s: seconds after which it is given up.
+    """
+    with tempfile.TemporaryDirectory(prefix="zerotune-starter-") as scratch:
+        arrived, log = Path(scratch, "arrived.json"), Path(scratch, "log")
+        path = os.pathsep.join(filter(None, [_HOOK, environment.get("PYTHONPATH")]))
+        given = {**environment, **_QUIET, "PYTHONPATH": path, ARRIVED: str(arrived)}
+        looker = _Looker(environment)
+        leashed = Leashed(command, given, log, folder)
+        try:
+            began, word_s = time.monotonic(), _FIRST_WORD_S
+            while (seconds := time.monotonic() - began) < given_up_s:
+                # Asked first: what it did before its end is there by then.
+                has_ended = not leashed.is_running
+                launch = _arrived(arrived, environment) or looker.launch(leashed.processes)
+                if launch is not None:
+                    return launch
+                if has_ended:
+                    return NoLaunch(leashed.status, _last_line(log))
+                if seconds >= word_s:
+                    still_waiting(seconds)
+                    word_s += _NEXT_WORD_S
+                time.sleep(_POLL_S)
+            return NoLaunch(None, _last_line(log))
+        finally:
+            leashed.kill()
+
+
+def _arrived(file: Path, before: Mapping[str, str]) -> Launch | None:
+    """Returns the program that is about to train, as `in_starter.sitecustomize` tells it."""
+    if not file.exists():
+        return None
+    told: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
+    words = [told["interpreter"], *told["words"][1:]]
+    variables, unset = _differences(told["environment"], before)
+    return Launch(tuple(words), Path(told["folder"]), variables, unset, told["ranks"], told["is_worker"])
+
+
+class _Looker:
+    """Finds the launch among a starter's processes by their words.
+
+    Args:
+        before: the environment variables of the starter.
+    """
+
+    def __init__(self, before: Mapping[str, str]) -> None:
+        self._before = before
+        self._known: set[psutil.Process] = set()
+
+    def launch(self, processes: Sequence[psutil.Process]) -> Launch | None:
+        """Returns the launch, if it is one of the processes, each of which stands behind its parent."""
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                found = self._launcher(process, process.cmdline())
+                if found is not None:
+                    return found
+        return None
+
+    def _launcher(self, process: psutil.Process, words: list[str]) -> Launch | None:
+        launcher = launcher_in(words)
+        if launcher is not None:
+            return self._launch(process, launcher)
+        if python_target(words) is not None and process not in self._known:
+            self._known.add(process)
+            if not _is_hooked(process, words) and _trains(process, words):
+                ranks = process.environ().get("WORLD_SIZE", "1")
+                return replace(self._launch(process, words), ranks=int(ranks) if ranks.isdecimal() else 1)
+        return None
+
+    def _launch(self, process: psutil.Process, words: list[str]) -> Launch:
+        environment = process.environ()
+        variables, unset = _differences(environment, self._before)
+        program = words[0] if os.sep in words[0] else shutil.which(words[0], path=environment.get("PATH"))
+        return Launch((program or words[0], *words[1:]), Path(process.cwd()), variables, unset)
+
+
+def _is_hooked(process: psutil.Process, words: Sequence[str]) -> bool:
+    """Returns whether a Python process tells by itself that it is about to train: a starter may set PYTHONPATH anew."""
+    deaf = any(re.fullmatch(r"-[a-zA-Z]*[IES][a-zA-Z]*", option) for option in words[1 : python_target(words)])
+    return not deaf and _HOOK in process.environ().get("PYTHONPATH", "").split(os.pathsep)
+
+
+def _trains(process: psutil.Process, words: Sequence[str]) -> bool:
+    """Returns whether the program of a Python process says that it trains with DeepSpeed, and starts no others."""
+    position = python_target(words)
+    assert position is not None
+    folder = Path(process.cwd())
+    if words[position - 1] == "-m":
+        file, folders = module_file(words[position], (folder,), "__main__.py"), (folder,)
+    else:
+        file = folder / words[position]
+        folders = (file.parent,)
+    if file is None or may_start_ranks(file, folders):
+        return False
+    return any("deepspeed" in word for word in words[position + 1 :]) or mentions(file, folders, "deepspeed")
+
+
+def _differences(now: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns the variables that a person would have to set for the launch, and the names of those to unset."""
+    own = {**now, "PYTHONPATH": _without_hook(now.get("PYTHONPATH", ""))}
+    if not own["PYTHONPATH"] and "PYTHONPATH" not in before:
+        del own["PYTHONPATH"]
+    for name, value in _QUIET.items():
+        if own.get(name) == value:
+            own.pop(name)
+            own |= {name: before[name]} if name in before else {}
+    set_ = {
+        name: value
+        for name, value in own.items()
+        if before.get(name) != value and _is_typed(name) and not (name == "PATH" and _only_adds(value, before))
+    }
+    return set_, tuple(name for name in before if name not in own and _is_typed(name))
+
+
+def _is_typed(name: str) -> bool:
+    return name not in _NOT_TYPED and name != ARRIVED and not name.startswith(_ELASTIC) and bool(_NAME.fullmatch(name))
+
+
+def _only_adds(path: str, before: Mapping[str, str]) -> bool:
+    """Returns whether a PATH is the one before behind other folders, as in an activated environment: the launcher's own
+    path says which one that is.
+    """
+    return path.endswith(before.get("PATH", os.defpath))
+
+
+def _without_hook(path: str) -> str:
+    return os.pathsep.join(folder for folder in path.split(os.pathsep) if folder and folder != _HOOK)
+
+
+def _last_line(log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_LAST_WORDS] if lines else ""
