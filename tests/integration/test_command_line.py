@@ -62,7 +62,7 @@ TYPED = {
         ['"train_micro_batch_size_per_gpu": 2 in ds_config.json', "--per_device_train_batch_size 3 in the command"],
     ),
     "map key": ("--map batch=--b -- python train.py", ["--map batch=--b", 'the key "batch" cannot be mapped']),
-    "map target": ("--map train_batch_size=9 -- python train.py", ["--map train_batch_size=9", "neither a flag nor"]),
+    "map target": ("--map train_batch_size=9 -- python train.py", ["--map train_batch_size=9", "is no place in"]),
     "trials": ("--max-trials 1 -- python train.py", ["--max-trials", "Allow at least 2."]),
     "flag": ("--no-such-flag -- python train.py", ["No such option", "--no-such-flag"]),
 }

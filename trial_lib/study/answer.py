@@ -137,8 +137,8 @@ def _to_set_in_code(
 ) -> list[str]:
     """Returns what a person has to change of the configuration in the code: nothing where the command sets it all."""
     by_command = {str(key) for key in arg_mappings}
-    if {MICRO_BATCH, ACCUMULATION} <= by_command:
-        # Code that takes both from its command makes this of them.
+    if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
+        # It follows from the two others, in DeepSpeed or in the code that takes both from its command.
         by_command.add(TRAIN_BATCH)
     changes = {key: value for key, value in difference(base, config).items() if key not in by_command}
     if not changes:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nvml_fixtures import pretend_gpus
 
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.hardware import Host
@@ -274,6 +275,57 @@ def test_where_the_configuration_is_in_the_code_the_best_command_is_one_that_nee
         "--ds-config",
         str(paths.best_ds_config),
     ]
+
+
+BY_VARIABLES = "BATCH=8 ACC=2 deepspeed --no_local_rank --num_gpus 2 train.py -v train --zero 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "targets", "line"),
+    [
+        (BY_VARIABLES, ("BATCH", "ACC"), BY_VARIABLES.replace("BATCH=8 ACC=2", "ACC=4 BATCH=16")),
+        (
+            "torchrun --nproc_per_node 2 train.py run --batch=8 --acc=2",
+            ("--batch", "--acc"),
+            "torchrun --nproc_per_node 2 train.py run --batch=16 --acc=4",
+        ),
+        (
+            "deepspeed --num_gpus 2 train.py trainer.batch=8 ds=zero1 --config-name x",
+            ("trainer.batch", "+trainer.acc"),
+            "deepspeed --num_gpus 2 train.py trainer.batch=16 ds=zero1 +trainer.acc=4 --config-name x",
+        ),
+    ],
+)
+def test_where_the_command_sets_all_that_was_won_the_best_command_is_the_users_own(
+    folder: Path, command: str, targets: tuple[str, str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    paths = StudyPaths(folder / "study")
+    batch, accumulation = targets
+    experiment = read(folder, command, **{MICRO_BATCH: batch, ACCUMULATION: accumulation})
+    base = {MICRO_BATCH: 8, ACCUMULATION: 2, TRAIN_BATCH: 32, "zero_optimization": {"stage": 1}}
+    config = {**base, MICRO_BATCH: 16, ACCUMULATION: 4, TRAIN_BATCH: 128}
+    environment = environment_of(experiment, ())
+    written = training_command(experiment, config, paths, "cuda", environment, base_config=base)
+    assert written.splitlines() == [f"cd {folder}", line]
+    faster = {**config, "zero_optimization": {"stage": 2, "overlap_comm": False}}
+    told = training_command(experiment, faster, paths, "cuda", environment, base_config=base).splitlines()
+    assert told[1:3] == ["#   zero_optimization.stage: 2", "#   zero_optimization.overlap_comm: false"]
+    assert f"# {line}" in told
+    assert all(text.startswith("#") for text in told[:-1])
+
+
+def test_a_value_in_a_file_of_the_command_is_won_in_a_copy_of_that_file(folder: Path) -> None:
+    (folder / "conf.yaml").write_text("trainer: {batch: 8}  # small\n")
+    paths = StudyPaths(folder / "study")
+    experiment = read(folder, "python train.py --config conf.yaml", **{MICRO_BATCH: "conf.yaml:trainer.batch"})
+    *_, line = training_command(
+        experiment, {MICRO_BATCH: 16}, paths, "cuda", {}, base_config={MICRO_BATCH: 8}
+    ).splitlines()
+    copy = Path(line.split()[-1])
+    assert line.endswith(f"python train.py --config {copy}")
+    assert copy.is_relative_to(paths.root)
+    assert copy.read_text() == "trainer: {batch: 16}  # small\n"
 
 
 def test_where_the_training_arguments_are_in_the_code_the_best_command_says_what_to_set(folder: Path) -> None:
