@@ -22,6 +22,7 @@ from flows.arguments import (
 )
 from flows.interrupts import EXIT_CODE, interrupts
 from flows.service import ServerError
+from flows.terminal import open_streams, say
 from trial_lib.experiment.errors import InputError
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.disk_room import DiskFullError
@@ -297,21 +298,22 @@ def _run(command: Callable[[], int]) -> NoReturn:
     try:
         interrupts.end(command())
     except InputError as error:
-        click.echo(f"zerotune: {error}", err=True)
+        say(f"zerotune: {error}")
         interrupts.end(BAD_INPUT)
     except (ServerError, DiskFullError) as error:
-        click.echo(f"zerotune: {error}", err=True)
+        say(f"zerotune: {error}")
         interrupts.end(NONE_FOUND)
     except KeyboardInterrupt:
-        click.echo(interrupts.message, err=True)
+        say(interrupts.message)
         interrupts.end(INTERRUPTED)
 
 
 def main() -> None:
     """Entry of the console script."""
+    open_streams()
     try:
         own, typed = cut_off_command(sys.argv[1:])
     except InputError as error:
-        click.echo(f"zerotune: {error}", err=True)
+        say(f"zerotune: {error}")
         sys.exit(BAD_INPUT)
     cli(args=spread_lists(own), obj=typed, prog_name="zerotune")

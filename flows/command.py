@@ -1,14 +1,11 @@
 """What a command does once its arguments are read: servers up, the flow, the answer; and everything down again."""
 
-import json
 import logging
 import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from flows.interrupts import interrupts
 from flows.live import LiveView
@@ -20,6 +17,7 @@ from flows.prefect_server import (
 )
 from flows.result_text import result_document, tell_failed_training, tell_result
 from flows.service import ServerError
+from flows.terminal import print_document, say, shown
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.arguments import StudyArguments
@@ -47,11 +45,7 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
         InputError: nothing was started.
     """
     require_server_for_all(arguments.ray_address)
-    return _run(new_study(arguments, Path.cwd(), tell=_tell), as_json)
-
-
-def _tell(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    return _run(new_study(arguments, Path.cwd(), tell=say), as_json)
 
 
 def resume_command(root: Path, as_json: bool) -> int:
@@ -76,10 +70,10 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     arguments = study.driver.arguments
     interrupts.resume_command = shlex.join(["zerotune", "resume", str(study.paths.root)])
     for note in study.driver.experiment.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
     study.driver.log.debug("the study is open, its servers are coming up")
-    click.echo(f"study: {study.paths.root}", err=True)
-    click.echo(f"tracking: {study.tracker.tracking_uri}", err=True)
+    say(f"study: {study.paths.root}")
+    say(f"tracking: {study.tracker.tracking_uri}")
     try:
         with LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(NoteHandler(view.note))
@@ -103,7 +97,7 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         study.driver.log.debug("everything is down")
     document = result_document(study)
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        print_document(document)
     else:
         tell_result(study, document)
     if study.driver.full_experiment_failure is not None:
@@ -202,4 +196,4 @@ class NoteHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one message."""
-        self._show(record.getMessage())
+        self._show(shown(record.getMessage()))

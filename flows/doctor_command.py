@@ -1,6 +1,5 @@
 """What `zerotune doctor` does: it looks at what usually goes wrong, and says how to mend each. It changes nothing."""
 
-import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ import click
 import platformdirs
 
 from flows.prefect_check import check_prefect
+from flows.terminal import print_document, shown
 from trial_lib.experiment.check import Check, Verdict
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch.build_checks import (
@@ -60,7 +60,7 @@ def doctor_command(as_json: bool) -> int:
             "seconds": round(time.monotonic() - began, 1),
             "checks": [{**vars(check), "verdict": check.verdict.value} for check in checks],
         }
-        click.echo(json.dumps(document, indent=2))
+        print_document(document)
     else:
         for check in checks:
             _tell(check)
@@ -108,6 +108,6 @@ def examine(work_dir: Path) -> list[Check]:
 
 def _tell(check: Check) -> None:
     mark = click.style(f"{check.verdict.value:5}", fg=_COLOURS[check.verdict], bold=check.verdict is not Verdict.OK)
-    click.echo(f"{mark}{check.name:15}{check.said}")
+    click.echo(f"{mark}{check.name:15}{shown(check.said)}")
     if check.remedy:
-        click.echo(f"{'':5}{'':15}-> {check.remedy}")
+        click.echo(f"{'':5}{'':15}-> {shown(check.remedy)}")

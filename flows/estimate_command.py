@@ -3,13 +3,12 @@
 No Prefect server and no MLflow run: there is one trial at most, and nobody looks for it later.
 """
 
-import json
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.table import Table
 
+from flows.terminal import print_document, say
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.launch.hardware import this_host
@@ -49,18 +48,18 @@ def estimate_command(
     experiment = read_experiment(config_path, model_dir, include=include)
     known = earlier_trials(experiment, Path.cwd())
     if known is None:
-        click.echo("no earlier study of this experiment is in this folder: running a profile trial", err=True)
+        say("no earlier study of this experiment is in this folder: running a profile trial")
         # A fork server comes up later than one trial starts without it.
         arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include, launcher="cold")
         try:
             known = run_profile(arguments)
         except ProfileFailedError as error:
-            click.echo(f"zerotune: {error}", err=True)
+            say(f"zerotune: {error}")
             return 1
     slots = experiment.config.resources.slots_per_trial
     report = estimate_report(known, slots, this_host().device, memory_headroom, max_micro_batch)
     if as_json:
-        click.echo(json.dumps(report.model_dump(mode="json"), indent=2))
+        print_document(report.model_dump(mode="json"))
     else:
         _show(report)
     return 0

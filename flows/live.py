@@ -1,6 +1,5 @@
 """The live view of a study: it reads the study's folder, and nothing else, so it can follow any study."""
 
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -10,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flows.terminal import say, shown
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome
@@ -49,9 +49,9 @@ class LiveView:
 
     def note(self, message: str) -> None:
         """Shows what the study is busy with. Callable from any thread."""
-        self._message = message
+        self._message = shown(message)
         if not self._console.is_terminal:
-            print(message, file=sys.stderr, flush=True)
+            say(message)
 
     def __enter__(self) -> "LiveView":
         """Starts following."""
@@ -104,7 +104,7 @@ class LiveView:
     def _print_new(self) -> None:
         for row in self._to_print:
             said = f"{row.metric} {row.value:.4g}" if row.value is not None else row.reason
-            print(f"trial {row.trial:04d} {row.label}: {row.outcome.value} {said}", file=sys.stderr, flush=True)
+            say(f"trial {row.trial:04d} {row.label}: {row.outcome.value} {said}")
         self._to_print.clear()
 
     def _picture(self) -> Group:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import click
-
 from flows.interrupts import interrupts
+from flows.terminal import say
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -55,11 +54,11 @@ def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int
             driver.next_ended(timeout_s=0.0)
             assert isinstance(profile, TrialResult)
             if profile.outcome is not Outcome.COMPLETED:
-                click.echo(profile_failure(profile, driver.had_engine(profile), driver.arg_mappings), err=True)
+                say(profile_failure(profile, driver.had_engine(profile), driver.arg_mappings))
                 return 1
             driver.tell(profile)
             candidates = _candidates(driver, sizes)
-            click.echo(f"{len(candidates)} candidates, each {repeats} times, into {output}", err=True)
+            say(f"{len(candidates)} candidates, each {repeats} times, into {output}")
             record_table(driver, candidates, repeats, output, tell=_Teller())
         finally:
             study.close()
@@ -104,4 +103,4 @@ class _Teller:
         left = timedelta(seconds=round(per_trial * (total - done)))
         throughput = result.metrics.get("throughput")
         said = result.outcome.value if throughput is None else f"{throughput:.1f} samples/s"
-        click.echo(f"{done}/{total}, {left} left: {candidate.label} {flat_knobs(candidate.knobs)}: {said}", err=True)
+        say(f"{done}/{total}, {left} left: {candidate.label} {flat_knobs(candidate.knobs)}: {said}")

@@ -4,9 +4,8 @@ import json
 import shlex
 from typing import Any
 
-import click
-
 from flows.interrupts import interrupts
+from flows.terminal import say
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.result import Outcome
@@ -55,10 +54,6 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
 
 def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     """Prints the result of a study for a person, on standard error."""
-
-    def say(text: str = "") -> None:
-        click.echo(text, err=True)
-
     record = study.record
     say()
     if record.status is StudyStatus.CANCELLED:
@@ -105,9 +100,9 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
 
 def tell_failed_training(study: OpenStudy) -> None:
     """Prints why the full experiment failed, and how to go on with it."""
-    click.echo(f"The full experiment failed. {study.driver.full_experiment_failure}", err=True)
-    click.echo(f"Its files:     {study.paths.full_experiment.root}", err=True)
-    click.echo(f"When that is mended, go on with: {interrupts.resume_command}", err=True)
+    say(f"The full experiment failed. {study.driver.full_experiment_failure}")
+    say(f"Its files:     {study.paths.full_experiment.root}")
+    say(f"When that is mended, go on with: {interrupts.resume_command}")
 
 
 def _promise(answer: Answer, best: Row) -> dict[str, float | None]:
@@ -149,7 +144,7 @@ def _tell_last_words(study: OpenStudy) -> None:
     if record.failure is not None and record.failure["ended_early"]:
         return
     if record.failure is not None:
-        click.echo(record.failure["traceback"], err=True)
+        say(record.failure["traceback"])
     else:
-        click.echo("\n".join(record.log_tail.splitlines()[-_LAST_LINES:]), err=True)
-    click.echo(f"The whole log: {record.log}", err=True)
+        say("\n".join(record.log_tail.splitlines()[-_LAST_LINES:]))
+    say(f"The whole log: {record.log}")

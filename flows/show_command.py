@@ -1,9 +1,10 @@
 """`zerotune show`: a study's tables in the terminal, or all of it as JSON. It reads the study's folder alone."""
 
-import json
 from pathlib import Path
 
 import click
+
+from flows.terminal import print_document
 
 
 def show_command(study: str | None, as_json: bool) -> int:
@@ -24,7 +25,7 @@ def show_command(study: str | None, as_json: bool) -> int:
 
     view = read_study(find_study(study, Path.cwd()))
     if as_json:
-        click.echo(json.dumps(view.document(), indent=2))
+        print_document(view.document())
         return 0
     from rich.console import Console
 

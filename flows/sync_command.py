@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import click
 from pydantic import ValidationError
 
+from flows.terminal import say
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.study import StudyPaths
@@ -35,10 +35,10 @@ def sync_command(root: Path) -> int:
             sync.run()
         except Exception as error:  # noqa: BLE001 - MLflow's own errors, and those of what it stands on
             reason = str(error).replace(tracking_uri, shown)
-            click.echo(f"MLflow ({shown}) could not take it in: {reason}", err=True)
-            click.echo(f"Nothing is lost. Try again later: zerotune sync {root}", err=True)
+            say(f"MLflow ({shown}) could not take it in: {reason}")
+            say(f"Nothing is lost. Try again later: zerotune sync {root}")
             return 1
-    click.echo(f"MLflow ({shown}) has everything of {root.name}.", err=True)
+    say(f"MLflow ({shown}) has everything of {root.name}.")
     return 0
 
 

@@ -1,16 +1,14 @@
 """What `zerotune train` does once its arguments are read: a server up, the flow, the answer; and everything down."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from flows.command import FULL_EXPERIMENT_FAILED, NoteHandler, run_flow
 from flows.interrupts import interrupts
 from flows.prefect_server import prefect_server
 from flows.service import ServerError
+from flows.terminal import print_document, say
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
@@ -43,10 +41,10 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
     interrupts.resume_command = _resume_command(arguments)
     log = full_experiment.log
     for note in full_experiment.experiment.notes:
-        _say(f"note: {note}")
-    _say(f"full experiment: {full_experiment.paths.root}")
-    _say(f"tracking: {full_experiment.tracker.tracking_uri}")
-    log.addHandler(NoteHandler(_say))
+        say(f"note: {note}")
+    say(f"full experiment: {full_experiment.paths.root}")
+    say(f"tracking: {full_experiment.tracker.tracking_uri}")
+    log.addHandler(NoteHandler(say))
     try:
         with prefect_server() as server:
             name, root = full_experiment.record.experiment_id, full_experiment.paths.root
@@ -61,7 +59,7 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
         full_experiment.close()
         log.debug("everything is down")
     if as_json:
-        click.echo(json.dumps(_document(full_experiment), indent=2))
+        print_document(_document(full_experiment))
     else:
         _tell(full_experiment)
     return _STATUS_EXIT.get(full_experiment.record.status, FULL_EXPERIMENT_FAILED)
@@ -80,10 +78,6 @@ def _resume_command(arguments: TrainingArguments) -> str:
     for path in arguments.include:
         words += ["--include", str(path)]
     return shlex.join([*words, "--resume"])
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _document(full_experiment: FullExperiment) -> dict[str, Any]:
@@ -109,22 +103,22 @@ def _document(full_experiment: FullExperiment) -> dict[str, Any]:
 def _tell(full_experiment: FullExperiment) -> None:
     """Prints how a full experiment ended for a person, on standard error."""
     record, paths, tracker = full_experiment.record, full_experiment.paths, full_experiment.tracker
-    _say("")
+    say("")
     if record.status is StudyStatus.CANCELLED:
-        _say(interrupts.message)
+        say(interrupts.message)
         return
     done = "" if record.batches is None else f" {record.batches} batches"
     if record.status is StudyStatus.COMPLETED:
-        _say(f"Trained{done} to the end.")
+        say(f"Trained{done} to the end.")
     else:
-        _say(f"The full experiment failed{f' after{done}' if done else ''}. {record.reason}")
-        _say(f"When that is mended, go on with: {interrupts.resume_command}")
+        say(f"The full experiment failed{f' after{done}' if done else ''}. {record.reason}")
+        say(f"When that is mended, go on with: {interrupts.resume_command}")
     if record.best_checkpoint is not None:
         metric = full_experiment.experiment.config.searcher.metric
         value = "" if record.best_metric is None else f", {metric} {record.best_metric:.6g}"
-        _say(f"Best checkpoint: {paths.checkpoints / record.best_checkpoint}{value}")
-    _say(f"Folder:          {paths.root}")
-    _say(f"In MLflow:       {tracker.ui_command}")
+        say(f"Best checkpoint: {paths.checkpoints / record.best_checkpoint}{value}")
+    say(f"Folder:          {paths.root}")
+    say(f"In MLflow:       {tracker.ui_command}")
     if tracker.last_error:
-        _say(f"Not everything has reached MLflow ({tracker.last_error}); the folder has it all.")
-        _say(f"Send it later:   {shlex.join(['zerotune', 'sync', str(paths.root)])}")
+        say(f"Not everything has reached MLflow ({tracker.last_error}); the folder has it all.")
+        say(f"Send it later:   {shlex.join(['zerotune', 'sync', str(paths.root)])}")

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-import click
-
 from flows.interrupts import interrupts
 from flows.local_servers import mlflow_service, prefect_service, worker_service
 from flows.prefect_server import own_home, past_proxies
 from flows.running_servers import hold, stop, up_folder
 from flows.service import ServerError, Service
+from flows.terminal import say
 from trial_lib.experiment.errors import InputError
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
 
@@ -46,7 +45,7 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
                 services = _start(work_dir, store, prefect_port, mlflow_port, open_services)
                 _watch(services)
         except KeyboardInterrupt:
-            _say("Everything is stopped.")
+            say("Everything is stopped.")
     return 0
 
 
@@ -56,7 +55,7 @@ def down_command() -> int:
     Raises:
         InputError: it has not stopped.
     """
-    _say("Everything is stopped." if stop() else "zerotune up does not run.")
+    say("Everything is stopped." if stop() else "zerotune up does not run.")
     return 0
 
 
@@ -64,7 +63,7 @@ def _start(
     work_dir: Path, store: str, prefect_port: int, mlflow_port: int, open_services: contextlib.ExitStack
 ) -> list[Service]:
     """Starts everything in order, and returns it; the stack ends it in the opposite order."""
-    _say(f"Starting; this takes half a minute. Logs: {up_folder()}")
+    say(f"Starting; this takes half a minute. Logs: {up_folder()}")
     prefect = prefect_service(prefect_port, up_folder())
     _open(prefect, open_services)
     mlflow = mlflow_service(store, mlflow_port, up_folder(), work_dir)
@@ -87,7 +86,7 @@ def _start(
     if mlflow is not None:
         mlflow.wait_until_ready()
     if lost:
-        _say(f"{lost} run(s) had lost their worker: they are Crashed now.")
+        say(f"{lost} run(s) had lost their worker: they are Crashed now.")
     _tell(api_url, tracking_uri, work_dir)
     return [service for service in (prefect, mlflow, worker) if service is not None]
 
@@ -114,7 +113,7 @@ def _runs_cancelled() -> Iterator[None]:
         with contextlib.suppress(Exception):
             cancelled = cancel_runs()
             if cancelled:
-                _say(f"{cancelled} run(s) cancelled; `zerotune resume` goes on with a study.")
+                say(f"{cancelled} run(s) cancelled; `zerotune resume` goes on with a study.")
 
 
 def _watch(services: list[Service]) -> None:
@@ -134,7 +133,7 @@ def _watch(services: list[Service]) -> None:
             if time.monotonic() - started[service.name] < _TOO_SHORT_S:
                 raise ServerError(f"{service.name} ended shortly after it was started; its log is {service.log}.")
             service.start()
-            _say(f"{service.name} has ended, and is started again; its log was {service.log_before}.")
+            say(f"{service.name} has ended, and is started again; its log was {service.log_before}.")
             # The worker needs the server.
             service.wait_until_ready()
             started[service.name] = time.monotonic()
@@ -154,17 +153,13 @@ def _check_port(port: int, flag: str) -> None:
 
 
 def _tell(api_url: str, tracking_uri: str, work_dir: Path) -> None:
-    _say("")
-    _say(f"Prefect UI:  {api_url.removesuffix('/api')}")
-    _say(f"MLflow UI:   {without_password(tracking_uri)}")
-    _say(f"Studies in:  {work_dir}")
-    _say("")
-    _say("Tune, from any terminal:")
-    _say(f"  export PREFECT_API_URL={shlex.quote(api_url)}")
-    _say("  prefect deployment run 'tune/local' --param config_path=/absolute/path/deepspeed.yaml --watch")
-    _say("")
-    _say("Stop everything: Ctrl-C, or `zerotune down` from any terminal.")
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
+    say("")
+    say(f"Prefect UI:  {api_url.removesuffix('/api')}")
+    say(f"MLflow UI:   {without_password(tracking_uri)}")
+    say(f"Studies in:  {work_dir}")
+    say("")
+    say("Tune, from any terminal:")
+    say(f"  export PREFECT_API_URL={shlex.quote(api_url)}")
+    say("  prefect deployment run 'tune/local' --param config_path=/absolute/path/deepspeed.yaml --watch")
+    say("")
+    say("Stop everything: Ctrl-C, or `zerotune down` from any terminal.")

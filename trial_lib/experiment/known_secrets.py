@@ -76,8 +76,16 @@ class KnownSecrets:
         return redact_text(self.hide_values(text))
 
     def hide_values(self, text: str) -> str:
-        """Returns a text without them, and otherwise as it is."""
-        return _any_of(self.values).sub(REDACTED, text) if self.values else text
+        """Returns a text without them, and otherwise as it is; one that was cut may end in the beginning of one."""
+        if not self.values:
+            return text
+        whole = _any_of(self.values).sub(REDACTED, text)
+        end = whole.rstrip(". …\n")
+        for value in self.values:
+            at = end.rfind(value[:_SHORTEST])
+            if at >= 0 and value.startswith(end[at:]):
+                return f"{end[:at]}{REDACTED}{whole[len(end) :]}"
+        return whole
 
     def hide_in(self, document: Any) -> Any:
         """Returns a document, such as one of JSON, without them and what looks like one, however deep it stands."""

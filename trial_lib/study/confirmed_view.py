@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.report.study_view import ConfirmedView, Interval
 from trial_lib.study.finding import Confirmed, Estimate, Finding
 
@@ -11,15 +10,12 @@ from trial_lib.study.finding import Confirmed, Estimate, Finding
 _LIKE_THROUGHPUT = ("throughput", "FLOPS_per_gpu")
 
 
-def confirmed_views(
-    finding: Finding, candidates: Mapping[int, Candidate], secrets: KnownSecrets
-) -> tuple[ConfirmedView, ...]:
+def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
     """Returns the configurations of a finding that were measured again, the user's own first.
 
     Args:
         finding: the study's.
         candidates: of its trials, by number.
-        secrets: what is shown nowhere.
     """
     told = [one for one in (finding.own, *finding.candidates) if one is not None and one.trials]
     return tuple(
@@ -31,7 +27,7 @@ def confirmed_views(
             throughput=_throughput(one, finding.metric),
             gain=_interval(one.gain),
             is_winner=one == finding.winner,
-            note=secrets.hide(one.reason or one.losses),
+            note=one.reason or one.losses,
         )
         for one in told
     )

@@ -1,18 +1,15 @@
 """The ends of trials' logs: of those that failed what a person needs, and of all together no more than a page holds."""
 
-import re
 from pathlib import Path
 
 from trial_lib.experiment.known_secrets import KnownSecrets
+from trial_lib.experiment.plain_text import plain
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.launch.rank_records import read_rank_record
 
 _FAILED, _COMPLETED = (50, 6000), (10, 1200)  # lines, characters
 _ALL_CHARACTERS = 1_000_000
-# Colours and cursor movements of a terminal; a line that a progress bar has written over and over.
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class LogEnds:
@@ -43,7 +40,7 @@ class LogEnds:
         text = record.log_tail
         if record.failure is not None and not record.failure.get("ended_early"):
             text = str(record.failure.get("traceback") or text)
-        shown = self._secrets.hide(_end(text, *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED)))
+        shown = _end(self._secrets.hide(text), *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED))
         if len(shown) > self._left:
             shown = ""
         self._left -= len(shown)
@@ -57,6 +54,6 @@ class LogEnds:
 
 
 def _end(text: str, lines: int, characters: int) -> str:
-    plain = _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
-    last = [line.rstrip("\r").rpartition("\r")[2] for line in plain.strip().split("\n")][-lines:]
+    # A progress bar has written its line over and over.
+    last = [plain(line.rstrip("\r").rpartition("\r")[2]) for line in text.strip().split("\n")[-lines:]]
     return "\n".join(last)[-characters:]

@@ -28,6 +28,7 @@ from trial_lib.study.finding import Finding
 from trial_lib.study.history import Asked, AskedSweep, Stopped, Told, Withdrawn, read_history
 from trial_lib.study.log_ends import LogEnds
 from trial_lib.study.memory_views import memory_views
+from trial_lib.study.shown_view import shown_view
 from trial_lib.study.study_facts import study_facts
 
 _RESTORE = "Restore the file."
@@ -74,26 +75,26 @@ def read_study(root: Path) -> StudyView:
     metric = SEARCH_METRICS[record.metric]
     trials = _trials(paths, record, told, base, secrets)
     status = INTERRUPTED if _is_interrupted(record, paths) else record.status.value
-    return StudyView(
+    view = StudyView(
         study_id=record.study_id,
         name=record.name,
         folder=str(paths.root),
         status=status,
-        reason=secrets.hide(record.reason),
-        regression=secrets.hide(record.regression),
+        reason=record.reason,
+        regression=record.regression,
         method=record.method,
         metric=metric.name,
         unit=metric.unit,
         smaller_is_better=metric.smaller_is_better,
-        headline=_headline(record, status, trials, secrets),
-        notes=() if finding is None else tuple(secrets.hide(line) for line in finding.lines),
+        headline=_headline(record, status, trials),
+        notes=() if finding is None else tuple(finding.lines),
         gain=None if answer is None else record.gain,
         gain_interval=None if answer is None else record.gain_interval,
         best_number=record.best_number,
         before=measured.get("submitted") or {},
         after=measured.get("metrics") or {},
         best_config=best_config,
-        best_command="" if answer is None else secrets.hide(answer.command),
+        best_command="" if answer is None else answer.command,
         changes=() if best_config is None else tuple(_changes(redact(base), best_config)),
         trials=trials,
         running={
@@ -102,15 +103,17 @@ def read_study(root: Path) -> StudyView:
             if number not in told.results
         },
         withdrawn=told.withdrawn,
-        stopped=secrets.hide(told.stopped),
+        stopped=told.stopped,
         max_trials=int(record.arguments.get("max_trials", 0)),
         searched=sum(told.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in told.results),
         failed=sum(not trial.completed for trial in trials),
-        seconds=(record.ended_at or time.time()) - record.started_at,
+        # A clock may have been set back meanwhile.
+        seconds=max(0.0, (record.ended_at or time.time()) - record.started_at),
         started_at=record.started_at,
-        confirmed=() if finding is None else confirmed_views(finding, told.candidates, secrets),
-        facts=study_facts(paths, record, told.results.values(), secrets),
+        confirmed=() if finding is None else confirmed_views(finding, told.candidates),
+        facts=study_facts(paths, record, told.results.values()),
     )
+    return shown_view(view, secrets)
 
 
 def read_record(paths: StudyPaths) -> StudyRecord:
@@ -210,17 +213,18 @@ def _finding(measured: Mapping[str, Any]) -> Finding | None:
         return None
 
 
-def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...], secrets: KnownSecrets) -> str:
+def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -> str:
     if record.status is StudyStatus.COMPLETED:
         if record.finding:
-            return secrets.hide(record.finding)
+            return record.finding
         best = next((trial.row for trial in trials if trial.number == record.best_number), None)
         said = (
             ""
             if best is None or best.value is None
             else (f"{best.label}: {best.metric} {best.value:.4g} {SEARCH_METRICS[best.metric].unit}")
         )
-        return said if record.gain is None else f"{said}, {record.gain:.2f}x your configuration."
+        gain = "" if record.gain is None else f"{record.gain:.2f}x your configuration."
+        return ", ".join(filter(None, (said, gain))) or "Completed; its history is empty or missing."
     if record.status is StudyStatus.FAILED:
         return "No configuration was found."
     ended = len(trials)
@@ -247,14 +251,14 @@ def _trials(
         log, log_path = logs.of(result)
         views.append(
             TrialView(
-                row=_shown_row(row_of(result, told.candidates[number], record.metric), secrets),
+                row=_shown_row(row_of(result, told.candidates[number], record.metric)),
                 arm=arm_label(config),
                 settings={path: value for path in varied if (value := get_knob(config, path)) is not None},
                 started=started,
                 ended=started + sum(result.phases.values()),
                 throughput=_throughput(result),
                 memory=memory.get(number),
-                note=secrets.hide(result.note),
+                note=result.note,
                 log=log,
                 log_path=log_path,
             )
@@ -262,8 +266,8 @@ def _trials(
     return tuple(views)
 
 
-def _shown_row(row: Row, secrets: KnownSecrets) -> Row:
-    return row.model_copy(update={"reason": secrets.hide(row.reason), "knobs": redact(row.knobs)})
+def _shown_row(row: Row) -> Row:
+    return row.model_copy(update={"knobs": redact(row.knobs)})
 
 
 def _throughput(result: TrialResult) -> Interval | None:

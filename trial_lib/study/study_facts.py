@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trial_lib.experiment.environment import redact
-from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord
 from trial_lib.study.memory_views import device_of
@@ -15,9 +14,7 @@ from trial_lib.study.memory_views import device_of
 _GIB, _MIB = 2**30, 2**20
 
 
-def study_facts(
-    paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult], secrets: KnownSecrets
-) -> dict[str, str]:
+def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult]) -> dict[str, str]:
     """Returns what a study ran with, by name; several values where its trials did not have the same."""
     by_number = {result.number: result for result in results}
     profile = next((result.profile for result in by_number.values() if result.profile is not None), None)
@@ -45,7 +42,7 @@ def study_facts(
     facts["model directory"] = record.model_dir
     command = record.arguments.get("command") or ()
     if command:
-        facts["command"] = secrets.hide(shlex.join(command))
+        facts["command"] = shlex.join(command)
     facts["search"] = _arguments(record.arguments)
     facts["folder"] = str(paths.root)
     return {name: value for name, value in facts.items() if value}

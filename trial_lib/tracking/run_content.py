@@ -28,8 +28,8 @@ FULL_EXPERIMENT = "full_experiment"
 _PARENT = "mlflow.parentRunId"
 IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags that runs are looked for by
 _DESCRIPTION = "mlflow.note.content"
-_PARAM_CHARACTERS = 6000
-_TAG_CHARACTERS = 5000
+PARAM_CHARACTERS = 6000
+TAG_CHARACTERS = 5000
 _NAME_CHARACTERS = 250
 _STATUS = {
     StudyStatus.RUNNING: "RUNNING",
@@ -318,11 +318,11 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _params(values: Mapping[str, Any]) -> dict[str, str]:
     shown = flatten(redact(values))
-    return {legal_name(key): _cut(_text(value), _PARAM_CHARACTERS) for key, value in shown.items()}
+    return {legal_name(key): cut(_text(value), PARAM_CHARACTERS) for key, value in shown.items()}
 
 
 def _tags(values: Mapping[str, str]) -> dict[str, str]:
-    return {legal_name(key): _cut(value, _TAG_CHARACTERS) for key, value in values.items()}
+    return {legal_name(key): cut(value, TAG_CHARACTERS) for key, value in values.items()}
 
 
 def _points(values: Mapping[str, float]) -> list[Point]:
@@ -339,5 +339,6 @@ def legal_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_\-. /]", "_", name)[:_NAME_CHARACTERS]
 
 
-def _cut(text: str, characters: int) -> str:
+def cut(text: str, characters: int) -> str:
+    """Returns a text, or its beginning where it is too long."""
     return text if len(text) <= characters else text[: characters - 1] + "…"

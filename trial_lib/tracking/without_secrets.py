@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.known_secrets import KnownSecrets
-from trial_lib.tracking.run_content import IDS, RunContent
+from trial_lib.tracking.run_content import IDS, PARAM_CHARACTERS, TAG_CHARACTERS, RunContent, cut
 
 _PAGES = (".html",)
 
@@ -18,8 +18,11 @@ def without_secrets(content: RunContent, secrets: KnownSecrets) -> RunContent:
         content,
         name=secrets.hide(content.name),
         # A run is looked for by these.
-        tags={name: value if name in IDS else secrets.hide(value) for name, value in content.tags.items()},
-        params={name: secrets.hide(value) for name, value in content.params.items()},
+        tags={
+            name: value if name in IDS else cut(secrets.hide(value), TAG_CHARACTERS)
+            for name, value in content.tags.items()
+        },
+        params={name: cut(secrets.hide(value), PARAM_CHARACTERS) for name, value in content.params.items()},
     )
 
 

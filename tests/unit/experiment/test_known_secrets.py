@@ -86,3 +86,11 @@ def test_what_this_process_learns_it_keeps(monkeypatch: pytest.MonkeyPatch) -> N
     keep_secret(KnownSecrets.within({"token": "first-one"}))
     keep_secret(KnownSecrets.within({"token": "second-one"}))
     assert known_here().hide("first-one second-one") == "<redacted> <redacted>"
+
+
+def test_the_beginning_of_a_secret_at_the_end_of_a_text_that_was_cut_is_hidden() -> None:
+    secrets = KnownSecrets.within({"token": "hunter-two-22"})
+    for cut in ("it said hunter-tw", "it said hunter-two-2…", "it said hunter-two..."):
+        assert secrets.hide(cut).startswith("it said <redacted>")
+        assert "hunter" not in secrets.hide(cut)
+    assert secrets.hide("the hunt") == "the hunt"

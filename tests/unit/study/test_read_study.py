@@ -204,3 +204,25 @@ def test_a_damaged_history_is_bad_input(tmp_path: Path) -> None:
     paths.history.write_text('{"half": \n' + paths.history.read_text())
     with pytest.raises(InputError, match="damaged"):
         read_study(paths.root)
+
+
+def test_nothing_that_is_shown_is_obeyed_by_a_terminal(tmp_path: Path) -> None:
+    paths = study_with_failures(tmp_path, reason="\x1b]0;owned\x07No \x1b[31mway\x1b[0m.", name="my\x1b[2Jmodel")
+    view = read_study(paths.root)
+    assert view.reason == "No way."
+    assert view.name == "mymodel"
+    assert "\\u001b" not in json.dumps(view.document())
+
+
+def test_a_history_that_is_missing_leaves_no_half_sentence(tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path, finding="", gain=2.53)
+    paths.history.write_text("")
+    assert read_study(paths.root).headline == "2.53x your configuration."
+    recorded = recorded_study(tmp_path / "without", finding="", gain=None)
+    recorded.history.unlink()
+    assert read_study(recorded.root).headline == "Completed; its history is empty or missing."
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_time(tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path, started_at=2000.0, ended_at=1000.0)
+    assert read_study(paths.root).seconds == 0.0

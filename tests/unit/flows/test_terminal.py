@@ -1,0 +1,60 @@
+"""What a command says: without secrets and harmless; and streams that nobody reads, or that were closed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flows.terminal import print_document, say
+from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret
+
+SECRET = "hunter-two-22"
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trial_lib.experiment.known_secrets._OfProcess.secrets", None)
+    keep_secret(KnownSecrets.within({"token": SECRET}))
+
+
+def test_people_and_programs_are_told_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"\x1b[2Jit said {SECRET}")
+    print_document({"reason": f"it said {SECRET}", "ds_config": {"api_key": "abc"}})
+    told = capsys.readouterr()
+    assert told.err == "it said <redacted>\n"
+    assert json.loads(told.out) == {"reason": "it said <redacted>", "ds_config": {"api_key": "<redacted>"}}
+
+
+SAYS = """
+import sys
+from flows.terminal import open_streams
+open_streams()
+from flows.terminal import print_document, say
+held = open({held!r}, "w")
+for number in range(3):
+    say("a note")
+print_document({{"number": 1}})
+import subprocess
+subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
+sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("redirected", "printed"),
+    [("2>&-", '{"number": 1}'), ("2>&- <&-", '{"number": 1}'), (">&-", ""), ("2>&1 >/dev/null | true", "")],
+)
+def test_a_stream_that_is_closed_or_not_read_changes_nothing_else(
+    redirected: str, printed: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    held = tmp_path_factory.mktemp("held") / "held"
+    script = held.with_suffix(".py")
+    script.write_text(SAYS.format(held=str(held)))
+    command = f"set -o pipefail; {sys.executable} {script} {redirected}"
+    ended = subprocess.run(["bash", "-c", command], text=True, capture_output=True, env={**os.environ})
+    assert ended.returncode == 4, ended.stderr
+    assert "".join(ended.stdout.split()) == "".join(printed.split())
+    # A stream that was closed is not the next file that is opened.
+    assert held.read_text() == ""
