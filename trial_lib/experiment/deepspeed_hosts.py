@@ -38,7 +38,7 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
         return {"slots": sum(hosts.values()), "hosts": hosts}
     host = next(iter(hosts.items()), None)
     if host is not None:
-        _refuse_foreign(words, "the hostfile", host[0])
+        refuse_foreign(words, "the hostfile", host[0])
     slots = None if host is None else host[1]
     count = _count(words, options.get("--num_gpus", "-1"))
     if count is not None:
@@ -113,7 +113,7 @@ def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -
     """Returns the devices that `HOST:0,1` names; none where it names the host alone."""
     name, colon, listed = text.partition(":")
     if host is None or name != host[0]:
-        _refuse_foreign(words, flag, text.partition("@")[2].partition(":")[0] or name)
+        refuse_foreign(words, flag, text.partition("@")[2].partition(":")[0] or name)
     if "@" in text:
         raise words.error(f"{flag} {text} names several hosts: a search runs on one.", "Name localhost alone.")
     if not colon:
@@ -129,7 +129,17 @@ def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -
     return devices
 
 
-def _refuse_foreign(words: Words, place: str, host: str) -> None:
+def refuse_foreign(words: Words, place: str, host: str) -> None:
+    """Refuses a host that is not this one.
+
+    Args:
+        words: of the command.
+        place: that names it.
+        host: its name.
+
+    Raises:
+        InputError: it is another one.
+    """
     own = socket.gethostname()
     if host in ("localhost", "127.0.0.1") or host.partition(".")[0] == own.partition(".")[0]:
         return

@@ -55,7 +55,7 @@ class Entrypoint(BaseModel):
     config_variables: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     launcher: tuple[str, ...] = ()
-    launched_by: Literal["deepspeed", "torchrun", "accelerate"] | None = None
+    launched_by: Literal["deepspeed", "torchrun", "accelerate", "mpirun", "srun"] | None = None
     launcher_environment: dict[str, str] = Field(default_factory=dict)
     slots: Slots | None = None
     devices: tuple[int, ...] | None = None

@@ -145,6 +145,80 @@ PREDECESSOR: dict[str, Option] = {
     "--": _followed(has_value=False),
 }
 
+_MPI = "the ranks are started without MPI"
+_DEVICES = "ZeroTune hands out the devices"
+_JOB = "the search runs in the allocation that there is"
+_OTHER_FOLDER = "change to that folder before zerotune"
+
+MPIRUN: dict[str, Option] = {
+    **{name: _followed("-np") for name in ("-np", "--np", "-n", "--n", "-c")},
+    **{name: _followed("-npernode") for name in ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost")},
+    **{
+        name: _refused("a search runs on this host")
+        for name in ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f", "-hosts", "--hosts")
+    },
+    **{name: _followed("--host") for name in ("--host", "-host", "-H")},
+    **{name: _refused(_OTHER_FOLDER) for name in ("-wdir", "--wdir", "-wd", "--wd")},
+    **{
+        name: _left_out(_CORES)
+        for name in ("--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-rank-by", "--cpu-set")
+    },
+    **{
+        name: _left_out(_MPI)
+        for name in ("--prefix", "--timeout", "--launcher", "-launcher", "--output-filename", "--output", "-genvlist")
+    },
+    **{
+        name: _left_out(_MPI, has_value=False)
+        for name in (
+            *("--oversubscribe", "-oversubscribe", "--nooversubscribe", "--use-hwthread-cpus", "--report-bindings"),
+            *("-report-bindings", "--allow-run-as-root", "-allow-run-as-root", "--tag-output", "-tag-output", "-l"),
+            *("--timestamp-output", "--display-map", "--display-allocation", "--bind-to-core", "-q", "--quiet"),
+            *("-v", "--verbose", "-genvall", "-genvnone"),
+        )
+    },
+}
+"""Of Open MPI 4 and 5, and of MPICH's and Intel's Hydra."""
+
+SRUN: dict[str, Option] = {
+    **{name: _followed("--ntasks") for name in ("-n", "--ntasks")},
+    "--ntasks-per-node": _followed(),
+    "--export": _followed(),
+    **{name: Option(_Does.ONE_NODE, name="--nodes") for name in ("-N", "--nodes")},
+    **{
+        name: _left_out(_DEVICES)
+        for name in ("-G", "--gpus", "--gres", "--gpus-per-node", "--gpus-per-task", "--gpu-bind", "--tres-per-task")
+    },
+    **{
+        name: _left_out(_CORES)
+        for name in ("-c", "--cpus-per-task", "--cpu-bind", "--cpus-per-gpu", "--hint", "--threads-per-core", "-m")
+    },
+    "--distribution": _left_out(_CORES),
+    **{
+        name: _left_out(_JOB)
+        for name in (
+            *("-p", "--partition", "-A", "--account", "-t", "--time", "-q", "--qos", "-J", "--job-name", "--mem"),
+            *("--mem-per-cpu", "--mem-per-gpu", "-w", "--nodelist", "-x", "--exclude", "--jobid", "-C", "--constraint"),
+            *("--reservation", "--network", "--signal", "--comment", "-W", "--wait", "--mpi"),
+        )
+    },
+    **{
+        name: _left_out(_JOB, has_value=False)
+        for name in ("--exclusive", "--overlap", "-s", "--oversubscribe", "-K", "--kill-on-bad-exit", "--pty", "-v")
+    },
+    **{name: _left_out(_LOGS) for name in ("-o", "--output", "-e", "--error", "-i", "--input")},
+    **{
+        name: _left_out(_LOGS, has_value=False)
+        for name in ("-l", "--label", "-u", "--unbuffered", "-Q", "--quiet", "--verbose")
+    },
+    **{name: _refused(_OTHER_FOLDER) for name in ("-D", "--chdir")},
+    "--multi-prog": _refused("it starts several programs", has_value=False),
+    **{
+        name: _refused("start zerotune within the container")
+        for name in ("--container", "--container-image", "--container-mounts", "--container-workdir")
+    },
+}
+"""Of Slurm 24."""
+
 
 def read_options(
     words: Words,
@@ -204,7 +278,7 @@ def _option(
     """Returns an option's flag in full, the option, and the value that stands in the same word, if one does."""
     flag, equals, value = word.partition("=")
     attached = value if equals else None
-    if not flag.startswith("--") and len(flag) > 2:
+    if flag not in table and not flag.startswith("--") and len(flag) > 2:
         flag, attached = word[:2], word[2:]
     if is_dash_underscore and flag.startswith("--"):
         flag = "--" + flag[2:].replace("-", "_")
@@ -234,10 +308,11 @@ def _follow(words: Words, launcher: str, flag: str, option: Option, value: str, 
     elif does is _Does.REFUSED:
         raise words.error(f"the option {flag} of the launcher {launcher} is not supported: {why}.", "Leave it out.")
     elif value in _THIS_NODE["rank" if flag.lower().endswith("rank") else "count"]:
+        found[option.name or flag] = value
         words.notes.append(f"{shown} is left out: {_ONE_NODE}.")
     else:
         devices = "" if words.follows else ", with resources.slots_per_trial devices"
         raise words.error(f"{shown} asks for several nodes.", f"Leave {flag} out: a search runs on one node{devices}.")
 
 
-_THIS_NODE = {"count": ("1", "1:1", "-1"), "rank": ("0", "-1")}
+_THIS_NODE = {"count": ("1", "1:1", "1-1", "-1"), "rank": ("0", "-1")}

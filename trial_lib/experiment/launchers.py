@@ -23,6 +23,8 @@ from trial_lib.experiment.launcher_options import (
 )
 
 TRIAL_CLASS_MODULE = "trial_lib.training"
+CLUSTER_LAUNCHERS = ("mpirun", "mpiexec", "srun")
+"""The launchers that come with a cluster, and not with a Python."""
 _TRIAL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LONGEST_FIRST_LINE = 4096
@@ -50,6 +52,8 @@ def parse_command(words: Words) -> dict[str, Any]:
         return _parse_accelerate(words, _interpreter_beside(words, command))
     if program in ("deepspeed", "torchrun"):
         return {"interpreter": _interpreter_beside(words, command), **_LAUNCHERS[program](words)}
+    if program in CLUSTER_LAUNCHERS and words.follows:
+        return _parse_of_cluster(words, program)
     if re.fullmatch(r"python3\.\d+", program):
         raise words.error(
             f"{command} may be another Python than ZeroTune's own.",
@@ -157,6 +161,14 @@ def _parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
 
     found: dict[str, Any] = parse_accelerate(words, interpreter)
     return {"interpreter": interpreter, "launched_by": "accelerate", **found}
+
+
+def _parse_of_cluster(words: Words, program: str) -> dict[str, Any]:
+    """Reads what follows `mpirun`, `mpiexec` or `srun`."""
+    # Only such a command needs it.
+    from trial_lib.experiment.cluster_launchers import parse_mpirun, parse_srun
+
+    return parse_srun(words, parse_command) if program == "srun" else parse_mpirun(words, parse_command)
 
 
 def _parse_predecessor(words: Words) -> dict[str, Any]:

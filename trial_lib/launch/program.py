@@ -85,9 +85,33 @@ def rank_requests(
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(slots)
     return [
         RankRequest(
-            environment={**shared, "RANK": str(part.first_rank + rank), "LOCAL_RANK": str(rank)},
+            environment={**shared, **_rank_variables(program, part, rank)},
             log=str(logs[rank]),
             cores=[int(slots[rank])] if host.device == "cpu" and slots[rank].isdecimal() else [],
         )
         for rank in range(len(slots))
     ]
+
+
+def _rank_variables(program: Program, part: Part, rank: int) -> dict[str, str]:
+    """Returns the variables that tell a rank which one it is, by all the names that its launcher has for them.
+
+    Args:
+        program: what it runs.
+        part: which ranks are on this host.
+        rank: its number here.
+    """
+    own, local, world, here = (str(number) for number in (part.first_rank + rank, rank, part.world_size, part.slots))
+    variables = {"RANK": own, "LOCAL_RANK": local}
+    if program.launched_by == "torchrun":
+        # By the run's id a program knows that it is torchrun's (Lightning, or torch itself). The store is its own.
+        variables |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        variables |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "ROLE_NAME": "default"}
+        variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": own, "ROLE_WORLD_SIZE": world}
+    elif program.launched_by == "mpirun":
+        variables |= {"OMPI_COMM_WORLD_RANK": own, "OMPI_COMM_WORLD_LOCAL_RANK": local, "PMI_RANK": own}
+        variables |= {"OMPI_COMM_WORLD_SIZE": world, "OMPI_COMM_WORLD_LOCAL_SIZE": here, "PMI_SIZE": world}
+    elif program.launched_by == "srun":
+        variables |= {"SLURM_PROCID": own, "SLURM_LOCALID": local, "SLURM_NODEID": "0"}
+        variables |= {"SLURM_NTASKS": world, "SLURM_NPROCS": world, "SLURM_STEP_NUM_TASKS": world}
+    return variables

@@ -186,11 +186,25 @@ class Probe:
         """Ends a trial that trains without DeepSpeed: its deadline is half an hour away."""
         self._plain_steps += 1
         if self._plain_steps == _MOST_PLAIN_STEPS and os.getpid() == self._process:
-            reason = (
+            self._finish_without_engine(
                 f"The program has taken {_MOST_PLAIN_STEPS} optimizer steps without a DeepSpeed engine: it trains "
                 "without DeepSpeed. Let it call deepspeed.initialize, or give it the argument with which it does."
             )
-            self._finish({"outcome": "invalid", "reason": reason, "phases": self._phases})
+
+    def starts_own_ranks(self, reason: str) -> None:
+        """Ends a trial whose program starts ranks of its own, unless it trains already.
+
+        Raises:
+            RuntimeError: this is a child of the rank, which is to end as well.
+        """
+        if self.has_engine:
+            return
+        if os.getpid() != self._process:
+            raise RuntimeError(reason)
+        self._finish_without_engine(reason)
+
+    def _finish_without_engine(self, reason: str) -> None:
+        self._finish({"outcome": "invalid", "reason": reason, "phases": self._phases})
 
     def initialize_called(self) -> None:
         """Notes that the imports are over, and holds the process to its memory limit from here on."""

@@ -22,7 +22,7 @@ from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
-from trial_lib.measure import accelerate, hugging_face, memory, trackers, user_files, zero_init
+from trial_lib.measure import accelerate, hugging_face, memory, own_ranks, trackers, user_files, zero_init
 from trial_lib.measure.batch_source import BatchSource
 from trial_lib.measure.probe import Probe, ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
@@ -104,6 +104,7 @@ class Sizes:
         zero_init.install(self._overrides, facts)
         self._files = user_files.install(self._scratch, trial["protected_before"], Path(trial["model_dir"]))
         trackers.install(self._scratch, self._files)
+        own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason))
 
     def _new_probe(self, facts: ProgramFacts) -> Probe:
         trial = self.trial

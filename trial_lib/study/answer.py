@@ -13,6 +13,7 @@ from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.files import write_all, write_whole
+from trial_lib.experiment.launchers import CLUSTER_LAUNCHERS
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -159,6 +160,8 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
     """Returns the user's own words up to the script, which start as many ranks as the trials had."""
     entrypoint = experiment.entrypoint
     program, *rest = entrypoint.launcher
+    if program in CLUSTER_LAUNCHERS:
+        return [program, *rest]
     if os.sep not in program:
         program = _beside(interpreter_of(experiment), program)
     elif shutil.which(Path(program).name) == program:

@@ -14,13 +14,14 @@ from trial_lib.experiment.command_line import ASSIGNMENT
 from trial_lib.experiment.environment import redact_text
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.launcher_process import is_python, launcher_in, python_target
+from trial_lib.experiment.launchers import CLUSTER_LAUNCHERS
 from trial_lib.experiment.starter_code import may_start_ranks, module_file
 from trial_lib.launch.starter import Launch, NoLaunch, follow_starter
 
 _WHERE = "the command"
 _LONGEST_SHOWN = 60
 # ZeroTune reads their commands: what they start needs not be found out.
-_UNDERSTOOD = ("deepspeed", "torchrun", "accelerate", "mpirun", "mpiexec", "srun")
+_UNDERSTOOD = ("deepspeed", "torchrun", "accelerate", *CLUSTER_LAUNCHERS)
 _INSTEAD = (
     "Put `zerotune tune --` before the command that starts your ranks, such as `torchrun --nproc_per_node 2 train.py "
     "ARGUMENTS`."

@@ -16,6 +16,7 @@ from trial_lib.experiment.command_line import ASSIGNMENT
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.field_types import BatchKey
+from trial_lib.experiment.launchers import CLUSTER_LAUNCHERS
 from trial_lib.experiment.mapping_targets import MAPPING_TARGET
 from trial_lib.experiment.yaml_file import Experiment, read_typed_experiment
 from trial_lib.launch.hardware import Host, this_host
@@ -150,18 +151,25 @@ def _as_found(command: Sequence[str], folder: Path) -> list[str]:
         name, _, value = words[position].partition("=")
         assigned[name] = value
         position += 1
+    if position < len(words) and words[position] in CLUSTER_LAUNCHERS:
+        # What they start is what the shell's PATH is asked for.
+        position = next((at for at, word in enumerate(words) if at > position and _is_python(word)), position)
     if position == len(words) or os.sep in words[position]:
         return words
     program = words[position]
     found = shutil.which(program, path=assigned.get("PATH", os.environ.get("PATH")))
-    is_python = program in _PROGRAMS or re.fullmatch(r"python3\.\d+", program)
-    if found is None or not is_python:
+    if found is None or not _is_python(program):
         return words
     path = folder / found
     is_own = os.path.realpath(path.parent) == os.path.realpath(Path(sys.executable).parent)
     if not (is_own and program in _PROGRAMS):
         words[position] = str(path)
     return words
+
+
+def _is_python(program: str) -> bool:
+    """Returns whether a program, by its name alone, is a Python or comes with one."""
+    return program in _PROGRAMS or re.fullmatch(r"python3\.\d+", program) is not None
 
 
 def _ranks(entrypoint: Entrypoint, host: Host) -> int:

@@ -34,3 +34,19 @@ def test_ranks_of_another_launcher_have_no_variables_of_deepspeeds() -> None:
     (rank,) = rank_requests(program, Host("cpu", ["0"], 1), ["0"], 2900, [Path("rank0.log")])
     assert rank.environment["LOCAL_WORLD_SIZE"] == "1"
     assert not {"LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"} & set(rank.environment)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "names"),
+    [
+        ("torchrun", {"RANK": "5", "GROUP_RANK": "0", "ROLE_RANK": "5", "TORCHELASTIC_USE_AGENT_STORE": "False"}),
+        ("mpirun", {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "6"}),
+        ("srun", {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "6"}),
+    ],
+)
+def test_a_rank_is_told_which_one_it_is_as_its_launcher_tells_it(launcher: str, names: dict[str, str]) -> None:
+    program, logs = replace(PROGRAM, launched_by=launcher), [Path("0"), Path("1")]
+    part = Part(first_rank=4, slots=2, world_size=6, address="10.0.0.1", port=2900)
+    _, last = rank_requests(program, Host("cpu", ["0", "1"], 1), ["0", "1"], 2900, logs, part)
+    assert {name: last.environment.get(name) for name in names} == names
+    assert ("TORCHELASTIC_RUN_ID" in last.environment) == (launcher == "torchrun")
