@@ -21,8 +21,9 @@ from flows.terminal import print_document, say, shown
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.folder import INTERRUPTED
 from trial_lib.study.open_full_experiment import full_experiment_id
-from trial_lib.study.open_study import OpenStudy, last_opened, new_study, resume_study
+from trial_lib.study.open_study import OpenStudy, last_opened, open_planned, plan_study, resume_study
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -45,7 +46,11 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
         InputError: nothing was started.
     """
     require_server_for_all(arguments.ray_address)
-    return _run(new_study(arguments, Path.cwd(), tell=say), as_json)
+    with interrupts.opening():
+        planned = plan_study(arguments, tell=say, check=interrupts.check)
+        interrupts.check()
+        study = open_planned(planned, Path.cwd())
+    return _run(study, as_json)
 
 
 def resume_command(root: Path, as_json: bool) -> int:
@@ -57,7 +62,8 @@ def resume_command(root: Path, as_json: bool) -> int:
     Raises:
         InputError: there is nothing to go on with.
     """
-    study = resume_study(root)
+    with interrupts.opening():
+        study = resume_study(root)
     try:
         require_server_for_all(study.driver.arguments.ray_address)
     except InputError:
@@ -74,8 +80,9 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     study.driver.log.debug("the study is open, its servers are coming up")
     say(f"study: {study.paths.root}")
     say(f"tracking: {study.tracker.tracking_uri}")
+    noting = interrupts.noting(lambda: last_opened(study).interrupt())
     try:
-        with LiveView(study.paths, arguments) as view, prefect_server() as server:
+        with noting, LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(NoteHandler(view.note))
             # The words of a command may be secrets: they stay in the study's folder.
             shown = {**dict(arguments), "command": ()}
@@ -84,17 +91,23 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         study = last_opened(study)
         if study.record.status is StudyStatus.RUNNING:
             raise ServerError("The Prefect server went away before the study had begun.")
-    except ServerError as error:
-        study.finish(StudyStatus.FAILED, str(error))
-        raise
-    except KeyboardInterrupt:
+        interrupts.check()
+    except (KeyboardInterrupt, Exception) as error:
+        if not interrupts.heard:
+            if isinstance(error, ServerError):
+                study.finish(StudyStatus.FAILED, str(error))
+            raise
         study = last_opened(study)
         # Before the flow, or handed on by it when it had cleaned up.
         if study.record.status is StudyStatus.RUNNING:
-            study.finish(StudyStatus.CANCELLED, "interrupted")
+            study.finish(StudyStatus.CANCELLED, INTERRUPTED)
     finally:
         study.close()
         study.driver.log.debug("everything is down")
+    if study.record.status is StudyStatus.COMPLETED:
+        interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
+    if interrupts.heard and not as_json:
+        return _STATUS_EXIT[StudyStatus.CANCELLED]
     document = result_document(study)
     if as_json:
         print_document(document)
@@ -142,12 +155,10 @@ def run_flow(
     if server is not None:
         server.use()
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    flow = load()
+    flow = interrupts.aside(load)
     from tasks.without_secrets import keep_secrets_from_prefect
 
     keep_secrets_from_prefect()
-    # In the seconds of an import, Python drops what a signal raises within a module's lock.
-    interrupts.hear_again()
     quiet_console()
     if server is None:
         require_configured_server()

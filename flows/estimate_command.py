@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from flows.passing_study import passing_study
 from flows.terminal import print_document, say
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import read_experiment
@@ -52,7 +53,8 @@ def estimate_command(
         # A fork server comes up later than one trial starts without it.
         arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include, launcher="cold")
         try:
-            known = run_profile(arguments)
+            with passing_study(arguments, "estimate") as study:
+                known = run_profile(study)
         except ProfileFailedError as error:
             say(f"zerotune: {error}")
             return 1

@@ -7,12 +7,13 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 
+from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
 from tasks.cancellation import is_interrupt, outlive_worker
 from tasks.experiment import report_training, train
 from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.study.folder import FinishedError, begun_by
+from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 from trial_lib.study.open_full_experiment import FULL_EXPERIMENTS, new_full_experiment, resume_full_experiment
 
@@ -44,11 +45,10 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
     except BaseException as error:
         # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends the training's processes.
         full_experiment.stop()
-        interrupted = not isinstance(error, Exception)
-        full_experiment.finish(
-            StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, f"{type(error).__name__}: {error}"
-        )
-        if is_interrupt(error):
+        interrupted = interrupts.heard or not isinstance(error, Exception)
+        reason = INTERRUPTED if interrupted else f"{type(error).__name__}: {error}"
+        full_experiment.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
+        if interrupts.heard or is_interrupt(error):
             return Cancelled(message="Interrupted; it can be gone on with.")
         raise
     finally:

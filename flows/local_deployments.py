@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from datetime import datetime
@@ -27,8 +26,11 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed
 
+from flows.interrupts import interrupts
 from flows.local_servers import POOL
-from flows.service import ServerError
+from flows.prefect_server import own_home
+from flows.running_servers import up_folder
+from flows.service import ServerError, run_to_end
 
 DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
 _LOCAL, _NIGHTLY = "local", "nightly"  # of the flow tune; experiment has a local one too
@@ -101,19 +103,14 @@ def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
 
 def _deploy(names: list[str], work_dir: Path) -> None:
     named = [word for name in names for word in ("--name", name)]
-    deploying = subprocess.run(
-        [
-            *(sys.executable, "-m", "prefect", "--no-prompt", "deploy"),
-            *("--prefect-file", str(DEPLOYMENTS / "prefect.yaml"), *named),
-        ],
-        env={**os.environ, "PWD": str(work_dir)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if deploying.returncode != 0:
-        raise ServerError(f"Prefect refused the deployments in {DEPLOYMENTS}: {deploying.stdout.strip()}")
+    command = [
+        *(sys.executable, "-m", "prefect", "--no-prompt", "deploy"),
+        *("--prefect-file", str(DEPLOYMENTS / "prefect.yaml"), *named),
+    ]
+    environment = {**os.environ, "PWD": str(work_dir)}
+    exit_code, said = run_to_end(command, environment, folder=own_home(), log=up_folder() / "deploy.log")
+    if exit_code != 0:
+        raise ServerError(f"Prefect refused the deployments in {DEPLOYMENTS}: {said}")
 
 
 def name_lost_runs() -> int:
@@ -162,6 +159,7 @@ def wait_for_worker(since: datetime) -> None:
     deadline = time.monotonic() + _WORKER_S
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
+            interrupts.check()
             heard = [worker.last_heartbeat_time for worker in client.read_workers_for_work_pool(POOL)]
             if any(moment is not None and moment >= since for moment in heard):
                 return

@@ -1,12 +1,11 @@
 """The processes of `zerotune up`, each on a leash: a Prefect server, the MLflow UI, a worker."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from flows.prefect_server import migrate_own_database, own_environment, own_home, own_service, past_proxies
-from flows.service import LOOPBACK, ServerError, Service
+from flows.service import LOOPBACK, ServerError, Service, run_to_end
 from trial_lib.tracking.runs import schema_lock
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 
@@ -55,16 +54,10 @@ def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service
     # A database of a team's is theirs to migrate.
     if sqlite_file(store) is not None:
         with schema_lock(store):
-            migration = subprocess.run(
-                [sys.executable, "-m", "mlflow", "db", "upgrade", store],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        if migration.returncode != 0:
-            said = migration.stdout.strip().splitlines() or ["it said nothing"]
+            command = [sys.executable, "-m", "mlflow", "db", "upgrade", store]
+            exit_code, told = run_to_end(command, environment, folder=own_home(), log=logs / "mlflow-migration.log")
+        if exit_code != 0:
+            said = told.splitlines() or ["it said nothing"]
             raise ServerError(f"MLflow could not bring its store {store} to this version's schema ({said[-1]}).")
     return Service(
         "The MLflow UI",

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,14 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from flows.service import LOOPBACK, ServerError, Service
+from flows.interrupts import interrupts
+from flows.service import LOOPBACK, ServerError, Service, run_to_end
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch.ports import reserved_port
 from trial_lib.study.folder import host_lock_dir
 
 _KEEP_S = 1.0
+_LOCK_POLL_S = 0.5
 
 # What a server for one command has no use for.
 _IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "TRIGGERS")
@@ -130,29 +131,37 @@ def migrate_own_database() -> None:
 
     Raises:
         ServerError: it could not.
+        KeyboardInterrupt: a signal has been heard.
     """
     home = own_home()
     done = home / f"migrated-{version('prefect')}"
-    with FileLock(home / "migration.lock"):
+    with _migration_lock(home):
         if done.exists() and (home / "prefect.db").exists():
             return
-        migration = subprocess.run(
-            [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
-            env=own_environment(home),
-            # Python looks for modules where it runs, and the user's folder may have one of Prefect's name.
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if migration.returncode != 0:
-            said = migration.stdout.strip().splitlines() or ["it said nothing"]
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+        # Python looks for modules where it runs, and the user's folder may have one of Prefect's name.
+        exit_code, said_all = run_to_end(command, own_environment(home), folder=home, log=home / "migration.log")
+        if exit_code != 0:
+            said = said_all.splitlines() or ["it said nothing"]
             raise ServerError(
                 f"Prefect could not bring its database {home / 'prefect.db'} to this version's schema ({said[-1]}). "
                 "Move the file away to begin with an empty one."
             )
         done.touch()
+
+
+@contextlib.contextmanager
+def _migration_lock(home: Path) -> Iterator[None]:
+    lock = FileLock(home / "migration.lock")
+    while True:
+        interrupts.check()
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=_LOCK_POLL_S)
+            break
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def is_configured() -> bool:

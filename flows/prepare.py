@@ -6,6 +6,7 @@ python -m flows.prepare
 import subprocess
 import sys
 
+from flows.interrupts import interrupts
 from flows.prefect_server import is_configured, migrate_own_database
 from trial_lib.launch import bootstrap
 from trial_lib.launch.cold import rank_environment
@@ -13,7 +14,7 @@ from trial_lib.launch.cold import rank_environment
 OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
 
 
-def main() -> None:
+def prepare() -> int:
     """Migrates the database of ZeroTune's own Prefect server, and builds DeepSpeed's ops."""
     if not is_configured():
         print("migrating Prefect's database", file=sys.stderr, flush=True)
@@ -23,7 +24,9 @@ def main() -> None:
         env=rank_environment(),
         check=True,
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    interrupts.listen()
+    sys.exit(interrupts.run(prepare))

@@ -3,27 +3,23 @@
 No Prefect server and no MLflow run beside it: they would take processor time from what is measured.
 """
 
-import shlex
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from flows.interrupts import interrupts
+from flows.passing_study import passing_study
 from flows.terminal import say
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.search_space import space_for
 from trial_lib.report.leaderboard import flat_knobs
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.open_study import new_study
-from trial_lib.study.profile_report import profile_failure
+from trial_lib.study.known_trials import ProfileFailedError, run_profile
 from trial_lib.study.recording import grid, record_table
-from trial_lib.study.runner import Work
 
 MOST_CANDIDATES = 20_000
 
@@ -45,23 +41,17 @@ def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int
     """
     if not output.absolute().parent.is_dir():
         raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that does.")
-    interrupts.resume_command = shlex.join(["zerotune", *sys.argv[1:]])
-    with tempfile.TemporaryDirectory(prefix="zerotune-record-") as work_dir:
-        study = new_study(arguments, Path(work_dir))
-        driver = study.driver
-        try:
-            (profile,) = driver.run(Work((driver.profile_plan(),)))
+    try:
+        with passing_study(arguments, "record") as study:
+            run_profile(study)
+            driver = study.driver
             driver.next_ended(timeout_s=0.0)
-            assert isinstance(profile, TrialResult)
-            if profile.outcome is not Outcome.COMPLETED:
-                say(profile_failure(profile, driver.had_engine(profile), driver.arg_mappings))
-                return 1
-            driver.tell(profile)
             candidates = _candidates(driver, sizes)
             say(f"{len(candidates)} candidates, each {repeats} times, into {output}")
             record_table(driver, candidates, repeats, output, tell=_Teller())
-        finally:
-            study.close()
+    except ProfileFailedError as error:
+        click.echo(f"zerotune: {error}", err=True)
+        return 1
     return 0
 
 
@@ -97,7 +87,7 @@ class _Teller:
         self._measured = 0
 
     def __call__(self, done: int, total: int, candidate: Candidate, result: TrialResult) -> None:
-        interrupts.hear_again()
+        interrupts.check()
         self._measured += 1
         per_trial = (time.monotonic() - self._started) / self._measured
         left = timedelta(seconds=round(per_trial * (total - done)))

@@ -3,6 +3,7 @@
 import contextlib
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Service:
         """
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline and self.is_running:
-            interrupts.hear_again()
+            interrupts.check()
             if self._answers():
                 return
             time.sleep(_POLL_S)
@@ -83,3 +84,26 @@ class Service:
         """Ends it, with all that it has started; returns when that is gone."""
         if self._process is not None:
             self._process.close()
+
+
+def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> tuple[int, str]:
+    """Runs a command that takes seconds, on a leash; returns its exit code and what it has said.
+
+    Args:
+        command: without a shell.
+        environment: all of its environment variables.
+        folder: where it runs.
+        log: file with what it says; it begins anew.
+
+    Raises:
+        KeyboardInterrupt: a signal has been heard; the command has been ended.
+    """
+    log.unlink(missing_ok=True)
+    process = Leashed(command, environment, log, folder)
+    try:
+        while process.is_running:
+            interrupts.check()
+            time.sleep(_POLL_S)
+    finally:
+        process.close()
+    return process.status or 0, log.read_text(errors="replace").strip()

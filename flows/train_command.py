@@ -10,7 +10,8 @@ from flows.prefect_server import prefect_server
 from flows.service import ServerError
 from flows.terminal import print_document, say
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from trial_lib.study.folder import INTERRUPTED
+from trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
 from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ def train_command(arguments: TrainingArguments, resume: bool, as_json: bool) -> 
     Raises:
         InputError: nothing was started.
     """
-    opened = go_on_with_newest if resume else new_full_experiment
-    return _run(opened(arguments, Path.cwd()), arguments, as_json)
+    open_it = go_on_with_newest if resume else new_full_experiment
+    with interrupts.opening():
+        full_experiment = open_it(arguments, Path.cwd())
+    return _run(full_experiment, arguments, as_json)
 
 
 def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json: bool) -> int:
@@ -46,21 +49,25 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
     say(f"tracking: {full_experiment.tracker.tracking_uri}")
     log.addHandler(NoteHandler(say))
     try:
-        with prefect_server() as server:
+        with interrupts.noting(full_experiment.interrupt, LONGEST_END_S), prefect_server() as server:
             name, root = full_experiment.record.experiment_id, full_experiment.paths.root
             run_flow(server, _experiment_flow, [name], log, experiment_dir=root, **dict(arguments))
-    except ServerError as error:
-        full_experiment.finish(StudyStatus.FAILED, str(error))
-    except KeyboardInterrupt:
-        # Before the flow, or handed on by it when it had cleaned up.
-        full_experiment.stop()
-        full_experiment.finish(StudyStatus.CANCELLED, "interrupted")
+        interrupts.check()
+    except (KeyboardInterrupt, Exception) as error:
+        if interrupts.heard:
+            # Before the flow, or handed on by it when it had cleaned up.
+            full_experiment.stop()
+            full_experiment.finish(StudyStatus.CANCELLED, INTERRUPTED)
+        elif isinstance(error, ServerError):
+            full_experiment.finish(StudyStatus.FAILED, str(error))
+        else:
+            raise
     finally:
         full_experiment.close()
         log.debug("everything is down")
     if as_json:
         print_document(_document(full_experiment))
-    else:
+    elif not interrupts.heard:
         _tell(full_experiment)
     return _STATUS_EXIT.get(full_experiment.record.status, FULL_EXPERIMENT_FAILED)
 

@@ -29,7 +29,8 @@ from trial_lib.study.confirming import answer_of, next_confirming_plan, no_answe
 from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier_studies import record_of
-from trial_lib.study.folder import FinishedError, begun_by
+from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
+from trial_lib.study.full_experiment import LONGEST_END_S
 from trial_lib.study.known_winner import holds, next_known_plan
 from trial_lib.study.open_full_experiment import full_experiment_of
 from trial_lib.study.open_study import STUDIES, OpenStudy, new_study, resume_study
@@ -68,7 +69,7 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
             # It would be wrong again.
             raise
         except Exception:
-            if restarts == 0:
+            if restarts == 0 or interrupts.heard:
                 raise
             # Not by Prefect's retries: those would also repeat a study that has failed for good.
             get_run_logger().exception("The search failed, and goes on where it was; restarts left: %d", restarts - 1)
@@ -85,9 +86,10 @@ def run_to_its_end(study: OpenStudy) -> State[Any]:
     except BaseException as error:
         # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends its trials' processes.
         study.driver.cancel()
-        interrupted = not isinstance(error, Exception)
-        study.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, f"{type(error).__name__}: {error}")
-        if is_interrupt(error):
+        interrupted = interrupts.heard or not isinstance(error, Exception)
+        reason = INTERRUPTED if interrupted else f"{type(error).__name__}: {error}"
+        study.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
+        if interrupts.heard or is_interrupt(error):
             return Cancelled(message="Interrupted; `zerotune resume` goes on with it.")
         raise
     finally:
@@ -162,7 +164,7 @@ def train_with_winner(study: OpenStudy) -> None:
     root = full_experiment.paths.root
     try:
         # The automation that misses runs without a heartbeat looks for it.
-        with tags("zerotune"):
+        with tags("zerotune"), interrupts.noting(full_experiment.interrupt, LONGEST_END_S):
             state = named(experiment_dir=root, return_state=True)
     except httpx.HTTPError as error:
         study.driver.log.warning("Prefect has no run of the full experiment, or not its end: %s", error)
@@ -234,10 +236,11 @@ def next_ended(driver: StudyDriver, running: Running) -> Ended:
     """Waits for a trial of the running work to end; work whose last one it was is taken out."""
     while True:
         end = driver.next_ended(timeout_s=0.5)
+        # First: how a trial ended that was cut short is no answer.
+        interrupts.check()
         if end is not None:
             leave(running, end.number)
             return end
-        interrupts.hear_again()
         hear_cancellation()
         for work, future in running:
             # Prefect's own failure costs that work, and nothing else.

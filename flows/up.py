@@ -1,6 +1,7 @@
 """What `zerotune up` and `zerotune down` do: a Prefect server, the MLflow UI and a worker, on loopback."""
 
 import contextlib
+import importlib
 import os
 import shlex
 import socket
@@ -19,6 +20,7 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
 
 _WATCH_S = 0.5
+_END_S = 70.0  # runs are cancelled first, and a training may save
 _TOO_SHORT_S = 30.0  # one that ends so soon after its start would only end again
 
 
@@ -34,18 +36,25 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
     """
     work_dir = Path.cwd()
     store = default_tracking_uri(work_dir)
-    with hold():
+    with interrupts.opening(), contextlib.ExitStack() as held:
+        held.enter_context(hold())
         _check_port(prefect_port, "--prefect-port")
         _check_port(mlflow_port, "--mlflow-port")
-        interrupts.resume_command = "zerotune up"
-        # A folder that nothing is imported from: what stands in the user's may have any name.
-        os.chdir(own_home())
+        to_close = held.pop_all()
+    interrupts.resume_command = "zerotune up"
+    # A folder that nothing is imported from: what stands in the user's may have any name.
+    os.chdir(own_home())
+    with to_close, interrupts.noting(lambda: None, _END_S):
         try:
             with contextlib.ExitStack() as open_services:
                 services = _start(work_dir, store, prefect_port, mlflow_port, open_services)
+                interrupts.is_heeded = True
                 _watch(services)
-        except KeyboardInterrupt:
-            say("Everything is stopped.")
+        except (KeyboardInterrupt, Exception):
+            if not interrupts.heard:
+                raise
+    if interrupts.is_heeded:
+        say("Everything is stopped.")
     return 0
 
 
@@ -73,16 +82,15 @@ def _start(
     tracking_uri = store if mlflow is None else f"http://127.0.0.1:{mlflow_port}"
     _use(api_url)
     # Prefect's client takes seconds to import, and the server longer to come up.
-    from flows.local_deployments import apply_deployments, name_lost_runs, wait_for_worker
-
+    deployments = interrupts.aside(lambda: importlib.import_module("flows.local_deployments"))
     prefect.wait_until_ready()
-    apply_deployments(work_dir)
-    lost = name_lost_runs()
+    deployments.apply_deployments(work_dir)
+    lost = deployments.name_lost_runs()
     worker = worker_service(api_url, tracking_uri, up_folder())
     started_at = datetime.now(timezone.utc)
     _open(worker, open_services)
     open_services.enter_context(_runs_cancelled())
-    wait_for_worker(started_at)
+    deployments.wait_for_worker(started_at)
     if mlflow is not None:
         mlflow.wait_until_ready()
     if lost:
@@ -125,7 +133,7 @@ def _watch(services: list[Service]) -> None:
     started = dict.fromkeys((service.name for service in services), time.monotonic())
     while True:
         time.sleep(_WATCH_S)
-        interrupts.hear_again()
+        interrupts.check()
         for service in services:
             if service.is_running:
                 continue

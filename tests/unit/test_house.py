@@ -18,7 +18,7 @@ def test_imports_run_one_way() -> None:
     assert linter.returncode == 0, linter.stdout + linter.stderr
 
 
-@pytest.mark.parametrize("module", ["flows.cli", "flows.command"])
+@pytest.mark.parametrize("module", ["flows.command_line", "flows.command"])
 def test_the_command_line_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     imported = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)

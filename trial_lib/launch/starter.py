@@ -83,6 +83,7 @@ def follow_starter(
     folder: Path,
     environment: Mapping[str, str],
     still_waiting: Callable[[float], None],
+    check: Callable[[], None] = lambda: None,
     given_up_s: float = _GIVEN_UP_S,
 ) -> Launch | NoLaunch:
     """Runs a starter up to its launch, and leaves no process of it behind.
@@ -92,6 +93,7 @@ def follow_starter(
         folder: its working directory.
         environment: all of its environment variables.
         still_waiting: called now and then, with the seconds since the start.
+        check: called again and again; what it raises ends the waiting.
         given_up_s: seconds after which it is given up.
     """
     with tempfile.TemporaryDirectory(prefix="zerotune-starter-") as scratch:
@@ -103,6 +105,7 @@ def follow_starter(
         try:
             began, word_s = time.monotonic(), _FIRST_WORD_S
             while (seconds := time.monotonic() - began) < given_up_s:
+                check()
                 # Asked first: what it did before its end is there by then.
                 has_ended = not leashed.is_running
                 launch = _arrived(arrived, environment) or looker.launch(leashed.processes)

@@ -22,6 +22,9 @@ from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.own_folder import own_folder
 
+INTERRUPTED = "interrupted"
+"""Why a study, or a full experiment, ended that somebody has interrupted."""
+
 _LONG_LINE = 100_000  # a value that is broken into lines cannot be searched
 
 

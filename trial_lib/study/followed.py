@@ -44,7 +44,9 @@ class Followed:
     notes: tuple[str, ...] = ()
 
 
-def followed(command: Sequence[str], folder: Path, tell: Callable[[str], None]) -> Followed:
+def followed(
+    command: Sequence[str], folder: Path, tell: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Followed:
     """Returns the command that a typed one comes to; the same where it trains by itself.
 
     A shell, make, uv and the like are run up to the point where they start a launcher or a training; so is a Python
@@ -54,6 +56,7 @@ def followed(command: Sequence[str], folder: Path, tell: Callable[[str], None]) 
         command: what was typed.
         folder: its working directory.
         tell: told what takes its time.
+        check: called again and again meanwhile; what it raises ends the waiting.
 
     Raises:
         InputError: the command ended without a training, or starts its ranks in a way that no launcher has.
@@ -74,7 +77,7 @@ def followed(command: Sequence[str], folder: Path, tell: Callable[[str], None]) 
         )
 
     tell(f"{shown} is run up to the point where it starts its training.")
-    end = follow_starter(words, folder, environment, still_waiting)
+    end = follow_starter(words, folder, environment, still_waiting, check)
     if isinstance(end, NoLaunch):
         if in_python:
             # The profile trial says what is wrong with it.

@@ -32,11 +32,14 @@ from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.training import TrainingEnd, TrainingPlan, run_training
+from trial_lib.study.folder import INTERRUPTED
 from trial_lib.study.system_metrics import SystemMonitor
 from trial_lib.tracking.tracker import FullExperimentTracker
 
 _SAVE_S = 20.0  # Prefect gives a flow half a minute to end
 _CANCEL_S = 35.0  # the guard gives processes that a driver holds half a minute
+LONGEST_END_S = _SAVE_S + _CANCEL_S + 15.0
+"""How long an interrupted full experiment may take to end, in seconds."""
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
 
@@ -68,7 +71,7 @@ def write_record(paths: FullExperimentPaths, record: FullExperimentRecord) -> No
 class FullExperiment:
     """A full experiment that runs in this process.
 
-    Only the thread that opened it may call its methods.
+    Only the thread that opened it may call its methods, but for `interrupt`.
 
     Args:
         record: as it stands.
@@ -124,6 +127,7 @@ class FullExperiment:
         # A daemon: nothing that it waits for may hold the end of this process up.
         self._thread = threading.Thread(target=self._train, daemon=True, name="training")
         self._closed = False
+        self._interrupted = False
         self._reader = MetricsReader(self.paths.metrics)
         self._batch = 0
         self._epoch = 0
@@ -162,7 +166,10 @@ class FullExperiment:
 
     def begin(self) -> None:
         """Writes the record of a full experiment that runs (again), starts sending it on, and starts the training."""
-        self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
+        with self._writing:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._write(status=StudyStatus.RUNNING, reason="", ended_at=None)
         self.tracker.start()
         self._monitor.start()
         self._thread.start()
@@ -171,9 +178,14 @@ class FullExperiment:
         """Waits for the training's end, and passes on what it has told meanwhile; its end goes into the record.
 
         Returns:
-            How it ended; None if it has not within the time-out, which lets the main thread hear signals.
+            How it ended; None if it has not within the time-out.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
         """
         has_ended = self._ended.wait(timeout_s)
+        if self._interrupted and not self._cancelled.is_set() and not has_ended:
+            raise KeyboardInterrupt
         records = self._reader.read()
         for record in records:
             # A note is for people to act on.
@@ -188,6 +200,16 @@ class FullExperiment:
         elif not self._cancelled.is_set():
             self.finish(StudyStatus.FAILED, self._end.reason)
         return self._end
+
+    def interrupt(self) -> None:
+        """Writes into the record of one that has not ended that it is interrupted; whoever waits for it then stops it.
+
+        It returns at once, and may be called from any thread: what ends this process from now on finds it written.
+        """
+        self._interrupted = True
+        with self._writing:
+            if self._record.status is StudyStatus.RUNNING:
+                self._write(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
 
     def stop(self) -> None:
         """Ends the training, and returns when its processes are gone.
@@ -218,7 +240,8 @@ class FullExperiment:
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how it ended, unless that is known already."""
-        if self._record.status is not StudyStatus.RUNNING:
+        status_now = self._record.status
+        if status_now is not StudyStatus.RUNNING and not (self._interrupted and status_now is StudyStatus.CANCELLED):
             return
         answer = self._answer() if status is StudyStatus.COMPLETED else {}
         best = self._best
@@ -318,6 +341,9 @@ class FullExperiment:
 
     def _update(self, **changes: object) -> None:
         with self._writing:
-            self._record = self._record.model_copy(update=changes)
-            write_record(self.paths, self._record)
+            self._write(**changes)
+
+    def _write(self, **changes: object) -> None:
+        self._record = self._record.model_copy(update=changes)
+        write_record(self.paths, self._record)
         self.tracker.notify()

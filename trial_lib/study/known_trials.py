@@ -2,7 +2,6 @@
 
 import json
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,9 @@ from trial_lib.experiment.study import StudyPaths, StudyRecord
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.study.answer import without_tuning_keys
-from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.completed_config import completed_config
 from trial_lib.study.earlier_studies import record_of, trials_of
-from trial_lib.study.open_study import STUDIES, new_study
+from trial_lib.study.open_study import STUDIES, OpenStudy
 from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Work
 
@@ -77,25 +75,24 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
     )
 
 
-def run_profile(arguments: StudyArguments) -> KnownTrials:
-    """Runs a profile trial in a study folder of its own, which is removed afterwards.
+def run_profile(study: OpenStudy) -> KnownTrials:
+    """Runs the profile trial of a study that has nothing else to do.
 
     Raises:
-        InputError: the experiment or this host do not fit; nothing was started.
         ProfileFailedError: it did not complete.
+        KeyboardInterrupt: it was cut short.
     """
-    with tempfile.TemporaryDirectory(prefix="zerotune-estimate-") as folder:
-        study = new_study(arguments, Path(folder))
-        driver = study.driver
-        try:
-            plan = driver.profile_plan()
-            (result,) = driver.run(Work((plan,)))
-            assert isinstance(result, TrialResult)
-            if result.outcome is not Outcome.COMPLETED:
-                raise ProfileFailedError(profile_failure(result, driver.had_engine(result), driver.arg_mappings))
-            driver.tell(result)
-        finally:
-            study.close()
+    driver = study.driver
+    plan = driver.profile_plan()
+    (result,) = driver.run(Work((plan,)))
+    assert isinstance(result, TrialResult)
+    if result.outcome is Outcome.CANCELLED:
+        raise KeyboardInterrupt
+    if result.from_outside:
+        raise ProfileFailedError(f"The profile trial could not be run to its end: {result.reason}")
+    if result.outcome is not Outcome.COMPLETED:
+        raise ProfileFailedError(profile_failure(result, driver.had_engine(result), driver.arg_mappings))
+    driver.tell(result)
     assert result.profile is not None
     return KnownTrials(result.profile, (plan.candidate, result), driver.base_config)
 

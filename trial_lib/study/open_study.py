@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -25,6 +26,7 @@ from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier_studies import keep_earlier_studies
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
 from trial_lib.study.folder import (
+    INTERRUPTED,
     FinishedError,
     check_include,
     check_length,
@@ -69,6 +71,8 @@ class OpenStudy:
         self._record = record
         self._lock = lock
         self._closed = False
+        self._writing = threading.RLock()
+        self._interrupted = False
 
     @property
     def is_closed(self) -> bool:
@@ -81,8 +85,15 @@ class OpenStudy:
         return self._record
 
     def begin(self) -> None:
-        """Writes the record of a study that runs (again), starts sending it on, and primes what it knows of."""
-        self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
+        """Writes the record of a study that runs (again), starts sending it on, and primes what it knows of.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted before.
+        """
+        with self._writing:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
         self.tracker.start()
         self.driver.prime()
 
@@ -105,6 +116,18 @@ class OpenStudy:
         # A cancelled run has seconds to end in, and its study may go on: meanwhile `zerotune show` tells of it.
         if status is not StudyStatus.CANCELLED:
             self._report()
+
+    def interrupt(self) -> None:
+        """Writes into the record of a study that has not ended that it is interrupted, and has its trials end.
+
+        It returns at once, and may be called from any thread: what ends this process from now on finds it written.
+        """
+        with self._writing:
+            self._interrupted = True
+            if self._record.status is StudyStatus.RUNNING:
+                with contextlib.suppress(DiskFullError):
+                    self._update(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
+        self.driver.cancel()
 
     def _report(self) -> None:
         """Writes the report of a study that has ended; what goes wrong with it is no failure of the study."""
@@ -132,9 +155,10 @@ class OpenStudy:
             self._lock.release()
 
     def _update(self, **changes: object) -> None:
-        self._record = self._record.model_copy(update=changes)
-        with disk_full_told(self.paths.root):
-            _write_record(self.paths, self._record)
+        with self._writing:
+            self._record = self._record.model_copy(update=changes)
+            with disk_full_told(self.paths.root):
+                _write_record(self.paths, self._record)
         self.tracker.notify()
 
 
@@ -166,17 +190,50 @@ def new_study(
     Raises:
         InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
     """
-    arguments, notes = _followed(arguments, tell)
+    return open_planned(plan_study(arguments, tell), work_dir, flow_run_id)
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study that could begin: nothing of it has been started or written."""
+
+    arguments: StudyArguments
+    experiment: Experiment
+    host: Host
+    fingerprint: Fingerprint
+
+
+def plan_study(
+    arguments: StudyArguments,
+    tell: Callable[[str], None] = lambda sentence: None,
+    check: Callable[[], None] = lambda: None,
+) -> PlannedStudy:
+    """Checks the arguments of a new study.
+
+    Args:
+        arguments: the study's.
+        tell: told what takes its time.
+        check: called again and again meanwhile; what it raises ends the waiting.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit.
+    """
+    arguments, notes = _followed(arguments, tell, check)
     experiment = _read_experiment(arguments, this_host())
     experiment = replace(experiment, notes=(*notes, *experiment.notes))
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
     keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
+    return PlannedStudy(arguments, experiment, host, fingerprint_of(experiment, arguments, host))
+
+
+def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None = None) -> OpenStudy:
+    """Opens a study that was found good; the rest as `new_study`."""
+    arguments, experiment, host, fingerprint = planned.arguments, planned.experiment, planned.host, planned.fingerprint
     study_id = new_id(known_here().hide(experiment.name))
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
     new_folder(paths.trials, "study", experiment, paths.experiment, paths.shown_experiment)
-    fingerprint = fingerprint_of(experiment, arguments, host)
     with disk_full_told(paths.root):
         write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
         if arguments.from_earlier:
@@ -198,11 +255,13 @@ def new_study(
     return study
 
 
-def _followed(arguments: StudyArguments, tell: Callable[[str], None]) -> tuple[StudyArguments, tuple[str, ...]]:
+def _followed(
+    arguments: StudyArguments, tell: Callable[[str], None], check: Callable[[], None]
+) -> tuple[StudyArguments, tuple[str, ...]]:
     """Returns the arguments with the command that the typed one comes to, and what there is to say of it."""
     if not arguments.command:
         return arguments, ()
-    found = followed(arguments.command, arguments.model_dir, tell)
+    found = followed(arguments.command, arguments.model_dir, tell, check)
     return arguments.model_copy(update={"command": found.words, "model_dir": found.folder}), found.notes
 
 

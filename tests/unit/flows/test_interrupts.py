@@ -1,82 +1,26 @@
-"""A signal is heard once in good order, whatever Python is doing when it comes."""
+"""A signal is heard from the first moment on, is never raised in the middle of something, and ends in one sentence."""
 
-import atexit
-import logging
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flows.command import run_flow
-from flows.interrupts import Interrupts
-from flows.service import Service
+ROOT = Path(__file__).parents[3]
 
-DROPPED = "ignore::pytest.PytestUnraisableExceptionWarning"
+_BEGIN = """
+import os, signal, sys, threading, time
+from flows.interrupts import interrupts
 
+def told(*words):
+    print(*words, flush=True)
 
-@pytest.fixture
-def interrupts() -> Iterator[Interrupts]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    listening = Interrupts()
-    listening.listen()
-    yield listening
-    atexit.unregister(listening._leave)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def interrupt(number=signal.SIGINT):
+    os.kill(os.getpid(), number)
 
-
-def test_the_first_signal_is_an_interrupt(interrupts: Interrupts) -> None:
-    interrupts.hear_again()
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-class _Dropping:
-    """Signals this process where Python drops what a handler raises."""
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _import_a_flow() -> Any:
-    _Dropping()
-
-
-@pytest.mark.filterwarnings(DROPPED)
-def test_one_that_came_within_a_finalizer_which_python_drops_is_heard_later(interrupts: Interrupts) -> None:
-    _Dropping()
-    with pytest.raises(KeyboardInterrupt):
-        interrupts.hear_again()
-
-
-@pytest.mark.filterwarnings(DROPPED)
-def test_one_that_was_dropped_is_heard_while_a_server_comes_up(
-    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("flows.service.interrupts", interrupts)
-    service = Service("It", ["sleep", "60"], dict(os.environ), tmp_path / "log", "http://127.0.0.1:9/")
-    service.start()
-    try:
-        _Dropping()
-        with pytest.raises(KeyboardInterrupt):
-            service.wait_until_ready()
-    finally:
-        service.close()
-
-
-@pytest.mark.filterwarnings(DROPPED)
-def test_one_that_was_dropped_while_the_flow_was_imported_begins_no_run(
-    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flows.command.interrupts", interrupts)
-    with pytest.raises(KeyboardInterrupt):
-        run_flow(None, _import_a_flow, ["a-run"], logging.getLogger("of-the-run"))
-
+interrupts.listen()
+"""
 
 _ENDING = """
 import atexit, sys, threading, time
@@ -98,15 +42,101 @@ interrupts.end(3)
 """
 
 
-def _ended(program: str) -> tuple[int, list[str]]:
-    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=30, check=False)
-    return ended.returncode, ended.stdout.split()
+def _ended(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+
+
+def _interrupted(command: str) -> subprocess.CompletedProcess[str]:
+    indented = command.strip().replace("\n", "\n    ")
+    return _ended(f"{_BEGIN}def command():\n    {indented}\n    return 0\n\ninterrupts.end(interrupts.run(command))")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_the_first_signal_ends_a_command_at_once_that_has_nothing_to_end(number: str) -> None:
+    began = time.monotonic()
+    ended = _interrupted(f"interrupt(signal.{number}); time.sleep(60)")
+    assert time.monotonic() - began < 20
+    assert (ended.returncode, ended.stderr) == (130, "zerotune: interrupted before anything was started.\n")
+
+
+def test_it_is_heard_while_modules_are_imported() -> None:
+    ended = _ended(f"{_BEGIN}\ninterrupt()\nimport pydantic\ntold('imported')")
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert ended.stderr == "zerotune: interrupted before anything was started.\n"
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    begin = _BEGIN.replace("interrupts.listen()", "signal.signal(signal.SIGHUP, signal.SIG_IGN)\ninterrupts.listen()")
+    ended = _ended(f"{begin}\ninterrupt(signal.SIGHUP)\ntold('goes on')")
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n")
+
+
+_OPEN = """
+with interrupts.opening():
+    {opening}
+interrupts.resume_command = "zerotune resume s"
+with interrupts.noting(lambda: told("noted"), patience_s={patience}):
+    {body}
+"""
+
+
+def test_what_is_being_opened_is_opened_and_then_ended_in_good_order() -> None:
+    ended = _interrupted(
+        _OPEN.format(opening="interrupt(); time.sleep(0.3); told('open')", patience=20, body="told(1)")
+    )
+    assert (ended.returncode, ended.stdout.split()) == (130, ["open"])
+    assert ended.stderr == "Interrupted. Go on with: zerotune resume s\n"
+
+
+def test_what_runs_is_noted_at_once_and_ends_where_it_looks_for_an_interrupt() -> None:
+    body = "interrupt(); time.sleep(0.3); told('worked'); interrupts.check(); told('went on')"
+    ended = _interrupted(_OPEN.format(opening="pass", patience=20, body=body))
+    assert (ended.returncode, ended.stdout.split()) == (130, ["noted", "worked"])
+    assert ended.stderr == "Interrupted. Go on with: zerotune resume s\n"
+
+
+@pytest.mark.parametrize(("patience", "signals"), [(0.2, 1), (20, 2)])
+def test_what_does_not_end_is_ended_after_a_while_or_by_another_signal(patience: float, signals: int) -> None:
+    began = time.monotonic()
+    body = f"[(interrupt(), time.sleep(0.2)) for _ in range({signals})]; time.sleep(60)"
+    ended = _interrupted(_OPEN.format(opening="pass", patience=patience, body=body))
+    assert time.monotonic() - began < 15
+    assert (ended.returncode, ended.stdout) == (130, "noted\n")
+    assert ended.stderr == "Interrupted. Go on with: zerotune resume s\n"
+
+
+def test_whatever_an_interrupt_makes_of_a_command_it_is_an_interrupt() -> None:
+    ended = _interrupted(
+        "with interrupts.opening(): pass\ninterrupt(); time.sleep(0.1); raise ValueError('of a validator')"
+    )
+    assert ended.returncode == 130
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_import_that_takes_its_time_is_left_to_itself() -> None:
+    body = "interrupts.aside(lambda: (interrupt(), time.sleep(60)))"
+    began = time.monotonic()
+    ended = _interrupted(_OPEN.format(opening="pass", patience=20, body=body))
+    assert time.monotonic() - began < 15
+    assert ended.returncode == 130
+
+
+def test_a_command_that_is_meant_to_be_ended_by_a_signal_has_its_own_exit_code() -> None:
+    ended = _interrupted("with interrupts.opening(): interrupts.is_heeded = True\ninterrupt(); time.sleep(0.3)")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_little_is_imported_before_signals_are_heard() -> None:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import flows.cli; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert not {"threading", "typing", "re", "logging", "click", "pathlib"} & set(ended.stdout.split())
 
 
 def test_a_command_ends_with_its_exit_code_when_all_is_said_and_takes_nothing_apart() -> None:
-    assert _ended(_ENDING) == (3, ["thread", "handler"])
+    ended = _ended(_ENDING)
+    assert (ended.returncode, ended.stdout.split()) == (3, ["thread", "handler"])
 
 
 def test_whoever_only_listens_ends_as_python_does() -> None:
-    listening = _ENDING.replace("interrupts.end(3)", "sys.exit(4)")
-    assert _ended(listening) == (4, ["thread", "handler", "taken", "apart"])
+    ended = _ended(_ENDING.replace("interrupts.end(3)", "sys.exit(4)"))
+    assert (ended.returncode, ended.stdout.split()) == (4, ["thread", "handler", "taken", "apart"])
