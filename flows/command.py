@@ -89,6 +89,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             run_flow(server, _tune_flow, _flow_runs(study), study.driver.log, study_dir=study.paths.root, **shown)
         # The flow opens the study anew where it starts it again.
         study = last_opened(study)
+        if study.record.status is StudyStatus.COMPLETED:
+            interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
         if study.record.status is StudyStatus.RUNNING:
             raise ServerError("The Prefect server went away before the study had begun.")
         interrupts.check()
@@ -104,8 +106,6 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     finally:
         study.close()
         study.driver.log.debug("everything is down")
-    if study.record.status is StudyStatus.COMPLETED:
-        interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
     if interrupts.heard and not as_json:
         return _STATUS_EXIT[StudyStatus.CANCELLED]
     document = result_document(study)

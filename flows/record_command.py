@@ -50,7 +50,7 @@ def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int
             say(f"{len(candidates)} candidates, each {repeats} times, into {output}")
             record_table(driver, candidates, repeats, output, tell=_Teller())
     except ProfileFailedError as error:
-        click.echo(f"zerotune: {error}", err=True)
+        say(f"zerotune: {error}")
         return 1
     return 0
 

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from flows.terminal import say
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.study import StudyPaths
-from trial_lib.study.read_study import read_record
+from trial_lib.study.record_file import read_record, read_record_file
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracker import Sync
@@ -33,6 +31,8 @@ def sync_command(root: Path) -> int:
     for sync in _syncs(root, tracking_uri):
         try:
             sync.run()
+        except InputError:
+            raise
         except Exception as error:  # noqa: BLE001 - MLflow's own errors, and those of what it stands on
             reason = str(error).replace(tracking_uri, shown)
             say(f"MLflow ({shown}) could not take it in: {reason}")
@@ -60,12 +60,5 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
 
 
 def _full_experiment(paths: FullExperimentPaths, tracking_uri: str) -> Sync:
-    try:
-        FullExperimentRecord.model_validate_json(paths.record.read_text())
-    except ValidationError as error:
-        raise InputError(
-            f"the full experiment's record is damaged or of another version ({error.error_count()} mistakes).",
-            where=str(paths.record),
-            remedy="Restore the file.",
-        ) from None
+    read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", "Restore the file.")
     return FullExperimentSync(paths, tracking_uri)

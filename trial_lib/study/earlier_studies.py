@@ -143,7 +143,7 @@ def record_of(paths: StudyPaths) -> StudyRecord | None:
     """Returns the record of a study; None where there is none that this version can read."""
     try:
         return StudyRecord.model_validate_json(paths.record.read_text())
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return None
 
 

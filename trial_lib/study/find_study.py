@@ -1,5 +1,6 @@
 """Finding a study's folder by what people call it."""
 
+import contextlib
 from pathlib import Path
 
 from trial_lib.experiment.errors import InputError
@@ -21,7 +22,8 @@ def find_study(named: str | None, work_dir: Path) -> Path:
         # What it lacks, reading it says.
         return Path(named)
     folder = work_dir / STUDIES
-    found = sorted(folder.glob("*/study.json"), key=lambda record: record.stat().st_mtime, reverse=True)
+    records = [record for record in folder.glob("*/study.json") if record.is_file()]
+    found = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)
     for record in found:
         if named in (None, record.parent.name) or named == _experiment(StudyPaths(record.parent)):
             return record.parent
@@ -33,7 +35,6 @@ def find_study(named: str | None, work_dir: Path) -> Path:
 
 
 def _experiment(paths: StudyPaths) -> str | None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return StudyRecord.model_validate_json(paths.record.read_text()).name
-    except ValueError:
-        return None
+    return None

@@ -20,6 +20,7 @@ from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.program import environment_of
+from trial_lib.study.record_file import read_record_file
 
 SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
 
@@ -145,9 +146,10 @@ def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host
 
 def fingerprint_in(paths: StudyPaths) -> Fingerprint:
     """Returns what a study kept when it opened; an empty one where it is of a version that kept none."""
-    return (
-        Fingerprint.model_validate_json(paths.fingerprint.read_text()) if paths.fingerprint.exists() else Fingerprint()
-    )
+    try:
+        return read_record_file(paths.fingerprint, Fingerprint, "the study's fingerprint", "Restore it, or remove it.")
+    except FileNotFoundError:
+        return Fingerprint()
 
 
 def _submitted(experiment: Experiment) -> dict[str, str]:

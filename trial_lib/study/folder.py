@@ -40,7 +40,7 @@ def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
         records: of studies or of full experiments.
     """
     for record in records:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             if json.loads(record.read_text()).get("flow_run_id") == flow_run_id:
                 return record.parent
     return None

@@ -80,6 +80,52 @@ class Stopped:
 Event = Asked | AskedSweep | Withdrawn | Told | Stopped
 
 
+_REMEDY = "Restore the file, or start a new study."
+# The user's own configuration has this number, whenever it is measured; what a search decides on counts from the next.
+_PROFILE, _SUBMITTED = 0, 1
+
+
+class _Order:
+    """What has to be so of a history's lines together: a line that somebody has lost, or has twice, shows."""
+
+    def __init__(self) -> None:
+        self._asked: set[int] = set()
+        self._ended: set[int] = set()
+
+    def take(self, event: Event) -> str | None:
+        """Takes the next event in; returns in some words what is wrong with it, or None."""
+        if isinstance(event, Asked):
+            return self._ask([event.number], event.purpose)
+        if isinstance(event, AskedSweep):
+            return self._ask([number for number, _ in event.numbered], Purpose.SEARCH)
+        if isinstance(event, Told | Withdrawn):
+            return self._end(event)
+        return None
+
+    def _ask(self, numbers: list[int], purpose: Purpose) -> str | None:
+        for number in numbers:
+            expected = max(self._asked | {_SUBMITTED}) + 1
+            if number in self._asked:
+                return f"This line asks for trial {number}, as one before it does"
+            if number > _SUBMITTED and number != expected:
+                return f"This line asks for trial {number}, and trial {expected} was to be next"
+            self._asked.add(number)
+        if purpose is Purpose.SEARCH and _PROFILE not in self._ended:
+            return "This line asks for a trial of the search, and none before it says how the profile trial ended"
+        return None
+
+    def _end(self, event: "Told | Withdrawn") -> str | None:
+        number = event.number
+        if number not in self._asked:
+            return f"This line tells how trial {number} ended, and none before it asks for that"
+        if number in self._ended:
+            return f"This line tells how trial {number} ended, as one before it does"
+        if isinstance(event, Told) and event.result.number != number:
+            return f"This line tells how trial {number} ended by the result of trial {event.result.number}"
+        self._ended.add(number)
+        return None
+
+
 class History:
     """Appends events to the file, each flushed to the disk before the study acts on it."""
 
@@ -124,12 +170,13 @@ class HistoryReader:
         self.end = 0
         self._path = path
         self._lines = 0
+        self._order = _Order()
 
     def read(self) -> list[Event]:
         """Returns the events since the last call; a torn last line is left for later.
 
         Raises:
-            InputError: a line but for a torn last one is not a record.
+            InputError: a line but for a torn last one is not a record, or does not fit those before it.
         """
         try:
             with self._path.open("rb") as file:
@@ -137,18 +184,25 @@ class HistoryReader:
                 new = file.read()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise InputError(
+                f"the study's history cannot be read ({error.strerror}).", where=str(self._path), remedy=_REMEDY
+            ) from None
         events: list[Event] = []
         for line in new.splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
+            where = f"{self._path}, line {self._lines + 1}"
             try:
-                events.append(_event(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    "This line is damaged, and a study is resumed by replaying them all.",
-                    where=f"{self._path}, line {self._lines + 1}",
-                    remedy="Restore the file, or start a new study.",
-                ) from error
+                event = _event(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                what = "This line is damaged, and a study is resumed by replaying them all."
+                raise InputError(what, where=where, remedy=_REMEDY) from error
+            wrong = self._order.take(event)
+            if wrong is not None:
+                what = f"{wrong}, and a study is resumed by replaying all lines in order."
+                raise InputError(what, where=where, remedy=_REMEDY)
+            events.append(event)
             self._lines += 1
             self.end += len(line)
         return events
@@ -176,13 +230,22 @@ def _line(event: Event) -> dict[str, Any]:
 
 
 def _event(line: dict[str, Any]) -> Event:
+    if not isinstance(line, dict):
+        raise TypeError("no record")
     if "ask" in line:
-        return Asked(line["ask"], Purpose(line["purpose"]), Candidate(**line["candidate"]))
+        return Asked(_number(line["ask"]), Purpose(line["purpose"]), Candidate(**line["candidate"]))
     if "sweep" in line:
         candidates = tuple(Candidate(**candidate) for candidate in line["candidates"])
-        return AskedSweep(line["sweep"], Sweep(candidates, line["bytes_per_sample"], line["headroom"]))
+        sweep = Sweep(candidates, float(line["bytes_per_sample"]), float(line["headroom"]))
+        return AskedSweep(_number(line["sweep"]), sweep)
     if "withdraw" in line:
-        return Withdrawn(line["withdraw"], Withdrawal(line["reason"]))
+        return Withdrawn(_number(line["withdraw"]), Withdrawal(line["reason"]))
     if "tell" in line:
-        return Told(line["tell"], TrialResult.model_validate(line["result"]))
-    return Stopped(line["stop"])
+        return Told(_number(line["tell"]), TrialResult.model_validate(line["result"]))
+    return Stopped(str(line["stop"]))
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("no trial's number")
+    return value

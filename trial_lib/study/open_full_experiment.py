@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_all, write_whole
@@ -38,6 +36,7 @@ from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, w
 from trial_lib.study.open_study import OpenStudy
 from trial_lib.study.places import needed_builders, slots_for
 from trial_lib.study.program import environment_of, program_of
+from trial_lib.study.record_file import read_record_file
 from trial_lib.study.training_spec import full_length_spec
 from trial_lib.tracking.tracker import FullExperimentTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
@@ -242,14 +241,8 @@ def _read_record(paths: FullExperimentPaths) -> FullExperimentRecord:
             where=str(paths.root),
             remedy=f"Name one of the folders in {FULL_EXPERIMENTS}.",
         )
-    try:
-        return FullExperimentRecord.model_validate_json(paths.record.read_text())
-    except ValidationError as error:
-        raise InputError(
-            f"the full experiment's record is damaged or of another version ({error.error_count()} mistakes).",
-            where=str(paths.record),
-            remedy="Move its folder away, or start a new full experiment.",
-        ) from None
+    remedy = "Move its folder away, or start a new full experiment."
+    return read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", remedy)
 
 
 def _new_record(

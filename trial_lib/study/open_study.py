@@ -39,6 +39,7 @@ from trial_lib.study.folder import (
 )
 from trial_lib.study.followed import followed
 from trial_lib.study.places import cluster_of, launcher_of, slots_for
+from trial_lib.study.record_file import read_record
 from trial_lib.study.typed_command import read_command
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
@@ -285,14 +286,8 @@ def resume_study(root: Path) -> OpenStudy:
     opened = _opened.get(paths.root)
     if opened is not None and not opened.is_closed:
         return opened
-    if not paths.record.is_file():
-        raise InputError(
-            "this is not a study's folder: it has no study.json.",
-            where=str(root),
-            remedy=f"Name one of the folders in {STUDIES}.",
-        )
+    record = read_record(paths)
     try:
-        record = StudyRecord.model_validate_json(paths.record.read_text())
         arguments = StudyArguments.model_validate(record.arguments)
     except ValidationError as error:
         raise InputError(

@@ -28,6 +28,7 @@ from trial_lib.study.finding import Finding
 from trial_lib.study.history import Asked, AskedSweep, Stopped, Told, Withdrawn, read_history
 from trial_lib.study.log_ends import LogEnds
 from trial_lib.study.memory_views import memory_views
+from trial_lib.study.record_file import read_own_text, read_record
 from trial_lib.study.shown_view import shown_view
 from trial_lib.study.study_facts import study_facts
 
@@ -116,28 +117,6 @@ def read_study(root: Path) -> StudyView:
     return shown_view(view, secrets)
 
 
-def read_record(paths: StudyPaths) -> StudyRecord:
-    """Returns a study's record.
-
-    Raises:
-        InputError: the folder is none of a study, or its record is damaged.
-    """
-    if not paths.record.is_file():
-        raise InputError(
-            "this is not a study's folder: it has no study.json.",
-            where=str(paths.root),
-            remedy="Name one of the folders in zerotune-studies.",
-        )
-    try:
-        return StudyRecord.model_validate_json(paths.record.read_text())
-    except ValidationError as error:
-        raise InputError(
-            f"the study's record is damaged or of another version ({error.error_count()} mistakes).",
-            where=str(paths.record),
-            remedy=_RESTORE,
-        ) from None
-
-
 def _told(paths: StudyPaths) -> _Told:
     told = _Told()
     for event in read_history(paths.history):
@@ -185,17 +164,16 @@ def _answer(paths: StudyPaths) -> _Answer | None:
         InputError: one is damaged.
     """
     try:
-        return _Answer(
-            _document(paths.best_ds_metrics), _document(paths.best_ds_config), paths.best_command.read_text().rstrip()
-        )
+        command = read_own_text(paths.best_command, "the study's answer", _RESTORE).rstrip()
+        return _Answer(_document(paths.best_ds_metrics), _document(paths.best_ds_config), command)
     except FileNotFoundError:
         return None
 
 
 def _document(file: Path) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_text())
-    except ValueError as error:
+        document = json.loads(read_own_text(file, "the study's answer", _RESTORE))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the study's answer is damaged ({error}).", where=str(file), remedy=_RESTORE) from None
     if not isinstance(document, dict):
         raise InputError("the study's answer is damaged: this is no JSON object.", where=str(file), remedy=_RESTORE)

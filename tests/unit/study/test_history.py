@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ RESULT = TrialResult(
 LARGER = CANDIDATE.model_copy(update={"micro_batch_size": 8})
 EVENTS: list[Event] = [
     Asked(0, Purpose.PROFILE, CANDIDATE),
+    Told(0, RESULT.model_copy(update={"number": 0, "purpose": Purpose.PROFILE})),
     Asked(2, Purpose.SEARCH, CANDIDATE),
     Told(2, RESULT),
     AskedSweep(3, Sweep((CANDIDATE, LARGER), bytes_per_sample=1e6, headroom=0.05)),
@@ -69,7 +71,10 @@ def test_events_are_read_as_they_were_written_in_order(path: Path) -> None:
 
 def test_each_event_is_one_line_of_json(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert [next(iter(json.loads(line))) for line in lines] == ["ask", "ask", "tell", "sweep", "withdraw", "stop"]
+    assert [next(iter(json.loads(line))) for line in lines] == [
+        *("ask", "tell", "ask", "tell"),
+        *("sweep", "withdraw", "stop"),
+    ]
 
 
 def test_the_trials_of_a_sweep_have_numbers_in_a_row() -> None:
@@ -95,6 +100,35 @@ def test_a_damaged_line_before_the_last_is_named(path: Path, damage: bytes) -> N
     path.write_bytes(first + damage + b"".join(others))
     with pytest.raises(InputError, match="line 2: This line is damaged"):
         read_history(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "said"),
+    [
+        (lambda lines: [*lines[:2], *lines[3:]], 3, "tells how trial 2 ended, and none before it asks for that"),
+        (lambda lines: [*lines[:4], lines[3], *lines[4:]], 5, "tells how trial 2 ended, as one before it does"),
+        (lambda lines: [*lines[:3], lines[2], *lines[3:]], 4, "asks for trial 2, as one before it does"),
+        (lambda lines: [lines[0], *lines[2:]], 2, "none before it says how the profile trial ended"),
+        (lambda lines: [*lines[:2], *lines[4:]], 3, "asks for trial 3, and trial 2 was to be next"),
+        (lambda lines: [*lines[:6], lines[5]], 7, "tells how trial 4 ended, as one before it does"),
+        (lambda lines: [lines[0], lines[1].replace(b'"tell": 0', b'"tell": true'), *lines[2:]], 2, "is damaged"),
+        (lambda lines: [lines[0], lines[1].replace(b'"number": 0', b'"number": 7'), *lines[2:]], 2, "of trial 7"),
+        (lambda lines: [lines[0], b'"ask"\n', *lines[1:]], 2, "is damaged"),
+        (lambda lines: [lines[0], b"[" * 100_000 + b"\n", *lines[1:]], 2, "is damaged"),
+    ],
+)
+def test_a_line_that_is_missing_or_stands_twice_is_named(
+    path: Path, change: Callable[[list[bytes]], list[bytes]], line: int, said: str
+) -> None:
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(InputError, match=f"line {line}: .*{said}"):
+        read_history(path)
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").mkdir()
+    with pytest.raises(InputError, match="cannot be read"):
+        read_history(tmp_path / "history.jsonl")
 
 
 def test_a_full_disk_leaves_no_part_of_a_line(path: Path) -> None:
