@@ -131,10 +131,8 @@ def run_study(study: OpenStudy) -> str | None:
     driver = study.driver
     profile = driver.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
-        return profile_failure(profile, driver.had_engine(profile), driver.arg_mappings)
+        return profile_failure(profile, driver.had_engine(profile))
     tell_profile(driver)
-    if driver.contradiction is not None:
-        return driver.contradiction
     if driver.arguments.from_earlier and not driver.has_searched:
         confirm_known_winner(study)
     if not driver.has_searched:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trial_lib.experiment.batch import Batch
 from trial_lib.experiment.candidate import Purpose
 
 
@@ -54,6 +55,12 @@ class ProgramProfile(_Record):
     Attributes:
         ds_config: the DeepSpeed configuration that the code handed over, before anything was merged into it; None
             where it handed over none.
+        typed_batch: the batch of the engine that trains when the program runs as it was typed; None where no run of it
+            has come to an engine.
+        rows_per_sample: rows of a batch that one sample takes, as the program runs as typed (two in a preference
+            trainer); 0 where rows do not show samples, because a row holds several of them.
+        tokens_per_micro_batch: tokens in its first micro-batch; None where the batches show none.
+        batch_varies: whether the number of samples differs from micro-batch to micro-batch.
         batch: the batch keys that the program itself decides where that configuration leaves them open ("auto").
         arg_mappings: the flags of its command line that set batch keys, where it was seen to read them.
         longest_sequence: the most tokens that a sample had in the first batches of its data; None where the batches
@@ -70,6 +77,10 @@ class ProgramProfile(_Record):
     """
 
     ds_config: dict[str, Any] | None = None
+    typed_batch: Batch | None = None
+    rows_per_sample: int = 1
+    tokens_per_micro_batch: int | None = None
+    batch_varies: bool = False
     batch: dict[str, int] = Field(default_factory=dict)
     arg_mappings: dict[str, str] = Field(default_factory=dict)
     longest_sequence: int | None = None

@@ -52,8 +52,13 @@ class TrialPaths:
         return self.root / f"rank{rank}.failure.json"
 
     def engine_built(self, rank: int) -> Path:
-        """An empty file that is there once a rank has a DeepSpeed engine."""
+        """What is known of the program by the time that a rank has a DeepSpeed engine; not there before."""
         return self.root / f"rank{rank}.engine"
+
+    @property
+    def as_typed(self) -> "TrialPaths":
+        """The run of the program as it was typed that a profile trial begins with."""
+        return TrialPaths(self.root / "as_typed")
 
     @property
     def hostfile(self) -> Path:

@@ -1,15 +1,17 @@
 """One trial: slots, a port, processes, a deadline, and a result that is complete whatever happens."""
 
+import contextlib
 import json
 import platform
 import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.files import write_all, write_whole
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
@@ -52,6 +54,8 @@ class TrialPlan:
         longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up trains,
             so that the peak memory is a whole training's; None for batches as they come.
         flops_per_sample: FLOPs that a sample counts for in the metrics; None for those of the first micro-batch.
+        arrival: how samples show in the batches that arrive.
+        as_typed: whether the program runs as it was typed: nothing of the candidate is asked of it.
     """
 
     trial_id: str
@@ -70,6 +74,8 @@ class TrialPlan:
     to_beat: float | None = None
     longest_sequence: int | None = None
     flops_per_sample: float | None = None
+    arrival: Arrival = field(default_factory=Arrival)
+    as_typed: bool = False
 
 
 def run_trial(
@@ -181,13 +187,15 @@ def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
         "arguments": plan.program.arguments,
         "passes_local_rank": plan.program.passes_local_rank,
         "model_dir": str(plan.program.model_dir),
-        "overrides": plan.candidate.overrides,
+        "overrides": {} if plan.as_typed else plan.candidate.overrides,
         "window": asdict(plan.window),
         "memory_limit": plan.memory_limit,
         "with_profile": plan.purpose is Purpose.PROFILE,
         "to_beat": plan.to_beat,
         "longest_sequence": plan.longest_sequence,
         "flops_per_sample": plan.flops_per_sample,
+        "arrival": asdict(plan.arrival),
+        "as_typed": plan.as_typed,
         "launched_at": launched_at,
         "scratch": str(plan.paths.scratch),
         "protected_before": launched_at if plan.protected_before is None else plan.protected_before,
@@ -263,7 +271,7 @@ def _result(
     phases = dict(first.get("phases") or failure.get("phases") or {})
     phases["end"] = max(0.0, seconds - sum(phases.values()))
     memory = [rank.measurement["memory"] for rank in ranks if rank.measurement and "memory" in rank.measurement]
-    profile, program = first.get("profile"), first.get("program")
+    profile, program = first.get("profile"), first.get("program") or _known_program(plan)
     return TrialResult(
         trial_id=plan.trial_id,
         number=plan.number,
@@ -281,7 +289,7 @@ def _result(
         note=first.get("note", ""),
         memory=Memory(**{name: [record[name] for record in memory if name in record] for name in Memory.model_fields}),
         profile=None if profile is None or outcome is not Outcome.COMPLETED else ModelProfile(**profile),
-        program=None if program is None or outcome is not Outcome.COMPLETED else ProgramProfile(**program),
+        program=None if program is None else ProgramProfile(**program),
         phases=phases,
         logs=[rank.log for rank in ranks],
         imported=first.get("imported", []),
@@ -289,3 +297,13 @@ def _result(
         versions=first.get("versions", {}),
         started_at=started_at,
     )
+
+
+def _known_program(plan: TrialPlan) -> dict[str, Any] | None:
+    """Returns what a profile trial that has ended before its measurement knows of the program; None for any other."""
+    if plan.purpose is not Purpose.PROFILE:
+        return None
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        known: dict[str, Any] = json.loads(plan.paths.engine_built(0).read_text())
+        return known
+    return None

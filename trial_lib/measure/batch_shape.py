@@ -18,15 +18,15 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def arrived_micro_batch(inputs: Any, asked: int) -> int | None:
-    """Returns the samples in one micro-batch, or None if its inputs hold no tensor with a batch dimension.
+def arrived_rows(inputs: Any, asked: int) -> int | None:
+    """Returns the rows of one micro-batch, or None if its inputs hold no tensor with a batch dimension.
 
     The batch is the first dimension of the first tensor. Sequence-first inputs (`(sequence, batch, ...)`) are known
     by a second dimension that is the size asked for; a matrix of floating-point numbers has features there.
 
     Args:
         inputs: what `forward` was called with, arguments and keyword arguments.
-        asked: the micro-batch size of the candidate.
+        asked: the rows that are expected.
     """
     first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
     if first is None:
@@ -38,8 +38,8 @@ def arrived_micro_batch(inputs: Any, asked: int) -> int | None:
     return size if has_features else asked
 
 
-def tokens_per_sample(inputs: Any) -> int | None:
-    """Returns the tokens in one sample, where the inputs show them: the length of the first 2-D integer tensor."""
+def tokens_per_row(inputs: Any) -> int | None:
+    """Returns the tokens in one row, where the inputs show them: the length of the first 2-D integer tensor."""
     for tensor in tensors_in(inputs):
         if tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32):
             return int(tensor.shape[1])

@@ -35,6 +35,11 @@ class CountedSteps:
         *self.slowest, samples = most([*(step["latency"] for step in self.steps), self._samples(engine)], engine)
         return samples
 
+    def count_rows_as_samples(self, rows_per_sample: int) -> None:
+        """Has the steps so far count each row for a sample, where so many were taken for one."""
+        for step in self.steps:
+            step["samples"] *= max(1, rows_per_sample)
+
     @property
     def are_finite(self) -> bool:
         """Whether no loss was infinite or not a number."""

@@ -6,11 +6,15 @@ from typing import Any, Protocol
 
 import torch
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.measure.activations import SavedActivations
-from trial_lib.measure.batch_shape import arrived_micro_batch, tensors_in, tokens_per_sample
+from trial_lib.measure.batch_shape import arrived_rows, tensors_in, tokens_per_row
 from trial_lib.measure.flops import FlopCounter
 
 PARTS = ("forward", "backward", "step")
+
+# More of them say no more of how sizes vary.
+_MOST_ROWS = 64
 
 
 class StepObserver(Protocol):
@@ -18,6 +22,9 @@ class StepObserver(Protocol):
 
     def optimizer_step_ended(self, applied: bool) -> None:
         """Called once per optimizer step; `applied` is False where loss scaling skipped it."""
+
+    def first_batch_arrived(self, rows: int, tokens: int | None) -> None:
+        """Called with the rows of the first training micro-batch, and the tokens in them where they show any."""
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Called after each optimizer step of an engine that was left out."""
@@ -162,22 +169,30 @@ class EngineWatch:
     Attributes:
         parts: seconds of forward, backward and step.
         model: FLOPs and activations of the first micro-batch.
+        asked: the micro-batch size that the engine is set to.
+        arrival: how samples show in the batches that arrive.
+        rows: of the first training micro-batches, in order.
         samples: that have arrived at this rank since `take_samples`.
         tokens: in those samples, where the inputs show them.
         micro_batches: training micro-batches so far.
         first_micro_batch: samples in the first training micro-batch; None until one came.
-        shortest_sequence: the fewest tokens that the samples of a micro-batch had; None where the inputs show none.
+        shortest_sequence: the fewest tokens that the rows of a micro-batch had; None where the inputs show none.
         longest_sequence: the most.
         loss: the last loss given to `backward`, unscaled, still on its device.
         micro_batch_losses: those since `take_loss`.
         has_trained: whether a training micro-batch has come.
     """
 
-    def __init__(self, engine: Any, asked_micro_batch: int, observer: StepObserver, with_activations: bool) -> None:
+    def __init__(
+        self, engine: Any, asked_micro_batch: int, observer: StepObserver, with_activations: bool, arrival: Arrival
+    ) -> None:
         self.engine = engine
+        self.asked = asked_micro_batch
+        self.arrival = arrival
+        self.rows: list[int] = []
         self.parts = PartTimer()
         self.model = self._counter(with_activations)
-        self.samples = 0
+        self.samples = 0.0
         self.tokens = 0
         self.micro_batches = 0
         self.first_micro_batch: int | None = None
@@ -186,7 +201,6 @@ class EngineWatch:
         self.loss: torch.Tensor | None = None
         self.micro_batch_losses: list[torch.Tensor] = []
         self.has_trained = False
-        self._asked = asked_micro_batch
         self._observer = observer
         # Between a forward pass and its backward pass.
         self._is_open = False
@@ -249,10 +263,11 @@ class EngineWatch:
 
     def start_over(self, asked_micro_batch: int, observer: StepObserver) -> None:
         """Watches the same engine for another observer, as if it had not been fed yet."""
-        self._asked, self._observer = asked_micro_batch, observer
+        self.asked, self._observer = asked_micro_batch, observer
         self.model = self._counter(with_activations=False)
         self.parts.take()
-        self.samples = self.tokens = self.micro_batches = 0
+        self.samples, self.rows = 0.0, []
+        self.tokens = self.micro_batches = 0
         self.first_micro_batch = self.shortest_sequence = self.longest_sequence = self.loss = None
         self.micro_batch_losses = []
         self._is_open = False
@@ -287,15 +302,18 @@ class EngineWatch:
     def batch_arrived(self, inputs: Any) -> None:
         """Notes the size and the length of one training micro-batch."""
         self.micro_batches += 1
-        arrived = arrived_micro_batch(inputs, self._asked)
-        if arrived is None:
+        rows = arrived_rows(inputs, self.arrival.rows(self.asked))
+        if rows is None:
             return
-        self.samples += arrived
-        if self.first_micro_batch is None:
-            self.first_micro_batch = arrived
-        length = tokens_per_sample(inputs)
+        length = tokens_per_row(inputs)
+        if not self.rows:
+            self._observer.first_batch_arrived(rows, None if length is None else rows * length)
+            self.first_micro_batch = round(self.arrival.samples(rows, self.asked))
+        if len(self.rows) < _MOST_ROWS:
+            self.rows.append(rows)
+        self.samples += self.arrival.samples(rows, self.asked)
         if length is not None:
-            self.tokens += arrived * length
+            self.tokens += rows * length
             self.shortest_sequence = min(length, self.shortest_sequence or length)
             self.longest_sequence = max(length, self.longest_sequence or length)
 
@@ -311,10 +329,10 @@ class EngineWatch:
             return None
         return torch.stack([loss.float().mean() for loss in losses]).mean()
 
-    def take_samples(self) -> tuple[int, int]:
+    def take_samples(self) -> tuple[float, int]:
         """Returns the samples that arrived at this rank since the last call, and the tokens in them."""
         taken = self.samples, self.tokens
-        self.samples = self.tokens = 0
+        self.samples, self.tokens = 0.0, 0
         return taken
 
 

@@ -11,9 +11,10 @@ from collections import deque
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.measure.batch_shape import tokens_per_sample
+from trial_lib.measure.batch_shape import tokens_per_row
 from trial_lib.measure.stretched_batch import stretched
 
 # Of those seen ahead, which the code still gets: enough to train on for some steps.
@@ -31,6 +32,7 @@ class LoaderBatches:
         self._stretched: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ahead: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._source: weakref.ref[Any] | None = None
+        self._last: weakref.ref[Any] | None = None
 
     def install(self) -> None:
         """Puts itself in the way; once for a process, and before the user's code runs."""
@@ -44,6 +46,16 @@ class LoaderBatches:
     def has_source(self) -> bool:
         """Whether a loader has given sequences to train on, and may give more."""
         return self._source is not None and self._source() is not None
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether the loader that gave the last batch has torch's own sampler, of a fixed batch size."""
+        iterator = self._last() if self._last is not None else None
+        sampler: Any = getattr(iterator, "_index_sampler", None)
+        # Accelerate's shards hold the sampler that they divide.
+        while type(sampler) is not BatchSampler and hasattr(sampler, "batch_sampler"):
+            sampler = sampler.batch_sampler
+        return type(sampler) is BatchSampler
 
     def stretch(self, length: int, batches: int) -> None:
         """Makes the next batches longer.
@@ -80,7 +92,7 @@ class LoaderBatches:
                 break
             if len(kept) < _MOST_KEPT:
                 kept.append(batch)
-            length = tokens_per_sample(batch)
+            length = tokens_per_row(batch)
             if length is not None:
                 lengths.append(length)
         return lengths
@@ -89,7 +101,9 @@ class LoaderBatches:
         kept = self._ahead.get(iterator)
         batch = kept.popleft() if kept else self._next(iterator)
         # Validation data are read without gradients.
-        if torch.is_grad_enabled() and tokens_per_sample(batch) is not None:
+        if torch.is_grad_enabled():
+            self._last = weakref.ref(iterator)
+        if torch.is_grad_enabled() and tokens_per_row(batch) is not None:
             self._source = weakref.ref(iterator)
             count = self._stretched.get(iterator, 0)
             if count < self._to_stretch:

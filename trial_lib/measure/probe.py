@@ -7,12 +7,13 @@ engine that trains; the first of those is the one that is measured.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
 from trial_lib.measure import memory
@@ -25,6 +26,7 @@ from trial_lib.measure.loader_batches import loader_batches
 from trial_lib.measure.longest_batch import SequenceSurvey, StretchedWarmUp
 from trial_lib.measure.over_ranks import most
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.measure.size_survey import SizeSurvey
 from trial_lib.measure.step_clock import StepClock
 from trial_lib.measure.step_losses import StepLosses
 from trial_lib.measure.too_slow import is_hopeless, looks_after, too_slow_reason
@@ -56,6 +58,8 @@ class ProbeSettings:
         longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up is to
             train; None for batches as they come.
         flops_per_sample: FLOPs that a sample counts for; None for those of the first micro-batch.
+        arrival: how samples show in the batches that arrive.
+        as_typed: whether the program runs as it was typed, for the facts that only such a run shows.
     """
 
     overrides: dict[str, Any]
@@ -66,6 +70,8 @@ class ProbeSettings:
     to_beat: float | None = None
     longest_sequence: int | None = None
     flops_per_sample: float | None = None
+    arrival: Arrival = field(default_factory=Arrival)
+    as_typed: bool = False
 
 
 class Probe:
@@ -111,6 +117,7 @@ class Probe:
         self._watch: EngineWatch | None = None
         self._steps_seen = 0
         self._skipped_in_a_row = 0
+        self._arrived: tuple[int, int | None] | None = None
         self._counted = CountedSteps()
         self._memory_after_initialize: dict[str, int] = {}
         self._initialize_peak = self._peak = 0
@@ -121,7 +128,7 @@ class Probe:
         self._clock = StepClock()
         self._plain_steps = 0
         self._warm_up = StretchedWarmUp(settings.longest_sequence, settings.window.start_step - 1)
-        self._survey: SequenceSurvey | None = None
+        self._survey: SizeSurvey | SequenceSurvey | None = None
 
     @property
     def steps_seen(self) -> int:
@@ -239,7 +246,11 @@ class Probe:
     def _watch_engine(self, engine: Any) -> None:
         asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
-        self._watch = watch(engine, asked, self, with_activations=self._settings.with_profile)
+        if self._settings.as_typed:
+            self.facts.note_typed_batch(engine)
+        self._watch = watch(
+            engine, asked, self, with_activations=self._settings.with_profile, arrival=self._settings.arrival
+        )
         self._begin_warm_up()
         self._clock.mark()
 
@@ -248,6 +259,17 @@ class Probe:
         # The stages of a pipeline exchange batches of one length.
         if not self.is_pipeline:
             self._warm_up.begin(self._watch)
+
+    def first_batch_arrived(self, rows: int, tokens: int | None) -> None:
+        """Takes up what the first batch of the program as typed says of all batches."""
+        watch = self._watch
+        assert watch is not None
+        if self._settings.as_typed:
+            watch.arrival = Arrival.of_typed(watch.asked, rows, tokens)
+            self.facts.rows_per_sample, self.facts.tokens_per_micro_batch = watch.arrival.rows_per_sample, tokens
+            # Whatever ends the program from here on, this much is known of it.
+            self._tell_engine_built()
+        self._arrived = rows, tokens
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Turns to another engine where the first never trains, though it has an optimizer."""
@@ -327,16 +349,29 @@ class Probe:
 
     def _begin_survey(self) -> None:
         assert self._watch is not None
-        self._survey = SequenceSurvey(
-            self._watch, self.facts, self.on_most_demanding_rank, lambda: self._keep(self._measurement())
-        )
+        if self._settings.as_typed:
+            self._survey = SizeSurvey(self._watch, self.facts, self.on_most_demanding_rank)
+        else:
+            self._survey = self._sequence_survey(self._watch)
         self._go_on_surveying()
+
+    def _sequence_survey(self, watch: EngineWatch) -> SequenceSurvey:
+        return SequenceSurvey(watch, self.facts, self.on_most_demanding_rank, lambda: self._keep(self._measurement()))
 
     def _go_on_surveying(self) -> None:
         assert self._survey is not None
-        if not self._survey.step_ended():
-            self._end_phase("survey")
-            self._finish(self._measurement())
+        assert self._watch is not None
+        if self._survey.step_ended():
+            return
+        if isinstance(self._survey, SizeSurvey) and self._watch.asked == 1:
+            self._survey.conclude()
+            if not self.facts.batch_varies:
+                # There is no smaller size to profile: this run is the profile.
+                self._survey = self._sequence_survey(self._watch)
+                self._go_on_surveying()
+                return
+        self._end_phase("survey")
+        self._finish(self._measurement())
 
     def _end_if_it_never_trains(self) -> None:
         """Ends a trial whose steps are skipped for good: DeepSpeed skips those whose gradients are not finite."""
@@ -352,13 +387,13 @@ class Probe:
         watch = self._watch
         assert watch is not None
         asked = self._settings.overrides.get(MICRO_BATCH)
-        arrived = watch.first_micro_batch
-        if asked is not None and arrived is not None and arrived != asked:
+        if asked is not None and self._arrived is not None and not watch.arrival.follows(asked, *self._arrived):
+            arrived, _ = self._arrived
             self._finish(
                 {
                     "outcome": "invalid",
                     "reason": self._settings.batch_source.ignored_batch_reason(asked, arrived, self.facts.ds_config),
-                    "micro_batch_arrived": arrived,
+                    "micro_batch_arrived": watch.first_micro_batch,
                     "phases": self._phases,
                 }
             )
@@ -381,6 +416,8 @@ class Probe:
     def _measurement(self) -> dict[str, Any]:
         """Returns the metrics; every rank takes part, for some are sums and maxima over all of them."""
         assert self._watch is not None
+        if self._settings.as_typed:
+            self._conclude_sizes(self._watch)
         finite = self._counted.are_finite
         measurement = self._record("completed" if finite else "diverged", "" if finite else _NOT_FINITE)
         measurement["metrics"] = self._counted.metrics(self._watch, self._settings.flops_per_sample)
@@ -389,6 +426,17 @@ class Probe:
             budget = memory.device_bytes() if self._memory_budget is None else self._memory_budget
             measurement["profile"] = model_profile(self._watch, budget)
         return measurement
+
+    def _conclude_sizes(self, watch: EngineWatch) -> None:
+        """Takes up whether batches vary; where they do, each row counts as a sample."""
+        survey = self._survey
+        if isinstance(survey, SizeSurvey) or survey is None:
+            (survey or SizeSurvey(watch, self.facts, self.on_most_demanding_rank)).conclude()
+        if self.facts.batch_varies and not watch.arrival.varies:
+            self._counted.count_rows_as_samples(watch.arrival.rows_per_sample)
+            self.facts.rows_per_sample = 1
+            watch.arrival = replace(watch.arrival, rows_per_sample=1, varies=True)
+            watch.first_micro_batch = watch.rows[0] if watch.rows else None
 
     def _record(self, outcome: str, reason: str) -> dict[str, Any]:
         """Returns what is known of the counted steps however the trial ends; every rank takes part."""

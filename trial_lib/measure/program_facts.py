@@ -12,6 +12,11 @@ class ProgramFacts:
     Attributes:
         ds_config: the DeepSpeed configuration that the code handed over, before a candidate's overrides; where the
             Hugging Face Trainer reads it, with its "auto" values. None while none was.
+        typed_batch: the batch of the engine that trains (`train_batch_size`, `micro_batch_size`,
+            `gradient_accumulation_steps`) in a run of the program as it was typed; None in any other run.
+        rows_per_sample: rows of a batch that one sample takes; 0 where rows do not show samples.
+        tokens_per_micro_batch: tokens in the first micro-batch; None where the batches show none.
+        batch_varies: whether the number of samples differs from micro-batch to micro-batch.
         batch: the batch keys (`train_micro_batch_size_per_gpu`, `gradient_accumulation_steps`) that the program would
             have used where the configuration says "auto" or nothing.
         arg_mappings: flags of its command line that were seen to set a batch key, by that key.
@@ -29,6 +34,10 @@ class ProgramFacts:
     """
 
     ds_config: dict[str, Any] | None = None
+    typed_batch: dict[str, int] | None = None
+    rows_per_sample: int = 1
+    tokens_per_micro_batch: int | None = None
+    batch_varies: bool = False
     batch: dict[str, int] = field(default_factory=dict)
     arg_mappings: dict[str, str] = field(default_factory=dict)
     longest_sequence: int | None = None
@@ -45,6 +54,14 @@ class ProgramFacts:
         if self.ds_config is None:
             # What JSON has no word for (a dtype, a path) is of no use to a search.
             self.ds_config = json.loads(json.dumps(config, default=str))
+
+    def note_typed_batch(self, engine: Any) -> None:
+        """Keeps the batch of the engine that trains, in a run of the program as it was typed."""
+        self.typed_batch = {
+            "train_batch_size": int(engine.train_batch_size()),
+            "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
+            "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+        }
 
     def note_optimizer(self, optimizer: object, by_accelerate: bool = False) -> None:
         """Keeps the class of an optimizer, if it is the first that the program made."""

@@ -33,7 +33,8 @@ def run(payload: dict[str, Any], rank: int) -> None:
             `arguments`, `passes_local_rank`, `model_dir`, `overrides`, `window`, `memory_limit`, `with_profile`,
             `launched_at` (seconds since the epoch), `scratch` (a folder for what the program would write into the
             user's files), `protected_before` (files older than that, in seconds since the epoch, are never changed),
-            `to_beat`, `longest_sequence` and `flops_per_sample` (as `trial_lib.measure.probe.ProbeSettings` has them),
+            `to_beat`, `longest_sequence`, `flops_per_sample`, `arrival` and `as_typed` (as
+            `trial_lib.measure.probe.ProbeSettings` has them),
             and `measurements`, `failures` and `engine_built`, the records' paths by rank.
         rank: this rank.
     """

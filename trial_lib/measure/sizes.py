@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
@@ -117,6 +118,8 @@ class Sizes:
             to_beat=trial["to_beat"],
             longest_sequence=trial["longest_sequence"],
             flops_per_sample=trial["flops_per_sample"],
+            arrival=Arrival(**trial["arrival"]),
+            as_typed=trial["as_typed"],
         )
         return Probe(settings, facts, self.phases, self._engine_built, self._finished, self._keep, self._training_began)
 
@@ -125,7 +128,7 @@ class Sizes:
         self._record(self.trial, {**measurement, "time": time.time()})
 
     def _engine_built(self) -> None:
-        Path(self.trial["engine_built"][self._rank]).touch()
+        write_whole(Path(self.trial["engine_built"][self._rank]), json.dumps(self._probe.facts.to_json()))
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._position == 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.measure.batch_shape import tensors_in, tokens_per_sample
+from trial_lib.measure.batch_shape import tensors_in, tokens_per_row
 
 
 def stretched(batch: Any, length: int) -> Any:
@@ -20,7 +20,7 @@ def stretched(batch: Any, length: int) -> Any:
         batch: as a loader gives it.
         length: tokens in a sample.
     """
-    current = tokens_per_sample(batch)
+    current = tokens_per_row(batch)
     if current is None or not 0 < current < length:
         return batch
     samples = next(int(tensor.shape[0]) for tensor in tensors_in(batch) if _is_tokens(tensor))
@@ -35,7 +35,7 @@ def stretched(batch: Any, length: int) -> Any:
 
 
 def _is_tokens(tensor: torch.Tensor) -> bool:
-    return tokens_per_sample(tensor) is not None
+    return tokens_per_row(tensor) is not None
 
 
 def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]:

@@ -163,7 +163,7 @@ class AdaptiveSearch(Search):
         """Returns what a free batch is expected to bring; None where it is free, or nothing more would fit."""
         best = self.best
         point = None if best is None else self._point(best[0])
-        if best is None or point is None or not self._policy.is_kept:
+        if best is None or point is None or not self._policy.is_kept or self._policy.only_micro_batch is not None:
             return None
         free = replace(self._policy, train_batch_size=None)
         fitting = FittingSizes(free, self._problem, self._headroom, self._fitting.memory)

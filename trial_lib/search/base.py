@@ -74,6 +74,8 @@ class SearchProblem:
         device: `cuda` or `cpu`.
         train_batch_size: samples of an optimizer step that every candidate has to have; None leaves them free.
         can_sweep: whether one process group can measure several micro-batch sizes of the program.
+        only_micro_batch: the one micro-batch size (samples) there is, where the program's batches vary by a rule of
+            its own; None for any.
     """
 
     space: SearchSpace
@@ -83,6 +85,7 @@ class SearchProblem:
     device: str = "cuda"
     train_batch_size: int | None = None
     can_sweep: bool = False
+    only_micro_batch: int | None = None
 
 
 class Search(ABC):

@@ -25,6 +25,7 @@ class BatchPolicy:
         data_parallel_size: model replicas.
         divisible_by: every micro-batch size is a multiple of it (samples).
         max_micro_batch: the largest size (samples); None for no limit but memory.
+        only_micro_batch: the one size there is; None for any.
     """
 
     train_batch_size: int | None
@@ -32,6 +33,7 @@ class BatchPolicy:
     data_parallel_size: int
     divisible_by: int = 1
     max_micro_batch: int | None = None
+    only_micro_batch: int | None = None
 
     @classmethod
     def of(cls, problem: SearchProblem, divisible_by: int, max_micro_batch: int | None) -> "BatchPolicy":
@@ -43,6 +45,7 @@ class BatchPolicy:
             problem.profile.data_parallel_size,
             divisible_by,
             max_micro_batch,
+            problem.only_micro_batch,
         )
 
     @property
@@ -85,6 +88,9 @@ class BatchPolicy:
     @cached_property
     def _all(self) -> tuple[int, ...]:
         limit = min(self.max_micro_batch or _LARGEST, _LARGEST)
+        if self.only_micro_batch is not None:
+            per_step = self.only_micro_batch * self.gradient_accumulation_steps * self.data_parallel_size
+            return (self.only_micro_batch,) if self.train_batch_size in (None, per_step) else ()
         if self.train_batch_size is None:
             return tuple(size for size in _round_multiples(self.divisible_by) if size <= limit)
         per_replica, rest = divmod(self.train_batch_size, self.data_parallel_size)

@@ -38,14 +38,20 @@ def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | No
 
 
 def ignored_batch_reason(results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate]) -> str | None:
-    """Returns why nothing but batches of 1 arrives; None where a larger one did, or none was asked for.
+    """Returns why no batches but the profile's arrive; None where larger ones do, or were never asked for.
 
-    The profile trial asks for 1, and so does not find out a program that has that size in its code.
+    Where that is the program's own size, the profile trial does not find out a program that has it in its code.
     """
-    larger = [result for number, result in results.items() if candidates[number].micro_batch_size > 1]
+    profiles = (number for number, result in results.items() if result.purpose is Purpose.PROFILE)
+    profiled = min((candidates[number].micro_batch_size for number in profiles), default=1)
+    larger = [
+        result
+        for number, result in results.items()
+        if candidates[number].micro_batch_size > profiled and result.purpose is not Purpose.SUBMITTED
+    ]
     if any(result.outcome is Outcome.COMPLETED for result in larger):
         return None
-    ignored = (r for r in larger if r.outcome is Outcome.INVALID and r.micro_batch_arrived == 1)
+    ignored = (r for r in larger if r.outcome is Outcome.INVALID and r.micro_batch_arrived == profiled)
     return next((result.reason for result in ignored), None)
 
 

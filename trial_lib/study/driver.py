@@ -1,8 +1,9 @@
 """The driver of a study: decides on trials, runs them, remembers how they ended."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +20,16 @@ from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.search.base import Search
 from trial_lib.study.answer import best_result, ignored_batch_reason, without_tuning_keys, write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.completed_config import completed_config, contradiction
+from trial_lib.study.completed_config import completed_config
 from trial_lib.study.earlier_studies import earlier_studies_of
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
 from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_winner import first_candidate, told_before
 from trial_lib.study.measured_configs import MeasuredConfigs
-from trial_lib.study.plans import TrialPlans, profile_candidate, refusal, submitted_candidate, throughput_to_beat
+from trial_lib.study.plans import TrialPlans, refusal, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import open_search
-from trial_lib.study.program import CommandChanges, batch_in_command, environment_of
+from trial_lib.study.profiling import profile_candidate, run_profile
+from trial_lib.study.program import CommandChanges, environment_of
 from trial_lib.study.runner import Ended, Runner, Work, seconds_of
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
@@ -51,7 +53,6 @@ class StudyDriver:
     Attributes:
         base_config: the user's DeepSpeed configuration; where it stands in their code, empty until the profile trial
             has found it.
-        contradiction: what the program says twice, with two values; None while nothing is known of that.
         arg_mappings: by which flag or variable the program takes its batch, the experiment's and what was found.
         environment: what the ranks start from.
         full_experiment_failure: why the full experiment failed, if it has.
@@ -74,7 +75,6 @@ class StudyDriver:
         self.experiment = experiment
         self.base_config = without_tuning_keys(experiment.ds_config)
         self.arg_mappings: dict[str, str] = {str(key): target for key, target in experiment.config.arg_mappings.items()}
-        self.contradiction: str | None = None
         self.arguments = arguments
         self.paths = paths
         self.host = host
@@ -90,7 +90,7 @@ class StudyDriver:
         self.environment = environment_of(experiment, arguments.include)
         self._changes = CommandChanges(experiment, self.environment, log)
         self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
-        self._runner = Runner(place, log, self._refusal, self._starting)
+        self._runner = Runner(place, log, self._refusal, self._starting, self._run_profile)
         self._history = History(paths.history)
         self.purposes: dict[int, Purpose] = {}
         self._withdrawn: set[int] = set()
@@ -110,10 +110,18 @@ class StudyDriver:
         return max(1, min(self.arguments.max_concurrent_trials, self.arguments.max_trials, slots // per_trial))
 
     def profile_plan(self) -> TrialPlan:
-        """Returns the profile trial: micro-batch 1, one step, the submitted configuration otherwise."""
+        """Returns the profile trial: one step with a micro-batch of 1, if the program can, and all else as typed."""
         slots = self.experiment.config.resources.slots_per_trial
-        candidate = profile_candidate(self.base_config, slots, self.arg_mappings)
-        return self._decide(PROFILE_NUMBER, Purpose.PROFILE, candidate)
+        return self._decide(PROFILE_NUMBER, Purpose.PROFILE, Candidate(micro_batch_size=1, slots=slots))
+
+    def _run_profile(self, plan: TrialPlan, run: Callable[[TrialPlan], TrialResult]) -> TrialResult:
+        def plan_for(program: ProgramProfile, size: int) -> TrialPlan:
+            mappings = {**program.arg_mappings, **self.arg_mappings}
+            candidate = profile_candidate(program, size, plan.candidate.slots, mappings)
+            base = completed_config(self.base_config, program)
+            return self._plans.plan(plan.number, plan.purpose, candidate, base, mappings, None, program)
+
+        return run_profile(self._plans.typed(plan, self.base_config), plan_for, run, self.place.prime)
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""
@@ -214,7 +222,8 @@ class StudyDriver:
         self._runner.lose([plan for plan in work.plans if plan.number not in told], reason)
 
     def _starting(self, plan: TrialPlan) -> None:
-        self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.arg_mappings)
+        if not plan.as_typed:
+            self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.arg_mappings)
 
     def write_answer(self, number: int, measured: Mapping[str, Any]) -> None:
         """Writes the configuration of the winning trial, what it measured, and the command to train with it."""
@@ -254,10 +263,20 @@ class StudyDriver:
             return
         if stays_open(end):
             return
+        if end.purpose is Purpose.PROFILE:
+            self._note_profiled(end)
         self._history.append(Told(end.number, end))
         self._learn(end)
         if end.purpose is Purpose.PROFILE:
             self.prime()
+
+    def _note_profiled(self, profile: TrialResult) -> None:
+        """Notes what the profile trial has run with in the end, where that is not what was wished for."""
+        with contextlib.suppress(OSError, ValueError):
+            ran = Candidate.model_validate_json(self.paths.trial(profile.number).candidate.read_text())
+            if ran != self.candidates[profile.number]:
+                self._history.append(Asked(profile.number, profile.purpose, ran))
+                self._remember(profile.number, profile.purpose, ran)
 
     def stop(self, reason: str) -> None:
         """Notes the end of the search."""
@@ -290,7 +309,7 @@ class StudyDriver:
     def had_engine(self, result: TrialResult) -> bool:
         """Returns whether every rank of a trial had come to a DeepSpeed engine."""
         paths, slots = self.paths.trial(result.number), self.experiment.config.resources.slots_per_trial
-        return all(paths.engine_built(rank).exists() for rank in range(slots))
+        return any(all(run.engine_built(rank).exists() for rank in range(slots)) for run in (paths, paths.as_typed))
 
     @property
     def _profile(self) -> TrialResult:
@@ -350,6 +369,8 @@ class StudyDriver:
             else:
                 self._stopped = True
         for result in unheard(self.paths, self.candidates.keys() - self.results.keys()):
+            if result.purpose is Purpose.PROFILE:
+                self._note_profiled(result)
             self._history.append(Told(result.number, result))
             self._learn(result)
         self._interrupted, given_up = left_of(decided, self.results, withdrawn)
@@ -379,9 +400,7 @@ class StudyDriver:
         """Takes in what the profile trial found in the code: it completes what the experiment says."""
         keep_secret(KnownSecrets.within(program.ds_config or {}))
         self.arg_mappings = {**program.arg_mappings, **self.arg_mappings}
-        typed = batch_in_command(self.experiment, self.environment, self.arg_mappings)
-        self.contradiction = contradiction(self.base_config or program.ds_config or {}, program, typed)
-        self.base_config = completed_config(self.base_config, program, typed)
+        self.base_config = completed_config(self.base_config, program)
 
     @property
     def _is_batch_in_code(self) -> bool:
@@ -397,4 +416,5 @@ class StudyDriver:
 
     def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         profiled = None if purpose is Purpose.PROFILE else (self._profile, self.candidates[PROFILE_NUMBER])
-        return self._plans.plan(number, purpose, candidate, self.base_config, self.arg_mappings, profiled)
+        program = None if profiled is None else self._profile.program
+        return self._plans.plan(number, purpose, candidate, self.base_config, self.arg_mappings, profiled, program)

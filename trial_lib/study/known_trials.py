@@ -91,10 +91,10 @@ def run_profile(study: OpenStudy) -> KnownTrials:
     if result.from_outside:
         raise ProfileFailedError(f"The profile trial could not be run to its end: {result.reason}")
     if result.outcome is not Outcome.COMPLETED:
-        raise ProfileFailedError(profile_failure(result, driver.had_engine(result), driver.arg_mappings))
+        raise ProfileFailedError(profile_failure(result, driver.had_engine(result)))
     driver.tell(result)
     assert result.profile is not None
-    return KnownTrials(result.profile, (plan.candidate, result), driver.base_config)
+    return KnownTrials(result.profile, (driver.candidates[plan.number], result), driver.base_config)
 
 
 def _is_of(record: StudyRecord, paths: StudyPaths, experiment: Experiment) -> bool:
@@ -127,7 +127,7 @@ def _trials_of(record: StudyRecord, paths: StudyPaths) -> KnownTrials | None:
     return KnownTrials(
         profile[1].profile,
         profile,
-        base if program is None else completed_config(base, program, {}),
+        base if program is None else completed_config(base, program),
         tuple(trials),
         (record.study_id,),
     )

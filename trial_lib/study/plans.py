@@ -1,11 +1,13 @@
 """What a study's trials run with, in full: a candidate becomes a `TrialPlan`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH, config_hash
+from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
 from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths
@@ -63,6 +65,7 @@ class TrialPlans:
         base_config: Mapping[str, Any],
         arg_mappings: Mapping[str, str],
         profiled: tuple[TrialResult, Candidate] | None,
+        program: ProgramProfile | None = None,
     ) -> TrialPlan:
         """Returns everything that decides a trial.
 
@@ -73,6 +76,7 @@ class TrialPlans:
             base_config: the user's DeepSpeed configuration, as far as it is known.
             arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
             profiled: the profile trial and its candidate; None for the profile trial itself.
+            program: what is known of the user's program; None before it has run.
         """
         arguments = self._arguments
         if profiled is None:
@@ -83,6 +87,8 @@ class TrialPlans:
             deadline = deadline_s(*profiled, candidate, window)
         paths = self._paths.trial(number)
         config = candidate.complete(base_config)
+        # What was typed is what it says: the submitted configuration is not put together again.
+        as_typed = purpose is Purpose.SUBMITTED
         return TrialPlan(
             trial_id=f"{self._study_id}-{number:04d}",
             number=number,
@@ -91,7 +97,13 @@ class TrialPlans:
             ds_config=config,
             config_hash=config_hash(config),
             program=program_of(
-                self._experiment, dict(self._environment), paths.ds_config, config, paths.training_spec, arg_mappings
+                self._experiment,
+                dict(self._environment),
+                paths.ds_config,
+                config,
+                paths.training_spec,
+                arg_mappings,
+                as_typed,
             ),
             window=window,
             memory_limit=self.memory_limit,
@@ -101,25 +113,35 @@ class TrialPlans:
             protected_before=self._opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
             flops_per_sample=_flops_per_sample(profiled),
+            arrival=_arrival(program),
+            as_typed=as_typed,
         )
 
+    def typed(self, profile: TrialPlan, base_config: Mapping[str, Any]) -> TrialPlan:
+        """Returns the run of the program as it was typed that the profile trial begins with.
 
-def profile_candidate(base_config: Mapping[str, Any], slots: int, arg_mappings: Mapping[str, str]) -> Candidate:
-    """Returns what the profile trial runs with: micro-batch 1, the submitted configuration otherwise.
-
-    Args:
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        slots: devices that it takes.
-        arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
-    """
-    accumulation = base_config.get(ACCUMULATION, 1)
-    return Candidate(
-        micro_batch_size=1,
-        gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
-        slots=slots,
-        # A program that takes the whole batch by a flag has to be told it.
-        data_parallel_size=slots if TRAIN_BATCH in arg_mappings else None,
-    )
+        Args:
+            profile: the profile trial.
+            base_config: the user's DeepSpeed configuration, as far as it is known.
+        """
+        paths, config = profile.paths.as_typed, dict(base_config)
+        return replace(
+            profile,
+            ds_config=config,
+            config_hash=config_hash(config),
+            program=program_of(
+                self._experiment,
+                dict(self._environment),
+                paths.ds_config,
+                config,
+                paths.training_spec,
+                {},
+                as_typed=True,
+            ),
+            paths=paths,
+            training_spec=trial_spec(self._experiment, config, paths),
+            as_typed=True,
+        )
 
 
 def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: ModelProfile | None) -> Candidate:
@@ -140,6 +162,17 @@ def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: Mod
         gradient_accumulation_steps=batch.gradient_accumulation_steps,
         slots=slots,
         data_parallel_size=replicas,
+    )
+
+
+def _arrival(program: ProgramProfile | None) -> Arrival:
+    if program is None or program.typed_batch is None:
+        return Arrival()
+    return Arrival(
+        rows_per_sample=program.rows_per_sample,
+        varies=program.batch_varies,
+        typed_micro_batch=program.typed_batch.micro_batch_size,
+        typed_tokens=program.tokens_per_micro_batch,
     )
 
 

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.result import ModelProfile, TrialResult
+from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
 from trial_lib.experiment.search_space import left_out_of_space, space_for
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.search.base import Search, SearchProblem
@@ -70,11 +70,30 @@ def open_search(
         device=device,
         train_batch_size=kept_batch(arguments, base_config, profile, log),
         can_sweep=can_sweep and not profile.pipeline_parallel,
+        only_micro_batch=_only_micro_batch(arguments, program, log),
     )
     search = create_search(arguments.method, _settings(arguments, concurrency), problem)
     for candidate, result in known:
         search.observe(candidate, result)
     return search
+
+
+def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:
+    """Returns the micro-batch size that stays, where the batches of a program vary by a rule of its own."""
+    if program is None or not program.batch_varies or program.typed_batch is None:
+        return None
+    if arguments.method != "adaptive":
+        raise InputError(
+            "the number of samples differs from micro-batch to micro-batch, and this method varies just that number.",
+            where=arguments.method,
+            remedy="Use `zerotune tune` or `zerotune adaptive`, which leave the batches as they are, or map the flag "
+            "that sets them.",
+        )
+    log.info(
+        "The number of samples differs from micro-batch to micro-batch: something else sets it, such as a number of "
+        "tokens. Batches stay as they are, samples are counted as they arrive, and everything else is tuned."
+    )
+    return program.typed_batch.micro_batch_size
 
 
 def kept_batch(

@@ -66,22 +66,20 @@ def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots:
     )
 
 
-def profile_failure(result: TrialResult, had_engine: bool, arg_mappings: Mapping[str, str]) -> str:
+def profile_failure(result: TrialResult, had_engine: bool) -> str:
     """Returns what the failure of the profile trial says of the program, for the user to act on.
 
     Args:
         result: of a profile trial that has not completed.
         had_engine: whether the program had come to a DeepSpeed engine.
-        arg_mappings: by which flag or variable the program was given a batch of its own.
     """
     if result.from_outside:
         return f"The profile trial was killed twice: {result.reason} `zerotune resume` runs it again."
     ended_by_itself = result.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
     if not had_engine and (ended_by_itself or "import" not in result.phases):
-        given = f"given ({', '.join(arg_mappings.values())} apart)" if arg_mappings else "given"
-        what = f"The program does not run as {given}: it never had a DeepSpeed engine."
+        what = "The program does not run as it was typed: it never had a DeepSpeed engine."
     elif ended_by_itself:
-        what = "The program failed in the profile trial, which changes nothing but the micro-batch, to 1."
+        what = "The program failed as it was typed, and with smaller micro-batches."
     else:
         what = f"The configuration must be able to run with a micro-batch of 1: {result.outcome.value}."
     return f"{what} {result.reason}"

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.batch_places import batch_places
 from trial_lib.experiment.environment import redact_text
 from trial_lib.experiment.launchers import TRIAL_CLASS_MODULE
 from trial_lib.experiment.training_spec import SPEC_VARIABLE
@@ -27,6 +26,7 @@ def program_of(
     ds_config: Mapping[str, Any],
     training_spec: Path,
     arg_mappings: Mapping[Any, str] | None = None,
+    as_typed: bool = False,
 ) -> Program:
     """Returns the program of an experiment under one DeepSpeed configuration.
 
@@ -37,14 +37,19 @@ def program_of(
         ds_config: that configuration.
         training_spec: the file that tells a trial class, or a script by the Core API, what to do.
         arg_mappings: what in the command sets each DeepSpeed key; None for the experiment's own.
+        as_typed: whether the command stays as it is; the configuration that it names does not where the experiment
+            overwrites a part of it.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     files: dict[str, str] = {}
     if entrypoint.trial_class is not None:
         target, arguments = {"module": _TRIAL_CLASS_MODULE}, [str(training_spec)]
+    elif as_typed and not experiment.config.hyperparameters.overwrite_deepspeed_args:
+        target, arguments = _target_of(experiment), list(entrypoint.arguments)
+        environment = {**environment, SPEC_VARIABLE: str(training_spec)}
     else:
-        target = {"module": entrypoint.module} if entrypoint.module else {"script": entrypoint.script or ""}
+        target = _target_of(experiment)
         command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, experiment.model_dir)
         arguments, files = command.arguments, command.files
         environment = {**environment, **command.variables, SPEC_VARIABLE: str(training_spec)}
@@ -58,6 +63,11 @@ def program_of(
         launched_by=entrypoint.launched_by,
         files=files,
     )
+
+
+def _target_of(experiment: Experiment) -> dict[str, str]:
+    entrypoint = experiment.entrypoint
+    return {"module": entrypoint.module} if entrypoint.module else {"script": entrypoint.script or ""}
 
 
 class CommandChanges:
@@ -100,20 +110,6 @@ class CommandChanges:
             said = f"{old} -> {new}" if old else f"{new} is added"
             level = logging.DEBUG if is_known else logging.INFO
             self._log.log(level, "trial %04d, in the command: %s", number, redact_text(said))
-
-
-def batch_in_command(
-    experiment: Experiment, environment: Mapping[str, str], arg_mappings: Mapping[Any, str]
-) -> dict[str, int]:
-    """Returns the batch keys that the user's command sets where they are mapped.
-
-    Args:
-        experiment: what the user submitted.
-        environment: what its ranks start from.
-        arg_mappings: what in the command sets each DeepSpeed key.
-    """
-    places = batch_places(experiment.entrypoint.arguments, environment, arg_mappings, experiment.model_dir)
-    return {place.key: place.value for place in places if place.is_mapped}
 
 
 def interpreter_of(experiment: Experiment) -> str:

@@ -154,7 +154,7 @@ def _base_config(record: StudyRecord, results: Mapping[int, TrialResult]) -> dic
     base = without_tuning_keys(record.ds_config)
     programs = (result.program for result in results.values() if result.purpose is Purpose.PROFILE)
     program = next((program for program in programs if program is not None), None)
-    return base if program is None else completed_config(base, program, {})
+    return base if program is None else completed_config(base, program)
 
 
 def _answer(paths: StudyPaths) -> _Answer | None:

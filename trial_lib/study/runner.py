@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from trial_lib.experiment.candidate import Sweep, Withdrawal
+from trial_lib.experiment.candidate import Purpose, Sweep, Withdrawal
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
@@ -62,6 +62,7 @@ class Runner:
         log: for people.
         refusal: returns why a trial need not run; None where it has to.
         starting: called with each plan whose processes are about to start.
+        profile: runs a profile trial, whose plans are run by the function that it is given.
 
     Attributes:
         cancelled: set to end everything that runs. From any thread.
@@ -73,12 +74,14 @@ class Runner:
         log: logging.Logger,
         refusal: Callable[[TrialPlan], str | None],
         starting: Callable[[TrialPlan], None],
+        profile: Callable[[TrialPlan, Callable[[TrialPlan], TrialResult]], TrialResult],
     ) -> None:
         self.cancelled = threading.Event()
         self._place = place
         self._log = log
         self._refusal = refusal
         self._starting = starting
+        self._profile = profile
         self._ended: queue.SimpleQueue[Ended | DiskFullError] = queue.SimpleQueue()
 
     def run(self, work: Work) -> list[Ended]:
@@ -158,6 +161,9 @@ class Runner:
             result = unstarted(plan, Outcome.INVALID, refusal)
             write_unstarted(plan, result)
             return result
+        return self._profile(plan, self._start) if plan.purpose is Purpose.PROFILE else self._start(plan)
+
+    def _start(self, plan: TrialPlan) -> TrialResult:
         self._starting(plan)
         return self._place.run_trial(plan, self.cancelled, self._log.info)
 

@@ -3,7 +3,7 @@ from collections import UserDict
 import pytest
 import torch
 
-from trial_lib.measure.batch_shape import arrived_micro_batch, tensors_in, tokens_per_sample
+from trial_lib.measure.batch_shape import arrived_rows, tensors_in, tokens_per_row
 
 TOKENS = torch.zeros(8, 64, dtype=torch.long)
 
@@ -23,28 +23,28 @@ TOKENS = torch.zeros(8, 64, dtype=torch.long)
 )
 @pytest.mark.parametrize("asked", [1, 8])
 def test_the_batch_is_the_first_dimension_of_the_first_tensor_that_has_one(inputs, asked):
-    assert arrived_micro_batch(inputs, asked) == 8
+    assert arrived_rows(inputs, asked) == 8
 
 
 def test_sequences_first_are_known_by_their_second_dimension():
-    assert arrived_micro_batch([torch.zeros(64, 8, dtype=torch.long)], asked=8) == 8
-    assert arrived_micro_batch([torch.zeros(64, 8, 512)], asked=8) == 8
-    assert arrived_micro_batch([torch.zeros(64, 1, dtype=torch.long)], asked=1) == 1
+    assert arrived_rows([torch.zeros(64, 8, dtype=torch.long)], asked=8) == 8
+    assert arrived_rows([torch.zeros(64, 8, 512)], asked=8) == 8
+    assert arrived_rows([torch.zeros(64, 1, dtype=torch.long)], asked=1) == 1
 
 
 def test_as_many_features_as_samples_were_asked_for_do_not_make_sequences():
-    assert arrived_micro_batch([torch.zeros(8, 16)], asked=16) == 8
-    assert arrived_micro_batch([torch.zeros(8, 1)], asked=1) == 8
+    assert arrived_rows([torch.zeros(8, 16)], asked=16) == 8
+    assert arrived_rows([torch.zeros(8, 1)], asked=1) == 8
 
 
 def test_inputs_without_a_batch_have_no_size():
-    assert arrived_micro_batch([(), {"text": ["a", "b"]}], asked=2) is None
-    assert arrived_micro_batch([torch.tensor(1.0)], asked=1) is None
+    assert arrived_rows([(), {"text": ["a", "b"]}], asked=2) is None
+    assert arrived_rows([torch.tensor(1.0)], asked=1) is None
 
 
 def test_tokens_are_the_length_of_the_first_matrix_of_integers():
-    assert tokens_per_sample([torch.zeros(8, 3), TOKENS, torch.zeros(8, 9, dtype=torch.long)]) == 64
-    assert tokens_per_sample([torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)]) is None
+    assert tokens_per_row([torch.zeros(8, 3), TOKENS, torch.zeros(8, 9, dtype=torch.long)]) == 64
+    assert tokens_per_row([torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)]) is None
 
 
 def test_tensors_are_found_in_order_at_any_depth():

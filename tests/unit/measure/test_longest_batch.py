@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trial_lib.measure import longest_batch
-from trial_lib.measure.batch_shape import tokens_per_sample
+from trial_lib.measure.batch_shape import tokens_per_row
 from trial_lib.measure.engine_watch import ModelCounter
 from trial_lib.measure.loader_batches import LoaderBatches
 from trial_lib.measure.longest_batch import SequenceSurvey, StretchedWarmUp
@@ -31,7 +31,7 @@ def loader(lengths=LENGTHS):
 
 
 def lengths_of(batches):
-    return [tokens_per_sample(batch) for batch in batches]
+    return [tokens_per_row(batch) for batch in batches]
 
 
 class Watch(SimpleNamespace):
@@ -47,7 +47,7 @@ class Watch(SimpleNamespace):
         )
 
     def train_on(self, batch):
-        length = tokens_per_sample(batch)
+        length = tokens_per_row(batch)
         self.micro_batches += 1
         if length is not None:
             self.shortest_sequence = min(length, self.shortest_sequence or length)
