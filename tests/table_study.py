@@ -69,7 +69,8 @@ class TableLauncher:
                 Path(payload["withdrawal"]).write_text(json.dumps({"reason": "memory"}))
                 break
             time.sleep(TRIAL_S)
-            result = self._result(candidate, int(folder.name))
+            number = int((folder.parent if folder.name == "as_typed" else folder).name)
+            result = self._result(candidate, number)
             self._write(one, result)
             if result.outcome is not Outcome.COMPLETED:
                 return Ending("ranks", [1] * candidate.slots)

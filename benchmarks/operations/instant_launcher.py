@@ -61,8 +61,8 @@ def _measured(payload: dict[str, Any]) -> dict[str, Any]:
 
     One that grew for ever would have a search end early: each new size would have to be above the best one.
     """
-    overrides = payload["overrides"]
-    size = overrides["train_micro_batch_size_per_gpu"]
+    candidate = json.loads((Path(payload["measurements"][0]).parent / "candidate.json").read_text(encoding="utf-8"))
+    overrides, size = candidate["knobs"], candidate["micro_batch_size"]
     bucket = overrides.get("zero_optimization", {}).get("reduce_bucket_size", 0)
     rate = 100.0 * size / (size + 20) / (1 + size / 200) * (1 + zlib.crc32(str(bucket).encode()) % 7 / 70)
     record = {

@@ -79,9 +79,13 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
     if not had_engine and (ended_by_itself or "import" not in result.phases):
         what = "The program does not run as it was typed: it never had a DeepSpeed engine."
     elif ended_by_itself:
-        what = "The program failed as it was typed, and with smaller micro-batches."
+        what = "The program fails as it was typed."
+    elif result.outcome is Outcome.OUT_OF_MEMORY:
+        what = "Not even a micro-batch of 1 fits into memory."
+    elif result.micro_batch_arrived is not None:
+        what = "The program's batches do not follow what is asked of it."
     else:
-        what = f"The configuration must be able to run with a micro-batch of 1: {result.outcome.value}."
+        what = f"The configuration does not work as it was typed: {result.outcome.value}."
     return f"{what} {result.reason}"
 
 

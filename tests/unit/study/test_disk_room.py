@@ -82,7 +82,7 @@ def test_a_trial_that_crashed_on_a_full_disk_is_not_found_by_the_study_that_goes
     with Experiment(tmp_path).opened() as study:
         driver, plan = study.driver, study.driver.profile_plan()
         place = FullHost(None, this_host(), tmp_path)  # type: ignore[arg-type]
-        runner = Runner(place, driver.log, lambda _: None, lambda _: None)
+        runner = Runner(place, driver.log, lambda _: None, lambda _: None, lambda plan, run: run(plan))
         with pytest.raises(DiskFullError):
             runner.run(Work((plan,)))
         assert plan.paths.candidate.exists()
@@ -100,7 +100,7 @@ def test_an_error_of_our_own_on_a_full_disk_is_heard_as_a_full_disk(
     with Experiment(tmp_path).opened() as study:
         driver = study.driver
         place = BrokenHost(None, this_host(), tmp_path)  # type: ignore[arg-type]
-        runner = Runner(place, driver.log, lambda _: None, lambda _: None)
+        runner = Runner(place, driver.log, lambda _: None, lambda _: None, lambda plan, run: run(plan))
         with pytest.raises(DiskFullError):
             runner.run(Work((driver.profile_plan(),)))
         with pytest.raises(DiskFullError):

@@ -11,7 +11,7 @@ IN_INITIALIZE = {"start": 0.1, "import": 1.0}
 KILLED: dict[str, float] = {}
 
 
-def failure(outcome: Outcome, phases: dict[str, float], had_engine: bool, **mappings: str) -> str:
+def failure(outcome: Outcome, phases: dict[str, float], had_engine: bool, arrived: int | None = None) -> str:
     result = TrialResult(
         trial_id="study-0",
         number=0,
@@ -20,26 +20,32 @@ def failure(outcome: Outcome, phases: dict[str, float], had_engine: bool, **mapp
         outcome=outcome,
         reason="This is why.",
         phases=phases,
+        micro_batch_arrived=arrived,
     )
-    return profile_failure(result, had_engine, mappings)
+    return profile_failure(result, had_engine)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.INVALID, Outcome.TIMED_OUT])
-def test_a_program_that_never_comes_to_deepspeed_does_not_run_as_given(outcome: Outcome) -> None:
+def test_a_program_that_never_comes_to_deepspeed_does_not_run_as_typed(outcome: Outcome) -> None:
     said = failure(outcome, BEFORE, False)
-    assert said == "The program does not run as given: it never had a DeepSpeed engine. This is why."
-
-
-def test_a_mapped_flag_is_named_as_what_was_not_given() -> None:
-    said = failure(Outcome.CRASHED, BEFORE, False, train_micro_batch_size_per_gpu="--batchsize")
-    assert said.startswith("The program does not run as given (--batchsize apart)")
+    assert said == "The program does not run as it was typed: it never had a DeepSpeed engine. This is why."
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMED_OUT])
-def test_a_program_that_fails_later_is_told_what_was_changed_even_if_it_left_no_record(outcome: Outcome) -> None:
-    assert "changes nothing but the micro-batch, to 1" in failure(outcome, KILLED, True)
+def test_a_program_that_fails_later_fails_as_typed_even_if_it_left_no_record(outcome: Outcome) -> None:
+    assert failure(outcome, KILLED, True) == "The program fails as it was typed. This is why."
 
 
-def test_a_configuration_that_deepspeed_refuses_or_that_does_not_fit_has_to_run_with_one_sample() -> None:
-    assert "able to run with a micro-batch of 1: invalid" in failure(Outcome.INVALID, IN_INITIALIZE, False)
-    assert "able to run with a micro-batch of 1: out_of_memory" in failure(Outcome.OUT_OF_MEMORY, KILLED, True)
+def test_a_configuration_that_deepspeed_refuses_does_not_work_as_typed() -> None:
+    assert failure(Outcome.INVALID, IN_INITIALIZE, False).startswith(
+        "The configuration does not work as it was typed: invalid."
+    )
+
+
+def test_a_model_of_which_no_sample_fits_is_told_so() -> None:
+    assert failure(Outcome.OUT_OF_MEMORY, KILLED, True).startswith("Not even a micro-batch of 1 fits into memory.")
+
+
+def test_batches_that_do_not_follow_are_told_as_that() -> None:
+    said = failure(Outcome.INVALID, IN_INITIALIZE, True, arrived=8)
+    assert said == "The program's batches do not follow what is asked of it. This is why."

@@ -1,0 +1,166 @@
+"""The profile trial: the program as typed first, then the smallest micro-batch that it can take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trial_lib.experiment.batch import Batch
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.experiment.study import TrialPaths
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.study.profiling import profile_candidate, run_profile, sizes_below
+
+TYPED = ProgramProfile(typed_batch=Batch(32, 8, 2), rows_per_sample=2)
+MODEL = ModelProfile(
+    num_params=1,
+    trainable_num_params=1,
+    activation_mem_per_gpu=1,
+    gpu_mem=1,
+    data_parallel_size=2,
+    flops_per_sample=1.0,
+)
+
+
+class Ranks:
+    """Stands for real ranks: how the run as typed ends, and the run at each micro-batch size."""
+
+    def __init__(self, folder: Path, typed: TrialResult, at: Callable[[int], TrialResult]) -> None:
+        self.sizes: list[int] = []
+        self.primed: list[list[str]] = []
+        self._typed, self._at = typed, at
+        self._plan = TrialPlan(
+            trial_id="study-0000",
+            number=0,
+            purpose=Purpose.PROFILE,
+            candidate=Candidate(micro_batch_size=1, slots=2),
+            ds_config={},
+            config_hash="0" * 16,
+            program=SimpleNamespace(files={}),  # type: ignore[arg-type]
+            window=SimpleNamespace(),  # type: ignore[arg-type]
+            memory_limit=None,
+            deadline_s=1.0,
+            paths=TrialPaths(folder),
+        )
+
+    def profile(self) -> TrialResult:
+        typed = replace(self._plan, paths=self._plan.paths.as_typed, as_typed=True)
+        return run_profile(typed, self._plan_for, self._run, self.primed.append)
+
+    def ran_with(self) -> Candidate:
+        return Candidate.model_validate_json(self._plan.paths.candidate.read_text())
+
+    def _plan_for(self, program: ProgramProfile, size: int) -> TrialPlan:
+        return replace(self._plan, candidate=profile_candidate(program, size, 2, {}))
+
+    def _run(self, plan: TrialPlan) -> TrialResult:
+        if plan.as_typed:
+            return self._typed
+        self.sizes.append(plan.candidate.micro_batch_size)
+        return self._at(plan.candidate.micro_batch_size)
+
+
+def ended(outcome: Outcome = Outcome.COMPLETED, program: ProgramProfile | None = TYPED, **more: Any) -> TrialResult:
+    return TrialResult(
+        trial_id="study-0000",
+        number=0,
+        purpose=Purpose.PROFILE,
+        config_hash="0" * 16,
+        outcome=outcome,
+        program=program,
+        profile=MODEL if outcome is Outcome.COMPLETED else None,
+        imported=["transformers"],
+        **more,
+    )
+
+
+def completes(size: int) -> TrialResult:
+    return ended(program=ProgramProfile(longest_sequence=64), reason="")
+
+
+def test_the_profile_is_that_of_one_sample_and_keeps_what_was_typed(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(), completes)
+    result = ranks.profile()
+    assert ranks.sizes == [1]
+    assert result.program is not None
+    assert (result.program.typed_batch, result.program.rows_per_sample) == (Batch(32, 8, 2), 2)
+    assert result.program.longest_sequence == 64
+    assert ranks.ran_with() == Candidate(micro_batch_size=1, gradient_accumulation_steps=2, slots=2)
+    assert ranks.primed == [["transformers"]]
+
+
+def test_a_program_that_takes_one_sample_as_typed_is_not_run_twice(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(program=ProgramProfile(typed_batch=Batch(4, 1, 2))), completes)
+    assert ranks.profile().outcome is Outcome.COMPLETED
+    assert ranks.sizes == []
+
+
+def test_a_model_that_cannot_take_one_sample_is_profiled_at_the_smallest_size_that_works(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(), lambda size: completes(size) if size >= 4 else ended(Outcome.CRASHED))
+    assert ranks.profile().outcome is Outcome.COMPLETED
+    assert ranks.sizes == [1, 2, 4]
+    assert ranks.ran_with().micro_batch_size == 4
+
+
+def test_at_last_the_program_s_own_size_is_the_profile_s(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(), lambda size: ended(Outcome.CRASHED))
+    result = ranks.profile()
+    assert result.outcome is Outcome.COMPLETED
+    assert result.profile == MODEL
+    assert ranks.ran_with().micro_batch_size == 8
+
+
+def test_batches_that_vary_have_no_smaller_size(tmp_path: Path) -> None:
+    varied = TYPED.model_copy(update={"batch_varies": True})
+    ranks = Ranks(tmp_path, ended(program=varied), completes)
+    assert ranks.profile().outcome is Outcome.COMPLETED
+    assert ranks.sizes == []
+
+
+def test_a_configuration_that_does_not_fit_as_typed_is_profiled_all_the_same(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(Outcome.OUT_OF_MEMORY), completes)
+    result = ranks.profile()
+    assert result.outcome is Outcome.COMPLETED
+    assert result.program is not None
+    assert result.program.typed_batch == Batch(32, 8, 2)
+
+
+def test_a_program_that_fails_at_any_size_is_told_of_as_it_was_typed(tmp_path: Path) -> None:
+    ranks = Ranks(
+        tmp_path, ended(Outcome.CRASHED, reason="as typed"), lambda size: ended(Outcome.CRASHED, reason="smaller")
+    )
+    assert ranks.profile().reason == "as typed"
+
+
+def test_a_model_of_which_one_sample_does_not_fit_ends_at_once(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(), lambda size: ended(Outcome.OUT_OF_MEMORY))
+    assert ranks.profile().outcome is Outcome.OUT_OF_MEMORY
+    assert ranks.sizes == [1]
+
+
+def test_batches_that_do_not_follow_are_no_reason_to_try_another_size(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(), lambda size: ended(Outcome.INVALID, micro_batch_arrived=8))
+    assert ranks.profile().outcome is Outcome.INVALID
+    assert ranks.sizes == [1]
+
+
+@pytest.mark.parametrize("ending", [{"outcome": Outcome.CANCELLED}, {"outcome": Outcome.CRASHED, "from_outside": True}])
+def test_a_run_that_was_cut_short_is_not_followed_by_another(tmp_path: Path, ending: dict[str, Any]) -> None:
+    ranks = Ranks(tmp_path, ended(**ending), completes)
+    assert ranks.profile().outcome is ending["outcome"]
+    assert ranks.sizes == []
+
+
+def test_a_program_without_an_engine_is_not_run_again(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(Outcome.CRASHED, program=None), completes)
+    assert ranks.profile().outcome is Outcome.CRASHED
+    assert ranks.sizes == []
+
+
+def test_sizes_double_below_the_program_s_own() -> None:
+    assert list(sizes_below(12)) == [1, 2, 4, 8]
+    assert list(sizes_below(1)) == []
