@@ -7,7 +7,7 @@ engine that trains; the first of those is the one that is measured.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,12 +23,12 @@ from trial_lib.measure.current_probe import CurrentProbe
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.interception import intercept
 from trial_lib.measure.loader_batches import loader_batches
-from trial_lib.measure.longest_batch import SequenceSurvey, StretchedWarmUp
+from trial_lib.measure.longest_batch import StretchedWarmUp
 from trial_lib.measure.over_ranks import most
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.size_survey import SizeSurvey
 from trial_lib.measure.step_clock import StepClock
 from trial_lib.measure.step_losses import StepLosses
+from trial_lib.measure.surveys import Surveys
 from trial_lib.measure.too_slow import is_hopeless, looks_after, too_slow_reason
 from trial_lib.measure.window import is_enough, next_moment
 
@@ -128,7 +128,7 @@ class Probe:
         self._clock = StepClock()
         self._plain_steps = 0
         self._warm_up = StretchedWarmUp(settings.longest_sequence, settings.window.start_step - 1)
-        self._survey: SizeSurvey | SequenceSurvey | None = None
+        self._survey: Surveys | None = None
 
     @property
     def steps_seen(self) -> int:
@@ -340,38 +340,30 @@ class Probe:
         if is_moment and is_enough(window, counted.slowest):
             self._end_phase("steps")
             if self._settings.with_profile and not self.is_pipeline:
-                self._begin_survey()
+                self._go_on_surveying()
             else:
                 self._finish(self._measurement())
         elif to_beat is not None and is_hopeless(counted.slowest, samples, to_beat):
             self._end_phase("steps")
             self._finish(self._record("too_slow", too_slow_reason(counted.slowest, samples, to_beat)))
 
-    def _begin_survey(self) -> None:
-        assert self._watch is not None
-        if self._settings.as_typed:
-            self._survey = SizeSurvey(self._watch, self.facts, self.on_most_demanding_rank)
-        else:
-            self._survey = self._sequence_survey(self._watch)
-        self._go_on_surveying()
-
-    def _sequence_survey(self, watch: EngineWatch) -> SequenceSurvey:
-        return SequenceSurvey(watch, self.facts, self.on_most_demanding_rank, lambda: self._keep(self._measurement()))
-
     def _go_on_surveying(self) -> None:
-        assert self._survey is not None
-        assert self._watch is not None
-        if self._survey.step_ended():
-            return
-        if isinstance(self._survey, SizeSurvey) and self._watch.asked == 1:
-            self._survey.conclude()
-            if not self.facts.batch_varies:
-                # There is no smaller size to profile: this run is the profile.
-                self._survey = self._sequence_survey(self._watch)
-                self._go_on_surveying()
-                return
-        self._end_phase("survey")
-        self._finish(self._measurement())
+        if not self._surveying().step_ended():
+            self._end_phase("survey")
+            self._finish(self._measurement())
+
+    def _surveying(self) -> Surveys:
+        if self._survey is None:
+            assert self._watch is not None
+            self._survey = Surveys(
+                self._watch,
+                self.facts,
+                self._counted,
+                self._settings.as_typed,
+                self.on_most_demanding_rank,
+                lambda: self._keep(self._measurement()),
+            )
+        return self._survey
 
     def _end_if_it_never_trains(self) -> None:
         """Ends a trial whose steps are skipped for good: DeepSpeed skips those whose gradients are not finite."""
@@ -417,7 +409,7 @@ class Probe:
         """Returns the metrics; every rank takes part, for some are sums and maxima over all of them."""
         assert self._watch is not None
         if self._settings.as_typed:
-            self._conclude_sizes(self._watch)
+            self._surveying().conclude()
         finite = self._counted.are_finite
         measurement = self._record("completed" if finite else "diverged", "" if finite else _NOT_FINITE)
         measurement["metrics"] = self._counted.metrics(self._watch, self._settings.flops_per_sample)
@@ -426,17 +418,6 @@ class Probe:
             budget = memory.device_bytes() if self._memory_budget is None else self._memory_budget
             measurement["profile"] = model_profile(self._watch, budget)
         return measurement
-
-    def _conclude_sizes(self, watch: EngineWatch) -> None:
-        """Takes up whether batches vary; where they do, each row counts as a sample."""
-        survey = self._survey
-        if isinstance(survey, SizeSurvey) or survey is None:
-            (survey or SizeSurvey(watch, self.facts, self.on_most_demanding_rank)).conclude()
-        if self.facts.batch_varies and not watch.arrival.varies:
-            self._counted.count_rows_as_samples(watch.arrival.rows_per_sample)
-            self.facts.rows_per_sample = 1
-            watch.arrival = replace(watch.arrival, rows_per_sample=1, varies=True)
-            watch.first_micro_batch = watch.rows[0] if watch.rows else None
 
     def _record(self, outcome: str, reason: str) -> dict[str, Any]:
         """Returns what is known of the counted steps however the trial ends; every rank takes part."""

@@ -1,0 +1,66 @@
+"""What the runs of a profile trial look for once their step is measured, while the code trains on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from trial_lib.measure.counted_steps import CountedSteps
+from trial_lib.measure.engine_watch import EngineWatch
+from trial_lib.measure.longest_batch import SequenceSurvey
+from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.measure.size_survey import SizeSurvey
+
+
+class Surveys:
+    """Looks at the sizes of batches where the program runs as typed, and at the lengths of sequences in a profile.
+
+    A program that is typed with a micro-batch of 1 has both in one run.
+
+    Args:
+        watch: of the engine that trains.
+        facts: take up what is found.
+        counted: the steps that are measured.
+        as_typed: whether the program runs as it was typed.
+        most: returns the largest of each value over all ranks; each of them calls it.
+        keep: see `SequenceSurvey`.
+    """
+
+    def __init__(
+        self,
+        watch: EngineWatch,
+        facts: ProgramFacts,
+        counted: CountedSteps,
+        as_typed: bool,
+        most: Callable[[list[float]], list[float]],
+        keep: Callable[[], None],
+    ) -> None:
+        self._watch = watch
+        self._facts = facts
+        self._counted = counted
+        self._sizes = SizeSurvey(watch, facts, most) if as_typed else None
+        self._lengths = SequenceSurvey(watch, facts, most, keep)
+        self._looks_at_sizes = as_typed
+
+    def step_ended(self) -> bool:
+        """Returns whether the code is to train on; every rank asks after the same optimizer steps."""
+        if self._looks_at_sizes:
+            assert self._sizes is not None
+            if self._sizes.step_ended():
+                return True
+            self._looks_at_sizes = False
+            self.conclude()
+        # A larger size is followed by a run at a smaller one, and batches by a rule of their own stay as they are.
+        if self._sizes is not None and (self._watch.asked > 1 or self._facts.batch_varies):
+            return False
+        return self._lengths.step_ended()
+
+    def conclude(self) -> None:
+        """Takes up whether batches vary: then each row counts as a sample. Every rank takes part."""
+        watch = self._watch
+        if self._sizes is None or watch.arrival.varies:
+            return
+        self._sizes.conclude()
+        if self._facts.batch_varies:
+            self._counted.count_rows_as_samples(watch.arrival.rows_per_sample)
+            self._facts.rows_per_sample = 1
+            watch.arrival = replace(watch.arrival, rows_per_sample=1, varies=True)
+            watch.first_micro_batch = watch.rows[0] if watch.rows else None
