@@ -105,7 +105,9 @@ class _Order:
     def _ask(self, numbers: list[int], purpose: Purpose) -> str | None:
         for number in numbers:
             expected = max(self._asked | {_SUBMITTED}) + 1
-            if number in self._asked:
+            # What the profile trial runs with is known for good when it has ended: it may be asked for again till then.
+            is_settled = number != _PROFILE or purpose is not Purpose.PROFILE or number in self._ended
+            if number in self._asked and is_settled:
                 return f"This line asks for trial {number}, as one before it does"
             if number > _SUBMITTED and number != expected:
                 return f"This line asks for trial {number}, and trial {expected} was to be next"

@@ -1,5 +1,6 @@
 """The history of a study: what is written is what is read, also after a crash in the middle of a line."""
 
+import dataclasses
 import json
 import resource
 import signal
@@ -75,6 +76,19 @@ def test_each_event_is_one_line_of_json(path: Path) -> None:
         *("ask", "tell", "ask", "tell"),
         *("sweep", "withdraw", "stop"),
     ]
+
+
+def test_the_profile_trial_may_be_asked_for_anew_until_it_has_ended(tmp_path: Path) -> None:
+    asked, told = EVENTS[:2]
+    assert isinstance(asked, Asked)
+    larger = dataclasses.replace(asked, candidate=LARGER)
+    history = History(tmp_path / "history.jsonl")
+    for event in (asked, larger, told):
+        history.append(event)
+    assert read_history(tmp_path / "history.jsonl") == [asked, larger, told]
+    history.append(larger)
+    with pytest.raises(InputError, match="line 4: This line asks for trial 0, as one before it does"):
+        read_history(tmp_path / "history.jsonl")
 
 
 def test_the_trials_of_a_sweep_have_numbers_in_a_row() -> None:
