@@ -13,6 +13,7 @@ from flows.prefect_server import (
     PrefectServer,
     prefect_server,
     require_configured_server,
+    require_home,
     require_server_for_all,
 )
 from flows.result_text import result_document, tell_failed_training, tell_result
@@ -45,6 +46,7 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
     Raises:
         InputError: nothing was started.
     """
+    require_home()
     require_server_for_all(arguments.ray_address)
     with interrupts.opening():
         planned = plan_study(arguments, tell=say, check=interrupts.check)
@@ -62,6 +64,7 @@ def resume_command(root: Path, as_json: bool) -> int:
     Raises:
         InputError: there is nothing to go on with.
     """
+    require_home()
     with interrupts.opening():
         study = resume_study(root)
     try:
@@ -96,8 +99,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if not interrupts.heard:
-            if isinstance(error, ServerError):
-                study.finish(StudyStatus.FAILED, str(error))
+            if study.record.status is StudyStatus.RUNNING:
+                study.finish(StudyStatus.FAILED, str(error) or type(error).__name__)
             raise
         study = last_opened(study)
         # Before the flow, or handed on by it when it had cleaned up.

@@ -21,6 +21,7 @@ from flows.arguments import (
     with_options,
 )
 from flows.interrupts import interrupts
+from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
 from flows.service import ServerError
 from flows.terminal import open_streams, say
 from trial_lib.experiment.errors import InputError
@@ -302,6 +303,11 @@ def _run(command: Callable[[], int]) -> NoReturn:
     except (ServerError, DiskFullError) as error:
         say(f"zerotune: {error}")
         interrupts.end(NONE_FOUND)
+    except (RuntimeError, OSError) as error:
+        if not is_out_of_processes(error):
+            raise
+        say(f"zerotune: {OUT_OF_PROCESSES}")
+        interrupts.end(BAD_INPUT)
 
 
 def run() -> NoReturn:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
-import platformdirs
 
+from flows.data_folder import data_folder
 from flows.prefect_check import check_prefect
 from flows.terminal import print_document, shown
 from trial_lib.experiment.check import Check, Verdict
@@ -88,7 +88,7 @@ def examine(work_dir: Path) -> list[Check]:
         found, device = error, "cuda"
     folders = {
         STUDIES: work_dir / STUDIES_FOLDER,
-        DATA: platformdirs.user_data_path("zerotune"),
+        DATA: data_folder(),
         BUILDS: build_root(environment),
         LOCKS: host_lock_dir(),
     }

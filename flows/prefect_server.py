@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
+from flows.data_folder import made_in_data_folder
 from flows.interrupts import interrupts
 from flows.service import LOOPBACK, ServerError, Service, run_to_end
 from trial_lib.experiment.errors import InputError
@@ -99,9 +99,7 @@ def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: b
 
 def own_home() -> Path:
     """Returns the Prefect home of ZeroTune's own servers, made where it is not there yet."""
-    home = platformdirs.user_data_path("zerotune") / "prefect"
-    home.mkdir(parents=True, exist_ok=True)
-    return home
+    return made_in_data_folder("prefect")
 
 
 def own_environment(home: Path) -> dict[str, str]:
@@ -168,7 +166,7 @@ def is_configured() -> bool:
     """Returns whether the user has a Prefect server: by PREFECT_API_URL or in their active profile."""
     if os.environ.get("PREFECT_API_URL"):
         return True
-    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
+    home = Path(os.environ.get("PREFECT_HOME") or os.path.expanduser("~/.prefect"))  # noqa: PTH111 - Path's own raises where there is no home
     if not (home / "profiles.toml").exists():
         return False
     from prefect.settings import get_current_settings
@@ -191,6 +189,16 @@ def require_configured_server() -> None:
                 f"PREFECT_API_URL: the Prefect server {client.api_url} does not answer ({error}). "
                 "Start it, or unset the variable (and your profile's) to have ZeroTune start one."
             )
+
+
+def require_home() -> None:
+    """Makes sure that a Prefect server of the command's own could keep its database.
+
+    Raises:
+        InputError: its folder cannot be written.
+    """
+    if not is_configured():
+        own_home()
 
 
 def require_server_for_all(ray_address: str | None) -> None:

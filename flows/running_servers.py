@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
+from flows.data_folder import made_in_data_folder
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 
@@ -22,9 +22,7 @@ _POLL_S = 0.1
 
 def up_folder() -> Path:
     """Returns the folder of `zerotune up`: its lock, its record and its logs; made where it is not there yet."""
-    folder = platformdirs.user_data_path("zerotune") / "up"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return made_in_data_folder("up")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.command import FULL_EXPERIMENT_FAILED, NoteHandler, run_flow
 from flows.interrupts import interrupts
-from flows.prefect_server import prefect_server
+from flows.prefect_server import prefect_server, require_home
 from flows.service import ServerError
 from flows.terminal import print_document, say
 from trial_lib.experiment.study import StudyStatus
@@ -34,6 +34,7 @@ def train_command(arguments: TrainingArguments, resume: bool, as_json: bool) -> 
     Raises:
         InputError: nothing was started.
     """
+    require_home()
     open_it = go_on_with_newest if resume else new_full_experiment
     with interrupts.opening():
         full_experiment = open_it(arguments, Path.cwd())

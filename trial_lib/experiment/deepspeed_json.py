@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import read_bounded
 
 # A bracket, behind comments.
 _OBJECT = re.compile(r"(?:\s|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)
@@ -25,7 +26,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
             an object, or has a key twice (JSON would keep the last in silence).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path)
     except FileNotFoundError:
         raise InputError(
             "the DeepSpeed configuration does not exist.",

@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+MOST_BYTES = 4 * 2**20
+
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Writes a file so that a reader sees all of it or nothing: to a temporary name beside it, then renamed.
@@ -40,6 +42,24 @@ def write_all(files: Mapping[str, str]) -> None:
     for path, text in files.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(path), text)
+
+
+def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Returns the text of a file that people have named, no more than anybody writes by hand: it may be a device.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, or larger than that.
+    """
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise TooLargeError(f"it is larger than {most_bytes // 2**20} MiB")
+    return content.decode("utf-8-sig")
+
+
+class TooLargeError(ValueError):
+    """A file that has another purpose than the one it is named for."""
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import read_bounded
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def _parse(text: str, path: Path, is_file: bool) -> YamlDocument:
                 where=_place(path, root.start_mark),
                 remedy="Write lines such as `entrypoint: python3 train.py`.",
             )
+        _check_size(root, path)
         _check_keys(root, path)
         return YamlDocument(path, text, loader.construct_document(root), root, is_file)
     except yaml.MarkedYAMLError as error:
@@ -95,7 +97,7 @@ def _parse(text: str, path: Path, is_file: bool) -> YamlDocument:
 def _read_text(path: Path) -> str:
     remedy = "Name the YAML file that describes the experiment."
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bounded(path)
     except FileNotFoundError:
         raise InputError("the file does not exist.", where=str(path), remedy=remedy) from None
     except IsADirectoryError:
@@ -168,6 +170,35 @@ def _children(node: yaml.Node) -> list[_Child]:
 
 def _place(path: Path, mark: yaml.Mark | None) -> str:
     return str(path) if mark is None else f"{path}:{mark.line + 1}:{mark.column + 1}"
+
+
+_MOST_VALUES = 100_000
+
+
+def _check_size(root: yaml.Node, path: Path) -> None:
+    """Refuses aliases of aliases, by which a few lines stand for more values than anybody would write."""
+    sizes: dict[int, int] = {}
+    open_now: set[int] = set()
+
+    def size_of(node: yaml.Node) -> int:
+        known = sizes.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in open_now:  # what holds itself is refused where its value is looked at
+            return 1
+        open_now.add(id(node))
+        size = 1 + sum(size_of(child.value) for child in _children(node))
+        open_now.remove(id(node))
+        if size > _MOST_VALUES:
+            raise InputError(
+                f"with its aliases written out, this has more than {_MOST_VALUES:,} values.",
+                where=_place(path, node.start_mark),
+                remedy="Leave aliases of aliases out.",
+            )
+        sizes[id(node)] = size
+        return size
+
+    size_of(root)
 
 
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")

@@ -27,7 +27,8 @@ def remember_cpu_info(file: Path | None = None) -> None:
         import cpuinfo
     except ImportError:
         return
-    keep = file or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "cpu.json"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's own raises where there is no home
+    keep = file or Path(cache) / "zerotune" / "cpu.json"
     look: Callable[[], dict[str, Any]] = cpuinfo.get_cpu_info
     seen: dict[str, Any] = {}
 

@@ -74,7 +74,8 @@ def build_folders(environment: Mapping[str, str]) -> list[Path]:
         environment: of the ranks, which says where that is.
     """
     root = environment.get("TORCH_EXTENSIONS_DIR")
-    return list(Path(root).glob("*") if root else (Path.home() / ".cache" / "torch_extensions").glob("*/*"))
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is no home
+    return list(Path(root).glob("*") if root else Path(home, ".cache", "torch_extensions").glob("*/*"))
 
 
 def clear_stale_locks(environment: Mapping[str, str]) -> None:

@@ -68,7 +68,7 @@ class UserFiles:
         self._before = protected_before
         self._removed: set[str] = set()
         self.is_training = False
-        home = Path.home()
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path's own raises where there is no home
         free = ["/dev", "/proc", "/sys", "/tmp", "/var/tmp", tempfile.gettempdir(), scratch.parent]
         free += [home / ".cache", home / ".triton", *(os.environ[name] for name in _CACHES if os.environ.get(name))]
         roots = {f"{root}{os.sep}": True for place in free for root in _spellings(place)}

@@ -1,12 +1,14 @@
 import contextlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 
@@ -348,6 +350,24 @@ YAML_PIECES = st.lists(
 def test_no_file_gives_anything_but_an_experiment_or_an_input_error(model_dir: Path, text: str | bytes) -> None:
     with contextlib.suppress(InputError):
         read(model_dir, text if isinstance(text, bytes) else text.encode())
+
+
+def test_a_few_lines_of_aliases_do_not_stand_for_more_than_anybody_would_write(model_dir: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 12)]
+    began = time.monotonic()
+    assert "with its aliases written out" in refusal(model_dir, "\n".join(lines))
+    merged = ["b0: &b0 {x0: 1}"]
+    merged += [f"b{level}: &b{level} {{<<: [{', '.join([f'*b{level - 1}'] * 9)}]}}" for level in range(1, 12)]
+    assert "with its aliases written out" in refusal(model_dir, "\n".join(merged))
+    assert time.monotonic() - began < 5
+
+
+def test_a_device_in_the_place_of_a_file_is_not_read_to_its_end(model_dir: Path) -> None:
+    with pytest.raises(InputError, match="it is larger than 4 MiB"):
+        read_experiment(Path("/dev/zero"), model_dir)
+    with pytest.raises(InputError, match="it is larger than 4 MiB"):
+        read_deepspeed_json(Path("/dev/zero"))
 
 
 VALUES = st.recursive(

@@ -1,0 +1,43 @@
+"""ZeroTune's own folder: Prefect's database, and what `zerotune up` keeps."""
+
+from pathlib import Path
+
+import platformdirs
+
+from trial_lib.experiment.errors import InputError
+
+_REMEDY = "Mend its permissions, or name another one by XDG_DATA_HOME."
+
+
+def data_folder() -> Path:
+    """Returns the folder; it need not be there yet. Where nobody knows of a home, its path is not absolute."""
+    try:
+        return platformdirs.user_data_path("zerotune")
+    except RuntimeError:
+        return Path("~/.local/share/zerotune")
+
+
+def made_in_data_folder(name: str) -> Path:
+    """Returns a folder in it, made where it is not there yet.
+
+    Args:
+        name: of the folder.
+
+    Raises:
+        InputError: it cannot be made or written.
+    """
+    folder = data_folder() / name
+    if not folder.is_absolute():
+        raise InputError(
+            "nobody knows of a home folder: the variable is not set, and this user is not in the password database.",
+            where="HOME",
+            remedy="Set it, or XDG_DATA_HOME, to a folder that you may write to.",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"it cannot be written ({error.strerror}).", where=str(folder), remedy=_REMEDY) from None
+    return folder
