@@ -70,11 +70,13 @@ def followed(
     shown = _shown(words)
     in_python = is_python(words[0])
 
+    has_waited = False
+
     def still_waiting(seconds: float) -> None:
-        tell(
-            f"still waiting for {shown} to start deepspeed, torchrun, accelerate launch or a training of its own "
-            f"({seconds:.0f} s). {_INSTEAD}"
-        )
+        nonlocal has_waited
+        advice = "" if has_waited else f" It starts no deepspeed, torchrun or accelerate launch so far. {_INSTEAD}"
+        has_waited = True
+        tell(f"still waiting for {shown} to start its training ({seconds:.0f} s).{advice}")
 
     tell(f"{shown} is run up to the point where it starts its training.")
     end = follow_starter(words, folder, environment, still_waiting, check)
