@@ -31,6 +31,7 @@ from trial_lib.study.host_checks import (
     STUDIES,
     build_root,
     check_clock,
+    check_layers,
     check_shared_memory,
     check_write_access,
 )
@@ -99,6 +100,7 @@ def examine(work_dir: Path) -> list[Check]:
         check_locks(environment),
         check_compiler(environment, device, report),
         check_shared_memory(),
+        check_layers(work_dir),
         *check_write_access(folders),
         prefect_check,
         mlflow_check,

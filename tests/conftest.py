@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from trial_lib.launch.cold import ColdLauncher, rank_environment
 from trial_lib.launch.hardware import this_host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.trial import Program, TrialPlan, run_trial
+from trial_lib.launch.trial_files import layer_refusal
 from trial_lib.launch.warm import WarmLauncher
 
 if TYPE_CHECKING:
@@ -200,6 +202,37 @@ def cold_launcher(launcher_notes: list[str]) -> ColdLauncher:
 @pytest.fixture
 def trials(tmp_path: Path, request: pytest.FixtureRequest, launcher_notes: list[str]) -> Trials:
     return Trials(tmp_path, lambda name: request.getfixturevalue(f"{name}_launcher"), launcher_notes)
+
+
+@pytest.fixture(params=["layered", "intercepted"])
+def way_of_files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the trials of this test leave the user's files alone."""
+    way: str = request.param
+    if way == "intercepted":
+        monkeypatch.setattr("trial_lib.launch.trial.layer_for", lambda *_: None)
+    elif refusal := layer_refusal(tmp_path):
+        pytest.skip(f"this host has no layered folders: {refusal}")
+    return way
+
+
+PREPARED_BY = (
+    *("torch", "numpy", "numpy, raw", "memory map", "open", "rename", "link"),
+    *("database", "arrow", "child", "copy"),
+)
+"""How `prepares.py` prepares data, and writes results."""
+
+
+@pytest.fixture
+def prepares(tmp_path: Path) -> Path:
+    """The folder of `prepares.py`, with results older than any trial: empty files, which are empty databases."""
+    folder = tmp_path / "program"
+    folder.mkdir()
+    for name in ("prepares.py", "toy.py"):
+        shutil.copy(PROGRAMS / name, folder)
+    for way in PREPARED_BY:
+        (folder / "results" / way).mkdir(parents=True)
+        (folder / "results" / way / "old.bin").touch()
+    return folder
 
 
 @pytest.fixture

@@ -7,6 +7,12 @@ from conftest import PROGRAMS
 
 from trial_lib.experiment.window import StepWindow
 
+# By both ways: a layer has to hold what is promised of Python's functions, and the interception is what most have to do
+# without.
+pytestmark = pytest.mark.parametrize(
+    "way_of_files", [pytest.param("layered", marks=pytest.mark.long), "intercepted"], indirect=True
+)
+
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 
 TRAIN = """
@@ -18,6 +24,7 @@ from toy import parse_arguments, small_model, train
 args = parse_arguments()
 model = small_model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+{preparation}
 train(engine, 1)
 {body}
 train(engine, 1000)
@@ -46,14 +53,15 @@ def program(tmp_path):
 
 
 @pytest.fixture
-def run(trials, program):
-    """Runs a program that does something between its steps, and returns what it has printed."""
+def run(trials, program, way_of_files):
+    """Runs a program that does something between its steps, or before, and returns what it has printed."""
 
-    def run(body, **options):
-        (program / "train.py").write_text(TRAIN.format(body=textwrap.dedent(body)))
+    def run(body="", preparation="", **options):
+        (program / "train.py").write_text(TRAIN.format(body=textwrap.dedent(body), preparation=preparation))
         (program / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
         result = trials.run("train.py", model_dir=program, window=SHORT, **options)
         assert result.outcome == "completed", (result.reason, trials.log(result))
+        assert result.files == way_of_files
         assert not (trials.root / "0000" / "scratch").exists()
         return trials.log(result)
 
@@ -62,7 +70,7 @@ def run(trials, program):
 
 SAVES = {
     "engine": "assert engine.save_checkpoint('checkpoints') and engine.save_16bit_model('checkpoints')",
-    "torch": "torch.save(model.state_dict(), 'best.pt'); torch.save({}, Path('new') / 'last.pt'); "
+    "torch": "torch.save(model.state_dict(), 'best.pt'); torch.save({}, Path('out') / 'last.pt'); "
     "assert 'best.pt' in os.listdir() and len(torch.load('best.pt')) == 4; os.remove('best.pt')",
     "torch, then renamed": "torch.save({'epoch': 3}, 'best.pt.new'); os.replace('best.pt.new', 'best.pt'); "
     "assert torch.load('best.pt')['epoch'] == 3 and os.path.getsize('best.pt') > 100",
@@ -137,7 +145,10 @@ def test_what_one_rank_writes_the_others_read(run, program):
 
 
 def test_a_new_file_stays_for_the_next_trial(run, program):
-    run("Path('cache').mkdir(); Path('cache/tokens.json').write_text('[1]'); numpy.save('cache/tokens', numpy.ones(2))")
+    run(
+        preparation="Path('cache').mkdir(); Path('cache/tokens.json').write_text('[1]'); "
+        "numpy.save('cache/tokens', numpy.ones(2))"
+    )
     assert (program / "cache" / "tokens.json").read_text() == "[1]"
     assert (program / "cache" / "tokens.npy").exists()
 

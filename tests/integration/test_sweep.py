@@ -156,6 +156,16 @@ def test_a_trial_class_keeps_its_engine_and_builds_its_data_anew(sweeps: Sweeps)
     assert [bool(end.losses) for end in ends] == [True, False, False, False]
 
 
+@pytest.mark.long
+def test_each_size_finds_the_files_that_a_fresh_trial_does(sweeps: Sweeps, prepares: Path, way_of_files: str) -> None:
+    native = f"--native_results={int(way_of_files == 'layered')}"
+    ends = sweeps.run("prepares.py", native, sizes=(2, 4, 8), slots=2, model_dir=prepares)
+    assert outcomes(ends) == ["completed"] * 3, reasons(ends)
+    assert [end.files for end in ends] == [way_of_files] * 3
+    assert all(path.stat().st_size == 0 for path in (prepares / "results").rglob("*.bin"))
+    assert (prepares / "data" / "torch" / "shard0.bin").exists()
+
+
 def test_a_pipeline_is_measured_once_in_its_ranks(sweeps: Sweeps) -> None:
     plans = sweeps.of_a_class(
         "PipelineTrial",

@@ -1,6 +1,6 @@
 """Rank 0 prepares data by many functions, all ranks find and read them; then it trains, and writes over older files."""
 # What it tests is each of the ways to name a file.
-# ruff: noqa: PTH105, PTH119, PTH207, PTH208
+# ruff: noqa: PTH105, PTH119, PTH202, PTH207, PTH208
 
 import glob
 import os
@@ -120,6 +120,9 @@ def main() -> None:
             if not (data / way).is_dir():
                 prepare(write, data / way)
                 print("prepared by", way)
+        for way in (*WAYS, *NATIVE_WAYS):
+            assert os.listdir(f"results/{way}") == ["old.bin"]
+            assert os.path.getsize(f"results/{way}/old.bin") == 0
     dist.barrier()
     for way in (*WAYS, *NATIVE_WAYS):
         find(data / way)

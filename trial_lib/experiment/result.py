@@ -139,6 +139,8 @@ class TrialResult(_Record):
         phases: seconds that each part of the trial took, in order (`start`, `import`, `initialize`, `steps`, `end`).
         logs: paths of the ranks' logs, in rank order.
         imported: modules that rank 0 had imported from outside the model directory (a profile trial's only).
+        files: how the program's files were left alone: `layered`, or `intercepted` in Python (`launch.trial_files`);
+            empty where no rank has measured anything.
         host: name of the machine.
         versions: of python, torch, deepspeed and the device's driver.
         started_at: seconds since the epoch.
@@ -164,6 +166,7 @@ class TrialResult(_Record):
     phases: dict[str, float] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
     imported: list[str] = Field(default_factory=list)
+    files: str = ""
     host: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: float = 0.0

@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch import bootstrap, channel, rank_process
+from trial_lib.experiment.layer import Layer
+from trial_lib.launch import bootstrap, channel, layer_mount, rank_process
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
@@ -116,6 +117,9 @@ class Guard:
         os.setsid()
         become_subreaper()
         deadline = time.monotonic() + self._request["deadline_s"]
+        # A trial over several hosts has none: its ranks have to find each other's files.
+        if layer := self._request.get("layer"):
+            layer_mount.enter(Layer(**layer))
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         kill_descendants()

@@ -5,6 +5,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from trial_lib.experiment.layer import Layer
 from trial_lib.launch import channel
 
 HOST, GUARD = "host", "guard"
@@ -43,6 +44,7 @@ class LaunchRequest:
         first_rank: the rank of the first of them, where others run on other hosts.
         descriptors: that the guard and its keeper hold as long as they live: of the trial's slots, which are then not
             given away before the last rank is gone, however the driver ends.
+        layer: through which the ranks are to see the program's folder, where the host can do that; None for none.
     """
 
     interpreter: str
@@ -54,6 +56,7 @@ class LaunchRequest:
     grace_s: float = 5.0
     first_rank: int = 0
     descriptors: tuple[int, ...] = ()
+    layer: Layer | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as it travels to a guard; its descriptors travel beside it."""

@@ -28,6 +28,7 @@ from trial_lib.launch.trial import (
     take_result,
     write_candidate,
 )
+from trial_lib.launch.trial_files import put_away
 
 _ENTRY = "trial_lib.measure.rank:sweep"
 _POLL_S = 0.05
@@ -98,7 +99,7 @@ def run_sweep(
             if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
                 ending = replace(ending, ended_by="deadline")
             for plan in plans:
-                shutil.rmtree(plan.paths.scratch, ignore_errors=True)
+                put_away(plan.paths.scratch)
     collector.take_measured()
     reason = collector.take_last(ending, kernel_kills() > kills_before, note)
     unmeasured = plans[len(collector.results) :]

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import platform
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.slots import held_slots
+from trial_lib.launch.trial_files import layer_for, put_away, remove
 
 ENTRY = "trial_lib.measure.rank:run"
 """What each rank of a trial calls."""
@@ -111,7 +111,7 @@ def run_trial(
             plan.paths.scratch.mkdir()
             request = request_of(plan, ENTRY, payload_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
             ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
-            shutil.rmtree(plan.paths.scratch, ignore_errors=True)
+            put_away(plan.paths.scratch)
     return take_result(plan, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
 
 
@@ -156,7 +156,7 @@ def clear(plan: TrialPlan) -> None:
             plan.paths.engine_built(rank),
         ):
             path.unlink(missing_ok=True)
-    shutil.rmtree(plan.paths.scratch, ignore_errors=True)
+    remove(plan.paths.scratch)
 
 
 def run_to_end(
@@ -214,7 +214,7 @@ def request_of(
     port: int,
     deadline_s: float,
 ) -> LaunchRequest:
-    """Returns the launch of a trial's ranks.
+    """Returns the launch of a trial's ranks; its scratch folder is there.
 
     Args:
         plan: the trial.
@@ -227,7 +227,9 @@ def request_of(
     """
     logs = [plan.paths.log(rank) for rank in range(plan.candidate.slots)]
     ranks = rank_requests(plan.program, host, slots, port, logs)
-    return LaunchRequest(plan.program.interpreter, entry, payload, str(plan.program.model_dir), ranks, deadline_s)
+    model_dir = plan.program.model_dir
+    layer = layer_for(model_dir, plan.paths, ranks[0].environment)
+    return LaunchRequest(plan.program.interpreter, entry, payload, str(model_dir), ranks, deadline_s, layer=layer)
 
 
 def take_result(
@@ -293,6 +295,7 @@ def _result(
         phases=phases,
         logs=[rank.log for rank in ranks],
         imported=first.get("imported", []),
+        files=first.get("files", ""),
         host=platform.node(),
         versions=first.get("versions", {}),
         started_at=started_at,

@@ -22,6 +22,9 @@ class Files(Protocol):
     def is_free(self, where: str) -> bool:
         """Returns whether a path is below a folder that none of this concerns."""
 
+    def is_layered(self, where: str) -> bool:
+        """Returns whether what is at a path, or would be, is the trial's own."""
+
     def path_of(self, path: Any) -> str:
         """Returns a path as text, absolute."""
 
@@ -47,6 +50,8 @@ def install(files: Files) -> None:
 
     def to_write(path: Any) -> Any:
         if not isinstance(path, (str, os.PathLike)) or files.is_free(where := files.path_of(path)):
+            return path
+        if files.is_layered(where):
             return path
         if not (files.is_training or files.has_copy(where) or files.is_old(where)):
             return path

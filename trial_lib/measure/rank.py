@@ -54,6 +54,7 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
     def record(trial: dict[str, Any], measurement: dict[str, Any]) -> None:
         measurement["versions"] = _versions()
         measurement["host"] = platform.node()
+        measurement["files"] = sizes.way_of_files
         if trial["with_profile"] and rank == 0:
             measurement["imported"] = _imported()
         write_whole(Path(trial["measurements"][rank]), json.dumps(measurement))

@@ -20,11 +20,13 @@ import torch
 
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.layer import read_layer
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
-from trial_lib.measure import accelerate, hugging_face, memory, own_ranks, trackers, user_files, zero_init
+from trial_lib.measure import accelerate, file_functions, hugging_face, memory, own_ranks, trackers, zero_init
 from trial_lib.measure.batch_source import BatchSource
+from trial_lib.measure.layered_files import LayeredFiles
 from trial_lib.measure.probe import Probe, ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.sweep import SizeMemory, will_fit
@@ -94,6 +96,11 @@ class Sizes:
         """Whether the size in hand is measured, and another is to follow."""
         return self._probe.has_finished
 
+    @property
+    def way_of_files(self) -> str:
+        """How the user's files are protected, as `TrialResult` has it."""
+        return "intercepted" if self._layered is None else "layered"
+
     def install(self) -> None:
         """Puts the probe, and all that protects the user's files and runs, in place; before the program runs."""
         trial = self.trial
@@ -103,7 +110,14 @@ class Sizes:
         hugging_face.install(facts, self._overrides, self._scratch)
         accelerate.install(facts)
         zero_init.install(self._overrides, facts)
-        self._files = user_files.install(self._scratch, trial["protected_before"], Path(trial["model_dir"]))
+        layer = read_layer(self._scratch)
+        self._layered = None if layer is None else LayeredFiles(layer)
+        self._files = file_functions.install(
+            self._scratch,
+            trial["protected_before"],
+            Path(trial["model_dir"]),
+            None if self._layered is None else self._layered.device,
+        )
         trackers.install(self._scratch, self._files)
         own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason))
 
@@ -136,6 +150,8 @@ class Sizes:
 
     def _training_began(self) -> None:
         self._files.training_began()
+        if self._layered is not None and self._rank == 0:
+            self._layered.note_prepared()
 
     def _finished(self, measurement: dict[str, Any]) -> None:
         """Records the measurement of the size in hand; ends the process, or the run of the program."""
@@ -196,6 +212,8 @@ class Sizes:
         forget_program()
         accelerate.start_over()
         self._files.start_over()
+        if self._layered is not None and self._rank == 0:
+            self._layered.go_back()
         shutil.rmtree(self._scratch / "output", ignore_errors=True)
         self._turn_to_next()
         memory.unlimit()

@@ -12,6 +12,7 @@ from pathlib import Path
 from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch.own_folder import own_folder
+from trial_lib.launch.trial_files import layer_refusal
 
 GIB = 2**30
 # DeepSpeed's CPU collectives take some 70 MB a rank, NCCL and data loaders' workers more.
@@ -66,6 +67,18 @@ def abandoned_buffers(folder: Path) -> dict[Path, int]:
             if found.st_uid == os.getuid():
                 sizes[path] = found.st_blocks * 512
     return sizes
+
+
+def check_layers(work_dir: Path) -> Check:
+    """Puts a layer over a folder, as trials do over the program's."""
+    name = "trial files"
+    try:
+        refusal = layer_refusal(work_dir)
+    except OSError as error:
+        refusal = f"{work_dir} cannot be written: {error.strerror}"
+    if refusal is None:
+        return ok(name, "layered: a trial sees the program's folder through a layer of its own")
+    return ok(name, f"intercepted in Python: this host has no layers ({refusal}), see docs/any_program.md")
 
 
 def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
