@@ -57,12 +57,12 @@ TYPED = {
     "nodes": ("-- torchrun --nnodes 2 train.py", ["--nnodes 2 asks for several nodes"]),
     "slots": ("-- deepspeed --num_gpus 4096 train.py", ["it starts 4096 ranks", "Ask the launcher for fewer."]),
     "config": ("-- python train.py --deepspeed none.json", ["none.json does not exist", "Name an existing JSON file"]),
-    "two values": (
-        "-- python train.py --deepspeed ds_config.json --per_device_train_batch_size 3",
-        ['"train_micro_batch_size_per_gpu": 2 in ds_config.json', "--per_device_train_batch_size 3 in the command"],
-    ),
+    "map place": ("--map train_batch_size=argv:4 -- python train.py 1 2", ["argv:4", "where 2 stand", "Count them"]),
     "map key": ("--map batch=--b -- python train.py", ["--map batch=--b", 'the key "batch" cannot be mapped']),
-    "map target": ("--map train_batch_size=9 -- python train.py", ["--map train_batch_size=9", "is no place in"]),
+    "map target": (
+        "--map train_batch_size=9 -- python train.py",
+        ["--map train_batch_size=9", "is no place in"],
+    ),
     "trials": ("--max-trials 1 -- python train.py", ["--max-trials", "Allow at least 2."]),
     "flag": ("--no-such-flag -- python train.py", ["No such option", "--no-such-flag"]),
 }

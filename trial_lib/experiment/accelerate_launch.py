@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from trial_lib.experiment.batch_places import batch_places
 from trial_lib.experiment.command_line import Words
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.mapping_targets import typed_as
 from trial_lib.experiment.overrides import ACCUMULATION
 
 CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
@@ -209,11 +209,11 @@ def _refuse_two_accumulations(words: Words, answer: Mapping[str, Any], config_fi
     launchers = answer["variables"].get(_ACCUMULATION_VARIABLE, words.environment.get(_ACCUMULATION_VARIABLE, ""))
     if not launchers.isdecimal():
         return
-    places: list[tuple[Any, str]] = [
-        (place.value, f"{place.shown} behind the script's name")
-        for place in batch_places(answer["arguments"], {}, {}, words.folder)
-        if place.key == ACCUMULATION
-    ]
+    places: list[tuple[Any, str]] = []
+    typed = typed_as(f"--{ACCUMULATION}", answer["arguments"])
+    if typed and typed[-1].value.isdecimal():
+        shown = " ".join(answer["arguments"][typed[-1].begin : typed[-1].end])
+        places.append((int(typed[-1].value), f"{shown} behind the script's name"))
     if config_file is not None and (words.folder / config_file).is_file():
         value = read_deepspeed_json(words.folder / config_file).get(ACCUMULATION)
         places.insert(0, (value, f'"{ACCUMULATION}": {value} in {config_file}'))

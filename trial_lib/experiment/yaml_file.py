@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from trial_lib.experiment.batch_places import batch_places, refuse_two_values
+from trial_lib.experiment.batch_places import batch_places
 from trial_lib.experiment.config import ExperimentConfig
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json, read_named_config
 from trial_lib.experiment.entrypoint import Entrypoint, parse_entrypoint, split_flag, with_config
@@ -28,7 +28,6 @@ from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_ya
 T = TypeVar("T")
 _COMMAND = "the command"
 _TELLING_KEYS = {"zero_optimization", MICRO_BATCH}
-_LONGEST_NAME = 200  # of a file; anything longer is the configuration itself
 
 
 @dataclass(frozen=True)
@@ -133,21 +132,14 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
         notes=(*_note_not_used(list(config.not_used())), *entrypoint.notes),
     )
     variables = {**os.environ, **experiment.environment_variables}
-    places = batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir)
-    refuse_two_values(ds_config, _config_name(document, config, entrypoint), places)
+    # A mapping to what is not there is told of now.
+    batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir)
     return experiment
 
 
 def _note_not_used(keys: Sequence[str]) -> list[str]:
     """Returns one sentence on all keys that have no effect."""
     return [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here."] if keys else []
-
-
-def _config_name(document: YamlDocument, config: ExperimentConfig, entrypoint: Entrypoint) -> str:
-    """Returns how an error names the DeepSpeed configuration."""
-    named = config.hyperparameters.deepspeed_config or next(iter(entrypoint.config_values), None)
-    is_short = isinstance(named, str) and len(named) < _LONGEST_NAME
-    return str(named) if is_short else document.where(("hyperparameters",))
 
 
 def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:

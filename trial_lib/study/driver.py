@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trial_lib.experiment.batch_places import BatchPlace, batch_places
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret
@@ -25,6 +26,7 @@ from trial_lib.study.earlier_studies import earlier_studies_of
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
 from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_winner import first_candidate, told_before
+from trial_lib.study.mapped_values import held_against
 from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.plans import TrialPlans, refusal, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import open_search
@@ -121,7 +123,15 @@ class StudyDriver:
             base = completed_config(self.base_config, program)
             return self._plans.plan(plan.number, plan.purpose, candidate, base, mappings, None, program)
 
-        return run_profile(self._plans.typed(plan, self.base_config), plan_for, run, self.place.prime)
+        def run_and_compare(plan: TrialPlan) -> TrialResult:
+            result = run(plan)
+            return held_against(result, self._typed_batch()) if plan.as_typed else result
+
+        return run_profile(self._plans.typed(plan, self.base_config), plan_for, run_and_compare, self.place.prime)
+
+    def _typed_batch(self) -> list[BatchPlace]:
+        entrypoint, folder = self.experiment.entrypoint, self.experiment.model_dir
+        return batch_places(entrypoint.arguments, self.environment, self.experiment.config.arg_mappings, folder)
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""

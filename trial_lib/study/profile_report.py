@@ -85,7 +85,7 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
     elif result.micro_batch_arrived is not None:
         what = "The program's batches do not follow what is asked of it."
     else:
-        what = f"The configuration does not work as it was typed: {result.outcome.value}."
+        what = f"The program cannot be tuned as it was typed: {result.outcome.value}."
     return f"{what} {result.reason}"
 
 

@@ -1,76 +1,41 @@
-"""A batch size that is set in two places: with one value it is fine, with two both places are named."""
+"""What is read off a command of its batch: the numbers that stand where a mapping says."""
 
 from pathlib import Path
 
 import pytest
 
-from trial_lib.experiment.batch_places import batch_places, refuse_two_values
-from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.batch_places import BatchPlace, batch_places
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.experiment.yaml_file import read_experiment
-
-
-def check(config: dict[str, object], command: str, **mappings: str) -> None:
-    words = command.split()
-    environment = dict(word.split("=") for word in words if word.isupper() and "=" in word)
-    refuse_two_values(config, "ds.json", batch_places(words, environment, mappings, Path()))
 
 
 @pytest.mark.parametrize(
-    ("config", "command", "mappings", "places"),
+    ("command", "target", "shown"),
     [
-        (
-            {ACCUMULATION: 4},
-            "--gradient_accumulation_steps 2",
-            {},
-            ('"gradient_accumulation_steps": 4 in ds.json', "--gradient_accumulation_steps 2 in the command"),
-        ),
-        ({ACCUMULATION: 4}, "--gradient-accumulation-steps=2", {}, ("--gradient-accumulation-steps=2 in the command",)),
-        ({ACCUMULATION: 4}, "--acc 2", {ACCUMULATION: "--acc"}, ("--acc 2 in the command",)),
-        ({ACCUMULATION: 4}, "ACC=2", {ACCUMULATION: "ACC"}, ("ACC=2 in the command",)),
-        ({MICRO_BATCH: 4}, "--per_device_train_batch_size 2", {}, (f'"{MICRO_BATCH}": 4 in ds.json',)),
-        ({MICRO_BATCH: 4}, "-b2", {MICRO_BATCH: "-b"}, ("-b2 in the command",)),
-        ({MICRO_BATCH: 4}, "--b 4 --b 2", {MICRO_BATCH: "--b"}, ("--b 2 in the command",)),
-        (
-            {},
-            "--gradient_accumulation_steps 2 --acc 4",
-            {ACCUMULATION: "--acc"},
-            ("--acc 4 in the command", "--gradient_accumulation_steps 2 in the command"),
-        ),
+        ("--acc 2 --x", "--acc", "--acc 2"),
+        ("--acc=2 --acc 3", "--acc", "--acc 3"),
+        ("-a2", "-a", "-a2"),
+        ("--grad-acc 3", "--grad_acc", "--grad-acc 3"),
+        ("trainer.acc=2", "trainer.acc", "trainer.acc=2"),
+        ("x y 2", "argv:3", "2"),
+        ("--x", "ACC", "ACC=4"),
     ],
 )
-def test_two_values_are_refused_and_both_places_named(
-    config: dict[str, object], command: str, mappings: dict[str, str], places: tuple[str, ...]
-) -> None:
-    with pytest.raises(InputError) as refused:
-        check(config, command, **mappings)
-    for place in places:
-        assert place in refused.value.what
+def test_a_mapped_number_is_shown_as_it_was_typed(command: str, target: str, shown: str) -> None:
+    (place,) = batch_places(command.split(), {"ACC": "4"}, {ACCUMULATION: target}, Path())
+    assert place == BatchPlace(ACCUMULATION, int(shown[-1]), shown)
 
 
 @pytest.mark.parametrize(
-    ("config", "command", "mappings"),
+    ("command", "target"),
     [
-        ({ACCUMULATION: 2}, "--gradient_accumulation_steps 2", {}),
-        ({ACCUMULATION: "auto"}, "--gradient_accumulation_steps 2", {}),
-        ({}, "--gradient_accumulation_steps 2", {}),
-        ({ACCUMULATION: 4}, "", {ACCUMULATION: "--acc"}),
-        ({ACCUMULATION: 4}, "--acc fast", {ACCUMULATION: "--acc"}),
-        ({ACCUMULATION: 4}, "--acc 2", {}),
-        ({ACCUMULATION: 4}, "-- --gradient_accumulation_steps 2", {}),
-        ({MICRO_BATCH: 4}, "--b 2 --b 4", {MICRO_BATCH: "--b"}),
+        ("--acc 2", "--accumulate"),
+        ("--acc fast", "--acc"),
+        ("--acc --x", "--acc"),
+        ("-- --acc 2", "--acc"),
+        ("trainer.acc=2,4", "trainer.acc"),
+        ("trainer.acc=${acc}", "trainer.acc"),
+        ("", "ACCUMULATE"),
     ],
 )
-def test_one_value_auto_or_no_number_is_fine(config: dict[str, object], command: str, mappings: dict[str, str]) -> None:
-    check(config, command, **mappings)
-
-
-def test_a_yaml_with_two_values_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}')
-    (tmp_path / "experiment.yaml").write_text(
-        "entrypoint: python3 train.py --deepspeed ds.json --gradient_accumulation_steps 2\n"
-        "hyperparameters: {deepspeed_config: ds.json}\n"
-    )
-    with pytest.raises(InputError, match=r"4 in ds\.json, and --gradient_accumulation_steps 2 in the command"):
-        read_experiment(tmp_path / "experiment.yaml", tmp_path)
+def test_what_is_not_typed_or_no_number_says_nothing(command: str, target: str) -> None:
+    assert batch_places(command.split(), {"ACC": "4"}, {MICRO_BATCH: target}, Path()) == []

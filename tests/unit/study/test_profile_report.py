@@ -38,7 +38,7 @@ def test_a_program_that_fails_later_fails_as_typed_even_if_it_left_no_record(out
 
 def test_a_configuration_that_deepspeed_refuses_does_not_work_as_typed() -> None:
     assert failure(Outcome.INVALID, IN_INITIALIZE, False).startswith(
-        "The configuration does not work as it was typed: invalid."
+        "The program cannot be tuned as it was typed: invalid."
     )
 
 
