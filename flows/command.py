@@ -21,6 +21,7 @@ from flows.service import ServerError
 from flows.terminal import print_document, say, shown
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import StudyStatus
+from trial_lib.study.accepted_config import require_accepted_config
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import INTERRUPTED
 from trial_lib.study.open_full_experiment import full_experiment_id
@@ -76,6 +77,7 @@ def resume_command(root: Path, as_json: bool) -> int:
 
 
 def _run(study: OpenStudy, as_json: bool) -> int:
+    study.config_check.ask()
     arguments = study.driver.arguments
     interrupts.resume_command = shlex.join(["zerotune", "resume", str(study.paths.root)])
     for note in study.driver.experiment.notes:
@@ -89,7 +91,12 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             study.driver.log.addHandler(NoteHandler(view.note))
             # The words of a command may be secrets: they stay in the study's folder.
             shown = {**dict(arguments), "command": ()}
-            run_flow(server, _tune_flow, _flow_runs(study), study.driver.log, study_dir=study.paths.root, **shown)
+            runs = _flow_runs(study)
+
+            def check() -> None:
+                require_accepted_config(study, interrupts.aside)
+
+            run_flow(server, _tune_flow, runs, study.driver.log, check, study_dir=study.paths.root, **shown)
         # The flow opens the study anew where it starts it again.
         study = last_opened(study)
         if study.record.status is StudyStatus.COMPLETED:
@@ -101,6 +108,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         if not interrupts.heard:
             if study.record.status is StudyStatus.RUNNING:
                 study.finish(StudyStatus.FAILED, str(error) or type(error).__name__)
+            if isinstance(error, InputError):
+                interrupts.resume_command = None
             raise
         study = last_opened(study)
         # Before the flow, or handed on by it when it had cleaned up.
@@ -141,6 +150,7 @@ def run_flow(
     load: Callable[[], "Flow[..., Any]"],
     names: Sequence[str],
     log: logging.Logger,
+    check: Callable[[], None] = lambda: None,
     **parameters: Any,
 ) -> None:
     """Runs a flow against a server, and returns when that has its whole history, or has gone away.
@@ -150,9 +160,11 @@ def run_flow(
         load: imports the flow, which has to know the server by then.
         names: of the flow's run, and of those within it.
         log: of what is run.
+        check: called before the server is waited for: what it raises ends the command.
         parameters: of the flow.
 
     Raises:
+        InputError: the check says so.
         ServerError: the server does not answer.
     """
     if server is not None:
@@ -163,6 +175,7 @@ def run_flow(
 
     keep_secrets_from_prefect()
     quiet_console()
+    check()
     if server is None:
         require_configured_server()
     else:

@@ -24,6 +24,7 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyStatus
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.study.accepted_config import require_accepted_config
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirming import answer_of, next_confirming_plan, no_answer
 from trial_lib.study.disk_room import DiskFullError, disk_full_told
@@ -112,7 +113,9 @@ def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path
     begun = begun_by(flow_run.id, folder.glob(f"{STUDIES}/*/study.json"))
     if begun is not None:
         return resume_study(begun)
-    return new_study(checked(StudyArguments, arguments), folder, flow_run.id, get_run_logger().info)
+    study = new_study(checked(StudyArguments, arguments), folder, flow_run.id, get_run_logger().info)
+    require_accepted_config(study)
+    return study
 
 
 def run_while_there_is_room(study: OpenStudy) -> str | None:

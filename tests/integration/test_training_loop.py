@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from training_fixtures import EXAMPLES, Trainings, hparams
+from training_fixtures import DS_CONFIG, EXAMPLES, Trainings, hparams
 
 # -- batches, epochs, lengths ----------------------------------------------------------------------------------------
 
@@ -128,6 +128,12 @@ def test_the_configuration_is_found_in_args_and_deepspeed_builds_the_loader(trai
 
 
 # -- loaders ---------------------------------------------------------------------------------------------------------
+
+
+def test_config_counts_where_args_name_another_configuration(trainings: Trainings) -> None:
+    training = trainings.run("HandsOverTwoConfigs", hparams={"deepspeed_config": {**DS_CONFIG, "train_batch_size": 4}})
+    assert training.succeeded, training.logs[0]
+    assert "train_batch_size 4 by attribute, 4 by key" in training.said()
 
 
 def test_a_loader_of_torch_is_refused_unless_the_checks_are_disabled(trainings: Trainings) -> None:

@@ -55,6 +55,23 @@ def test_the_configuration_among_the_hyperparameters_is_the_trials(trials: Any) 
     assert result.micro_batch_arrived == 3
 
 
+@pytest.mark.parametrize(("purpose", "micro_batch"), [(Purpose.PROFILE, 1), (Purpose.SEARCH, 3)])
+def test_config_counts_beside_args_and_keeps_the_batch_size_that_the_users_own_has(
+    trials: Any, purpose: Purpose, micro_batch: int
+) -> None:
+    own = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    hparams = {"deepspeed_config": own}
+    # The candidate leaves the batch size to DeepSpeed.
+    result = run(trials, "HandsOverTwoConfigs", hparams=hparams, micro_batch=micro_batch, slots=2, purpose=purpose)
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.micro_batch_arrived == micro_batch
+    said = f"train_batch_size {micro_batch * 2} by attribute, {micro_batch * 2} by key"
+    assert said in Path(result.logs[0]).read_text()
+    if purpose is Purpose.PROFILE:
+        assert result.program is not None
+        assert result.program.hands_over_two_configs
+
+
 def test_a_pipeline_is_measured(trials: Any) -> None:
     config = json.loads((EXAMPLES / "pipeline_parallel" / "ds_config.json").read_text())
     result = run(

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.config import Hyperparameters
-from trial_lib.experiment.overrides import CONFIG, DEEPSPEED_KEYS, OVERWRITES, inline_ds_config
+from trial_lib.experiment.overrides import (
+    ACCUMULATION,
+    CONFIG,
+    DEEPSPEED_KEYS,
+    MICRO_BATCH,
+    OVERWRITES,
+    TRAIN_BATCH,
+    inline_ds_config,
+)
 
 
 def merged_hparams(
@@ -32,3 +40,19 @@ def merged_hparams(
     if isinstance(hyperparameters.deepspeed_config, Mapping):
         return {**hparams, CONFIG: dict(ds_config)}
     return {**hparams, CONFIG: str(ds_config_path)}
+
+
+def with_derived_batch(ds_config: Mapping[str, Any], own: Mapping[str, Any], slots: int) -> dict[str, Any]:
+    """Returns a trial's configuration for code to read: with the `train_batch_size` that the user's own has.
+
+    What the code hands to DeepSpeed is stripped of it again: a pipeline has fewer replicas than slots.
+
+    Args:
+        ds_config: the trial's configuration, which may leave it to DeepSpeed.
+        own: the user's.
+        slots: devices that train together, taken for the replicas that it follows from.
+    """
+    micro, accumulation = ds_config.get(MICRO_BATCH), ds_config.get(ACCUMULATION, 1)
+    if TRAIN_BATCH not in own or TRAIN_BATCH in ds_config or not (type(micro) is type(accumulation) is int):
+        return dict(ds_config)
+    return {**ds_config, TRAIN_BATCH: micro * accumulation * slots}

@@ -74,6 +74,7 @@ class ProgramProfile(_Record):
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
+        hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -91,6 +92,7 @@ class ProgramProfile(_Record):
     by_accelerate: bool = False
     partitions_its_model: bool = False
     has_experts: bool = False
+    hands_over_two_configs: bool = False
 
 
 class Memory(_Record):

@@ -64,6 +64,14 @@ class Experiment:
         return _COMMAND if self.path is None else str(self.path)
 
     @property
+    def config_source(self) -> Path:
+        """The file that the DeepSpeed configuration stands in; what was submitted, where it stands there."""
+        named = self.config.hyperparameters.deepspeed_config or next(iter(self.entrypoint.config_values), None)
+        if isinstance(named, str) and _is_file(self.model_dir / named):
+            return self.model_dir / named
+        return Path(self.source)
+
+    @property
     def environment_variables(self) -> dict[str, str]:
         """What the user has put into every rank's environment; an assignment in the entrypoint wins."""
         return {**self.config.environment.environment_variables, **self.entrypoint.environment}
@@ -78,7 +86,8 @@ def read_experiment(
         config_path: the YAML file.
         model_dir: the folder that the entrypoint runs in.
         include: files and folders that the code imports from outside the model directory.
-        needs_ds_config: whether the experiment has to name a DeepSpeed configuration, which a search starts from.
+        needs_ds_config: whether the experiment of a trial class has to name a DeepSpeed configuration, which a search
+            starts from; a script may have one in its code.
 
     Raises:
         InputError: anything in them cannot be used. Several mistakes are listed in one error.
@@ -159,16 +168,16 @@ def _read_deepspeed_config(
 ) -> dict[str, Any]:
     hyperparameters = config.hyperparameters
     base: Any = hyperparameters.deepspeed_config
-    if base is None and config.follow_launcher:
-        base = _config_of_command(entrypoint, model_dir, document.where(("entrypoint",))) if entrypoint else {}
-        return overwrite_deepspeed_config(base, hyperparameters.overwrite_deepspeed_args) if base else {}
+    overwrites = hyperparameters.overwrite_deepspeed_args
     if base is None:
         typo = difflib.get_close_matches("deepspeed_config", hyperparameters.model_extra or {}, n=1)
         inline = inline_ds_config(hyperparameters.as_dict())
         if inline is not None and not typo:
-            return overwrite_deepspeed_config(inline, hyperparameters.overwrite_deepspeed_args)
-        if not is_needed and not typo:
-            return {}
+            return overwrite_deepspeed_config(inline, overwrites)
+        # A script may have it in its code; a class is handed the search's by the hyperparameters.
+        if not typo and not (is_needed and entrypoint is not None and entrypoint.trial_class):
+            base = _config_of_command(entrypoint, model_dir, document.where(("entrypoint",))) if entrypoint else {}
+            return overwrite_deepspeed_config(base, overwrites) if base else {}
         raise InputError(
             "the experiment names no DeepSpeed configuration, and a search starts from one.",
             where=document.where(("hyperparameters",), key=True),
@@ -182,7 +191,7 @@ def _read_deepspeed_config(
         except InputError as error:
             place = document.where(("hyperparameters", "deepspeed_config"))
             raise InputError(error.what, where=error.where, remedy=f"{error.remedy} It is named at {place}.") from None
-    return overwrite_deepspeed_config(base, hyperparameters.overwrite_deepspeed_args)
+    return overwrite_deepspeed_config(base, overwrites)
 
 
 def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """The cold launcher: fresh interpreters for every trial."""
 
+import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trial_lib.launch import bootstrap, channel
+from trial_lib.launch.config_check import Judgement
 from trial_lib.launch.jit_builds import clear_stale_locks
 from trial_lib.launch.launcher import Launched, LaunchRequest
 from trial_lib.launch.torch_cache import remove_empty_torch_cache
@@ -34,6 +37,7 @@ class ColdLauncher:
         self._note = note
         self._lock = threading.Lock()
         self._built = False
+        self._judge: subprocess.Popen[str] | None = None
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Starts a guard, which starts the ranks."""
@@ -79,11 +83,35 @@ class ColdLauncher:
                 self._note(line.strip())
         building.wait()
 
+    def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
+        """See `Launcher.check`; in a process of its own, which imports DeepSpeed first."""
+        read, write = os.pipe()
+        with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
+            try:
+                self._judge = subprocess.Popen(
+                    bootstrap.command(self._interpreter, "trial_lib.launch.config_check", str(write)),
+                    pass_fds=[write],
+                    env=self._environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            finally:
+                os.close(write)
+            with contextlib.suppress(BrokenPipeError):
+                self._judge.communicate(json.dumps({"ds_config": ds_config, "slots": slots}))
+            judged = pipe.read()
+        return json.loads(judged) if judged else None
+
     def prime(self, modules: list[str]) -> None:
         """Does nothing: a fresh interpreter imports for itself."""
 
     def close(self) -> None:
-        """Leaves nothing behind; nothing runs between trials."""
+        """Leaves nothing behind: nothing runs between trials but the check of a configuration."""
+        if self._judge is not None:
+            self._judge.kill()
+            self._judge.wait()
         remove_empty_torch_cache(self._environment)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch import channel, rank_process
+from trial_lib.launch import channel, config_check, rank_process
 from trial_lib.launch.guard import Guard, become_subreaper, kill_descendants, leave_keeper
 from trial_lib.launch.priming import doubt, import_all, prime
 
@@ -27,7 +27,9 @@ _MOST_LEFT_OUT = 5
 
 
 class ForkServer:
-    """Answers the driver: `{"launch": request}` with a socket for the trial's guard, or `{"prime": modules}`."""
+    """Answers the driver: `{"launch": request}` with a socket for the trial's guard, `{"prime": modules}`, or
+    `{"check": request}` (see `config_check`).
+    """
 
     def __init__(self, driver: socket.socket) -> None:
         self._driver = driver
@@ -46,6 +48,8 @@ class ForkServer:
             message, descriptors = received
             if "prime" in message:
                 self._prime(message["prime"])
+            elif config_check.CHECK in message:
+                config_check.answer(self._driver, message[config_check.CHECK], doubt() is None)
             else:
                 self._launch(message["launch"], descriptors)
 

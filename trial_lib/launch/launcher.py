@@ -2,11 +2,13 @@
 
 import socket
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from trial_lib.experiment.layer import Layer
 from trial_lib.launch import channel
+from trial_lib.launch.config_check import Judgement
 
 HOST, GUARD = "host", "guard"
 """What ended a trial's processes: the death of a host, or of their guard."""
@@ -140,6 +142,14 @@ class Launcher(Protocol):
 
         Raises:
             LauncherClosedError: `close` was called meanwhile.
+        """
+
+    def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
+        """Returns what the DeepSpeed of the ranks refuses of a configuration; None where nobody could be asked.
+
+        Args:
+            ds_config: a DeepSpeed configuration, which may leave things to the code.
+            slots: devices that train together.
         """
 
     def prime(self, modules: list[str]) -> None:

@@ -131,7 +131,8 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
             return Outcome.CRASHED, f"The program ended by itself with {said} Log: {root.log}"
         sentence = f"{root.failure['type']}: {message}" if message else str(root.failure["type"])
         if root.failure["in_initialize"] and root.failure["type"] not in ("ImportError", "ModuleNotFoundError"):
-            return Outcome.INVALID, f"DeepSpeed refuses the configuration: {sentence} Log: {root.log}"
+            refused = root.failure.get("refusal") or sentence
+            return Outcome.INVALID, f"DeepSpeed refuses the configuration: {refused} Log: {root.log}"
         return Outcome.CRASHED, f"The program raised {sentence} Log: {root.log}"
     if ending.ended_by == DEADLINE:
         waiting = next((rank for rank in ranks if not rank.engine_built), None)

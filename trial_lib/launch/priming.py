@@ -14,7 +14,7 @@ from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch import channel, jit_builds
+from trial_lib.launch import channel, config_check, jit_builds
 from trial_lib.launch.cpu_info import remember_cpu_info
 
 
@@ -26,6 +26,8 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     import torch
 
     del sys.modules["mlflow"]
+    # Before what takes longer: somebody waits for it.
+    config_check.answer_waiting(driver, doubt() is None)
     importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use
     with contextlib.suppress(ImportError):
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")

@@ -4,10 +4,12 @@ import contextlib
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.config_check import CHECK, CHECKED, Judgement
 from trial_lib.launch.launcher import Launched, LauncherClosedError, LaunchRequest
 
 _CLOSE_S = 10
@@ -109,7 +111,7 @@ class WarmLauncher:
             self._doubt = self._answer("ready", "doubt")
             self._ready = True
 
-    def _answer(self, *keys: str) -> str | None:
+    def _answer(self, *keys: str) -> Any:
         """Returns the last of `keys` in the server's next answer, passing its notes on."""
         assert self._channel is not None
         while True:
@@ -118,9 +120,24 @@ class WarmLauncher:
                 raise EOFError("the fork server is gone")
             message = received[0]
             if keys[0] in message:
-                value: str | None = message[keys[-1]]
-                return value
-            self._note(message["note"])
+                return message[keys[-1]]
+            if "ready" in message:
+                self._doubt, self._ready = message["doubt"], True
+            else:
+                self._note(message["note"])
+
+    def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
+        """See `Launcher.check`; the server answers as soon as it has imported DeepSpeed."""
+        with self._lock:
+            if self._channel is None:
+                return None
+            try:
+                channel.send(self._channel, {CHECK: {"ds_config": ds_config, "slots": slots}})
+                judgement: Judgement | None = self._answer(CHECKED)
+            except (OSError, EOFError):
+                # The next launch finds it gone as well.
+                return None
+        return judgement
 
     def prime(self, modules: list[str]) -> None:
         """Imports in the server what the profile trial had imported, but for what would keep it from forking."""

@@ -45,9 +45,10 @@ class Followers:
             overrides: for the first of them.
         """
         own = {key: config[key] for key in _BATCH if key in config}
+        candidates = {key: overrides[key] for key in _BATCH if key in overrides}
         if not self._batches:
-            # A dictionary of the code that has been merged into comes back with the candidate's.
-            self._batches = [own, {key: overrides[key] for key in _BATCH if key in overrides}]
-        if own in self._batches:
+            self._batches = [own]
+        # A dictionary of the code that has been merged into comes back with the candidate's, and what follows from it.
+        if own in self._batches or (candidates and candidates.items() <= own.items()):
             return overrides
         return {key: value for key, value in overrides.items() if key not in _BATCH}

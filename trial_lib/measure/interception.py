@@ -10,7 +10,8 @@ import torch
 
 from trial_lib.experiment.deepspeed_json import read_named_config
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import DeepSpeedConfig, difference, overwrite_deepspeed_config
+from trial_lib.experiment.overrides import TRAIN_BATCH, DeepSpeedConfig, difference, overwrite_deepspeed_config
+from trial_lib.measure.config_refusal import keys_named
 from trial_lib.measure.engine_roles import Followers, trains
 from trial_lib.measure.program_facts import ProgramFacts
 
@@ -71,7 +72,7 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
         facts.has_experts |= any(isinstance(module, MoE) for module in engine.module.modules())
         observer.engine_built(engine)
 
-    _stand_in_for_initialize(merge, observer.initialize_called, built)
+    _stand_in_for_initialize(merge, observer.initialize_called, built, facts)
     original_destroy = torch.distributed.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
@@ -134,10 +135,16 @@ def adopt(ds_config: Mapping[str, Any]) -> None:
     _stand_in_for_initialize(merge, lambda: None, lambda engine, is_trained: None)
 
 
+def let_config_count() -> None:
+    """Has the code's `config` count where it hands `deepspeed.initialize` a configuration in its `args` as well."""
+    _stand_in_for_initialize(lambda passed, is_trained: passed, lambda: None, lambda engine, is_trained: None)
+
+
 def _stand_in_for_initialize(
     merge: Callable[[DeepSpeedConfig, bool], DeepSpeedConfig],
     before: Callable[[], None],
     after: Callable[[Any, bool], None],
+    facts: ProgramFacts | None = None,
 ) -> None:
     """Puts a function in the place of `deepspeed.initialize`.
 
@@ -145,6 +152,7 @@ def _stand_in_for_initialize(
         merge: returns the configuration to use for the one that the code passes, given whether the engine trains.
         before: called when a call begins.
         after: called with the engine that it has built, and whether that trains.
+        facts: is told of a call that hands over two configurations.
     """
     import deepspeed
 
@@ -164,7 +172,11 @@ def _stand_in_for_initialize(
             is_trained = passed is None or trains(call.arguments.get("optimizer"), passed)
             if passed is not None:
                 configuration.replace(merge(passed, is_trained))
-            built = original(*call.args, **call.kwargs)
+            if facts is not None:
+                facts.hands_over_two_configs |= configuration.is_handed_over_twice
+            with keys_named(call.arguments.get("config")):
+                built = original(*call.args, **call.kwargs)
+            configuration.complete(built[0])
         after(built[0], is_trained)
         return built
 
@@ -196,6 +208,12 @@ class _Configuration:
         self._arguments = arguments
         self._args = arguments.get("args")
         self._hidden: dict[str, Any] = {}
+        self._has_lost_its_batch: DeepSpeedConfig | None = None
+        in_call = [(name, arguments.get(name)) for name in ("config", "config_params")]
+        in_args = [(name, getattr(self._args, name, None)) for name in ("deepscale_config", "deepspeed_config")]
+        # Of the two arguments DeepSpeed takes the first.
+        self._in_call = [(name, value) for name, value in in_call if value is not None][:1]
+        self._in_args = [(name, value) for name, value in in_args if value is not None]
 
     def __enter__(self) -> "_Configuration":
         return self
@@ -204,32 +222,38 @@ class _Configuration:
         for name, value in self._hidden.items():
             setattr(self._args, name, value)
 
-    def _passed(self) -> list[tuple[str, Any]]:
-        """Returns every place that holds a configuration, with what it holds."""
-        in_call = [(name, self._arguments.get(name)) for name in ("config", "config_params")]
-        in_args = [(name, getattr(self._args, name, None)) for name in ("deepscale_config", "deepspeed_config")]
-        # Of the two arguments DeepSpeed takes the first; any other two it refuses.
-        given = [(name, value) for name, value in in_call if value is not None][:1]
-        return given + [(name, value) for name, value in in_args if value is not None]
+    @property
+    def is_handed_over_twice(self) -> bool:
+        """Whether one stands in the call and one in `args`: the call's counts, as in DeepSpeed before it refused."""
+        return bool(self._in_call and self._in_args)
 
     def read(self) -> DeepSpeedConfig | None:
         """Returns the configuration; None where there is none, or none that DeepSpeed would take: let it say so."""
-        passed = self._passed()
+        passed = self._in_call or self._in_args
         return _read(passed[0][1]) if len(passed) == 1 else None
 
     def replace(self, config: DeepSpeedConfig) -> None:
-        """Puts another configuration in its place, and hides the one in `args`: DeepSpeed refuses to be given two."""
-        name, value = self._passed()[0]
-        if name in ("deepscale_config", "deepspeed_config"):
+        """Puts another configuration in its place, and hides those in `args`: DeepSpeed refuses to be given two."""
+        for name, value in self._in_args:
             self._hidden[name] = value
             setattr(self._args, name, None)
-        elif isinstance(value, dict):
+        own = self._in_call[0][1] if self._in_call else None
+        if isinstance(own, dict):
             # For code that takes its batch size from its own dictionary afterwards.
-            value.clear()
-            value.update(config)
-            config = value
+            had_train_batch = TRAIN_BATCH in own
+            if config is not own:
+                config = {**config}
+                own.clear()
+                own.update(config)
+            config = own
+            self._has_lost_its_batch = own if had_train_batch and TRAIN_BATCH not in own else None
         self._arguments.pop("config_params", None)
         self._arguments["config"] = config
+
+    def complete(self, engine: Any) -> None:
+        """Gives the code's own dictionary back what it had and DeepSpeed has derived."""
+        if self._has_lost_its_batch is not None:
+            self._has_lost_its_batch[TRAIN_BATCH] = engine.train_batch_size()
 
 
 def _read(value: Any) -> DeepSpeedConfig | None:

@@ -15,9 +15,11 @@ import time
 import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from trial_lib.experiment.files import write_whole
+from trial_lib.measure.config_refusal import named_refusal
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 
 # Libraries of the user's that a training may spend its time in.
@@ -122,7 +124,7 @@ def train(payload: dict[str, Any], rank: int) -> None:
         rank: this rank.
     """
     try:
-        from trial_lib.measure import hugging_face, zero_init
+        from trial_lib.measure import hugging_face, post_import, zero_init
 
         hugging_face.adopt(payload["ds_config"], payload["is_in_code"])
         zero_init.adopt(payload["ds_config"], payload["is_in_code"])
@@ -131,6 +133,8 @@ def train(payload: dict[str, Any], rank: int) -> None:
             from trial_lib.measure import interception
 
             interception.adopt(payload["ds_config"])
+        else:
+            post_import.when_imported("deepspeed", _let_config_count)
         try:
             run_program(payload["program"], _arguments(payload))
         except SystemExit as stop:
@@ -148,6 +152,13 @@ def train(payload: dict[str, Any], rank: int) -> None:
     except BaseException:  # noqa: BLE001 - the program has returned: the training has ended well
         traceback.print_exc()
     _end(0)
+
+
+def _let_config_count(_deepspeed: ModuleType) -> None:
+    # Brings torch, which DeepSpeed has brought.
+    from trial_lib.measure import interception
+
+    interception.let_config_count()
 
 
 def _arguments(payload: dict[str, Any]) -> list[str]:
@@ -189,6 +200,7 @@ def _fail(
         "in_initialize": any(
             file.endswith(_INITIALIZE_FRAME[0]) and name == _INITIALIZE_FRAME[1] for file, name in frames
         ),
+        "refusal": named_refusal(error),
         "ended_early": isinstance(error, _EndedEarlyError),
         "engine_built": engine_built,
         "time": time.time(),

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -107,6 +108,17 @@ def file_logger(name: str, path: Path) -> logging.Logger:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(file)
     return logger
+
+
+def remove_folder(root: Path, log: logging.Logger) -> None:
+    """Removes a study's folder with its log, and the folder of all studies if it was the only one."""
+    for handler in [handler for handler in log.handlers if isinstance(handler, logging.FileHandler)]:
+        # It would open its file anew.
+        log.removeHandler(handler)
+        handler.close()
+    shutil.rmtree(root, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        root.parent.rmdir()
 
 
 def hold_lock(path: Path, what: str) -> FileLock:

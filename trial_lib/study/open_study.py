@@ -20,6 +20,7 @@ from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.config_check import ConfigCheck
 from trial_lib.study.confirming import answer_of, since_last_study
 from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
@@ -36,6 +37,7 @@ from trial_lib.study.folder import (
     host_lock_dir,
     new_folder,
     new_id,
+    remove_folder,
 )
 from trial_lib.study.followed import followed
 from trial_lib.study.places import cluster_of, launcher_of, slots_for
@@ -56,6 +58,8 @@ class OpenStudy:
         driver: its trials.
         paths: its files.
         tracker: sends them on.
+        config_check: asks DeepSpeed about the user's configuration.
+        is_new: whether it was opened for the first time.
     """
 
     def __init__(
@@ -65,12 +69,16 @@ class OpenStudy:
         driver: StudyDriver,
         tracker: StudyTracker,
         lock: FileLock,
+        config_check: ConfigCheck,
+        is_new: bool,
     ) -> None:
         self.driver = driver
         self.paths = paths
         self.tracker = tracker
         self._record = record
         self._lock = lock
+        self.config_check = config_check
+        self.is_new = is_new
         self._closed = False
         self._writing = threading.RLock()
         self._interrupted = False
@@ -84,6 +92,13 @@ class OpenStudy:
     def record(self) -> StudyRecord:
         """The study's record as it stands on the disk."""
         return self._record
+
+    def remove(self) -> None:
+        """Closes a study that is not to be, and removes its folder, and that of all studies if it was the only one."""
+        self.close()
+        # An interrupt finds nothing to write.
+        self._record = self._record.model_copy(update={"status": StudyStatus.FAILED})
+        remove_folder(self.paths.root, self.driver.log)
 
     def begin(self) -> None:
         """Writes the record of a study that runs (again), starts sending it on, and primes what it knows of.
@@ -250,7 +265,7 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
         started_at=time.time(),
         flow_run_id=flow_run_id,
     )
-    study = _open(record, arguments, experiment, host, paths, tracking_uri)
+    study = _open(record, arguments, experiment, host, paths, tracking_uri, is_new=True)
     if fingerprint.is_cut_off:
         study.driver.log.warning("There is more code than a study looks at: not every change of it will be noticed.")
     return study
@@ -386,6 +401,7 @@ def _open(
     host: Host,
     paths: StudyPaths,
     tracking_uri: str,
+    is_new: bool = False,
 ) -> OpenStudy:
     lock = hold_lock(paths.lock, "study")
     # From here on `resume` goes on with it, whatever ends this process.
@@ -393,13 +409,17 @@ def _open(
         _write_record(paths, record)
     log = file_logger(record.study_id, paths.log)
     place: Place
+    launcher = None
     if arguments.ray_address is None:
         launcher = launcher_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
         place = ThisHost(launcher, host, host_lock_dir())
     else:
         place = cluster_of(experiment, arguments, host, record.study_id, log.info)
     driver = StudyDriver(record.study_id, time.time(), experiment, arguments, paths, host, place, log)
-    study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock)
+    # A study whose training alone is left has its answer.
+    asked = None if record.status is StudyStatus.COMPLETED else launcher
+    check = ConfigCheck(experiment, asked, log)
+    study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)
     _opened[paths.root] = study
     return study
 

@@ -145,7 +145,7 @@ def needed_builders(experiment: Experiment, may_offload: bool = False) -> list[s
         may_offload: whether a trial may offload the optimizer where the configuration does not.
     """
     builders = ["ShareMemCommBuilder"]
-    if experiment.config.follow_launcher and not experiment.ds_config:
+    if not experiment.ds_config:
         # What the code will ask for shows in the profile trial; mostly it is this.
         return [*builders, "FusedAdamBuilder", *(["CPUAdamBuilder"] if may_offload else [])]
     optimizer = experiment.ds_config.get("optimizer") or {}

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trial_lib.estimate.states import first_guess, on_a_device, precision_of, state_bytes
 from trial_lib.experiment.knobs import ZERO_STAGES
-from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
+from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 
 
 class StageEstimate(BaseModel):
@@ -64,6 +64,16 @@ def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots:
             for stage in ZERO_STAGES
         ],
     )
+
+
+def program_notes(program: ProgramProfile | None) -> list[str]:
+    """Returns what the profile trial saw in the code that the user may want to mend, a sentence each."""
+    if program is None or not program.hands_over_two_configs:
+        return []
+    return [
+        "The code hands deepspeed.initialize two configurations, one in its `args` and one as `config`, which today's "
+        "DeepSpeed refuses: `config` counts here. Leave one of the two out to train without ZeroTune."
+    ]
 
 
 def profile_failure(result: TrialResult, had_engine: bool) -> str:

@@ -9,7 +9,7 @@ from trial_lib.experiment.config import ExperimentConfig
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.field_types import Length
 from trial_lib.experiment.full_experiment import FullExperimentPaths
-from trial_lib.experiment.hparams import merged_hparams
+from trial_lib.experiment.hparams import merged_hparams, with_derived_batch
 from trial_lib.experiment.overrides import OVERWRITES
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
@@ -24,7 +24,8 @@ def trial_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: Tria
         ds_config: the complete DeepSpeed configuration of the trial.
         paths: the trial's files.
     """
-    hparams = _hparams(experiment, ds_config, paths.ds_config)
+    readable = with_derived_batch(ds_config, experiment.ds_config, experiment.config.resources.slots_per_trial)
+    hparams = _hparams(experiment, readable, paths.ds_config)
     return _spec(experiment, hparams, paths.tensorboard, paths.scratch)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trial_lib import (
+    AttrDict,
     DataLoader,
     DeepSpeedTrial,
     DeepSpeedTrialContext,
@@ -410,3 +411,17 @@ class VariedLengths(Tiny):
     def loss(self, batch):
         print("length", batch[0].shape[1], flush=True)
         return super().loss(batch)
+
+
+class HandsOverTwoConfigs(Tiny):
+    """Hands its configuration over by a file in `args`, and as a dictionary, whose batch size it reads afterwards."""
+
+    def build_engine(self):
+        model = nn.Linear(4, 1)
+        own = self.hparams.deepspeed_config
+        # The one in `args` does not even exist.
+        args = AttrDict({**self.hparams, "deepspeed_config": "no_such_file.json"})
+        engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters(), config=own)
+        assert args.deepspeed_config == "no_such_file.json"
+        self.say(f"train_batch_size {own.train_batch_size} by attribute, {own['train_batch_size']} by key")
+        return engine

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trial_lib.experiment.config import Hyperparameters
-from trial_lib.experiment.hparams import merged_hparams
+from trial_lib.experiment.hparams import merged_hparams, with_derived_batch
 from trial_lib.experiment.overrides import get_ds_config_from_hparams, inline_ds_config
 
 CONFIG = {"train_micro_batch_size_per_gpu": 7, "zero_optimization": {"stage": 3}}
@@ -49,3 +49,12 @@ def test_a_batch_size_among_the_hyperparameters_makes_them_a_configuration(
     hyperparameters: dict[str, Any], inline: dict[str, Any] | None
 ) -> None:
     assert inline_ds_config(hyperparameters) == inline
+
+
+def test_the_batch_size_that_the_users_own_has_is_derived_for_their_code_to_read() -> None:
+    trial = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}
+    assert with_derived_batch(trial, {"train_batch_size": 16}, slots=2) == {**trial, "train_batch_size": 24}
+    assert with_derived_batch(trial, {}, slots=2) == trial
+    known = {**trial, "train_batch_size": 12}
+    assert with_derived_batch(known, {"train_batch_size": 16}, slots=2) == known
+    assert with_derived_batch({}, {"train_batch_size": 16}, slots=2) == {}

@@ -105,6 +105,12 @@ def test_a_configuration_may_stand_among_the_hyperparameters(model_dir: Path) ->
     assert read(model_dir, text).ds_config == {"train_batch_size": 8, "zero_optimization": {"stage": 1}}
 
 
+def test_a_script_may_have_its_configuration_in_its_code_or_in_its_command(model_dir: Path) -> None:
+    assert read(model_dir, "entrypoint: python3 train.py\nhyperparameters: {lr: 1}").ds_config == {}
+    named = "entrypoint: python3 train.py --deepspeed ds_config.json"
+    assert read(model_dir, named).ds_config == {"train_batch_size": 16, "zero_optimization": {"stage": 1}}
+
+
 def test_a_training_may_do_without_a_configuration(model_dir: Path) -> None:
     path = model_dir.parent / "experiment.yaml"
     path.write_text("entrypoint: python3 train.py\nhyperparameters: {lr: 1}")
@@ -241,8 +247,8 @@ REFUSALS = {
     "a name too long for a file": (MINIMAL.replace("train", "x" * 300), "is not in the model directory"),
     "deep nesting": ("a: " + "[" * 5000, "experiment.yaml: the YAML is nested too deeply."),
     "no entrypoint": ("name: a", 'experiment.yaml:1:1: "entrypoint" is missing.'),
-    "no configuration": (
-        "entrypoint: python3 train.py\nhyperparameters: {lr: 1}",
+    "no configuration for a trial class": (
+        "entrypoint: model_def:MyTrial\nhyperparameters: {lr: 1}",
         "experiment.yaml:2:1: the experiment names no DeepSpeed configuration, and a search starts from one. "
         "Add `deepspeed_config: ds_config.json` under `hyperparameters`",
     ),

@@ -139,6 +139,10 @@ def test_an_error_in_initialize_is_deepspeeds_refusal_unless_something_is_not_in
         "invalid",
         "DeepSpeed refuses the configuration: AssertionError: Check batch related parameters. Log: rank0.log",
     )
+    named = {**refused, "refusal": "train_batch_size: this is why. Change it."}
+    assert ended([rank(failure=named)])[1] == (
+        "DeepSpeed refuses the configuration: train_batch_size: this is why. Change it. Log: rank0.log"
+    )
     missing = failure("ModuleNotFoundError", "No module named 'mpi4py'", in_initialize=True)
     assert ended([rank(failure=missing)])[0] == "crashed"
 

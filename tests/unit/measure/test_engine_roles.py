@@ -34,6 +34,8 @@ def test_one_dictionary_for_two_engines_is_followed_though_the_first_has_changed
     shared = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
     followers.overrides_for(shared, CANDIDATE)
     assert followers.overrides_for({**shared, **CANDIDATE}, CANDIDATE) == CANDIDATE
+    derived = {**shared, **CANDIDATE, "train_batch_size": 16}
+    assert followers.overrides_for(derived, CANDIDATE) == CANDIDATE
 
 
 def test_the_first_engine_of_a_program_that_is_run_again_follows_whatever_its_batch():

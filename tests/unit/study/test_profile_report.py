@@ -3,8 +3,8 @@
 import pytest
 
 from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.study.profile_report import profile_failure
+from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.study.profile_report import profile_failure, program_notes
 
 BEFORE = {"start": 0.1}
 IN_INITIALIZE = {"start": 0.1, "import": 1.0}
@@ -49,3 +49,9 @@ def test_a_model_of_which_no_sample_fits_is_told_so() -> None:
 def test_batches_that_do_not_follow_are_told_as_that() -> None:
     said = failure(Outcome.INVALID, IN_INITIALIZE, True, arrived=8)
     assert said == "The program's batches do not follow what is asked of it. This is why."
+
+
+def test_a_configuration_that_is_handed_over_twice_is_told_and_nothing_else_is() -> None:
+    (note,) = program_notes(ProgramProfile(hands_over_two_configs=True))
+    assert "`config` counts here" in note
+    assert program_notes(ProgramProfile()) == program_notes(None) == []

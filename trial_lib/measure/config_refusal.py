@@ -1,0 +1,32 @@
+"""Which key DeepSpeed has refused in a rank: a sentence that its exception carries into the rank's record."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trial_lib.experiment.deepspeed_check import refusal_behind
+from trial_lib.experiment.deepspeed_refusals import sentence_of
+
+_SENTENCE = "zerotune_refusal"
+
+
+@contextlib.contextmanager
+def keys_named(ds_config: Any) -> Iterator[None]:
+    """Has an exception that lies in the configuration carry what `named_refusal` returns."""
+    try:
+        yield
+    except Exception as error:
+        refusal = refusal_behind(error, ds_config) if isinstance(ds_config, Mapping) else None
+        if refusal is not None:
+            import deepspeed
+
+            what, remedy = sentence_of(refusal, f"DeepSpeed {deepspeed.__version__}")
+            # An exception of a C extension may take no attributes.
+            with contextlib.suppress(AttributeError):
+                setattr(error, _SENTENCE, f"{what} {remedy}")
+        raise
+
+
+def named_refusal(error: BaseException) -> str:
+    """Returns the key that DeepSpeed has refused, why, and the remedy; empty where that is not known."""
+    return str(getattr(error, _SENTENCE, ""))
