@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.batch import Batch
 from trial_lib.experiment.candidate import Purpose
 
@@ -93,6 +94,18 @@ class ProgramProfile(_Record):
     partitions_its_model: bool = False
     has_experts: bool = False
     hands_over_two_configs: bool = False
+
+    @property
+    def arrival(self) -> Arrival:
+        """How the samples that a trial asks for show in the batches that arrive."""
+        if self.typed_batch is None:
+            return Arrival()
+        return Arrival(
+            rows_per_sample=self.rows_per_sample,
+            varies=self.batch_varies,
+            typed_micro_batch=self.typed_batch.micro_batch_size,
+            typed_tokens=self.tokens_per_micro_batch,
+        )
 
 
 class Memory(_Record):

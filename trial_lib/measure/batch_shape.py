@@ -18,24 +18,34 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def arrived_rows(inputs: Any, asked: int) -> int | None:
-    """Returns the rows of one micro-batch, or None if its inputs hold no tensor with a batch dimension.
+def batch_dimension(inputs: Any, expected: int) -> int:
+    """Returns which dimension of the first tensor is the batch's: 0, or 1 for inputs such as `(sequence, batch, ...)`.
 
-    The batch is the first dimension of the first tensor. Sequence-first inputs (`(sequence, batch, ...)`) are known
-    by a second dimension that is the size asked for; a matrix of floating-point numbers has features there.
+    These are known by a second dimension that is as expected; a matrix of floating-point numbers has features there.
 
     Args:
         inputs: what `forward` was called with, arguments and keyword arguments.
-        asked: the rows that are expected.
+        expected: the rows that should arrive.
     """
-    first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
-    if first is None:
-        return None
-    size = int(first.shape[0])
-    if size == asked or first.dim() < 2 or first.shape[1] != asked:
-        return size
-    has_features = first.dim() == 2 and first.is_floating_point()
-    return size if has_features else asked
+    first = _first_of_a_batch(inputs)
+    if first is None or first.dim() < 2 or first.shape[0] == expected or first.shape[1] != expected:
+        return 0
+    return 0 if first.dim() == 2 and first.is_floating_point() else 1
+
+
+def arrived_rows(inputs: Any, dimension: int) -> int | None:
+    """Returns the rows of one micro-batch, or None if its inputs hold no tensor with a batch dimension.
+
+    Args:
+        inputs: what `forward` was called with, arguments and keyword arguments.
+        dimension: the batch's, in the first tensor.
+    """
+    first = _first_of_a_batch(inputs)
+    return None if first is None or first.dim() <= dimension else int(first.shape[dimension])
+
+
+def _first_of_a_batch(inputs: Any) -> torch.Tensor | None:
+    return next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
 
 
 def tokens_per_row(inputs: Any) -> int | None:

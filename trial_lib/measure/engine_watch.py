@@ -8,7 +8,7 @@ import torch
 
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.measure.activations import SavedActivations
-from trial_lib.measure.batch_shape import arrived_rows, tensors_in, tokens_per_row
+from trial_lib.measure.batch_shape import arrived_rows, batch_dimension, tensors_in, tokens_per_row
 from trial_lib.measure.flops import FlopCounter
 
 PARTS = ("forward", "backward", "step")
@@ -190,6 +190,7 @@ class EngineWatch:
         self.asked = asked_micro_batch
         self.arrival = arrival
         self.rows: list[int] = []
+        self._batch_dimension = 0
         self.parts = PartTimer()
         self.model = self._counter(with_activations)
         self.samples = 0.0
@@ -302,7 +303,10 @@ class EngineWatch:
     def batch_arrived(self, inputs: Any) -> None:
         """Notes the size and the length of one training micro-batch."""
         self.micro_batches += 1
-        rows = arrived_rows(inputs, self.arrival.rows(self.asked))
+        if not self.rows:
+            # By the first alone: of batches that vary, a later one may have such a dimension by chance.
+            self._batch_dimension = batch_dimension(inputs, self.arrival.rows(self.asked))
+        rows = arrived_rows(inputs, self._batch_dimension)
         if rows is None:
             return
         length = tokens_per_row(inputs)

@@ -113,7 +113,7 @@ class TrialPlans:
             protected_before=self._opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
             flops_per_sample=_flops_per_sample(profiled),
-            arrival=_arrival(program),
+            arrival=Arrival() if program is None else program.arrival,
             as_typed=as_typed,
         )
 
@@ -162,17 +162,6 @@ def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: Mod
         gradient_accumulation_steps=batch.gradient_accumulation_steps,
         slots=slots,
         data_parallel_size=replicas,
-    )
-
-
-def _arrival(program: ProgramProfile | None) -> Arrival:
-    if program is None or program.typed_batch is None:
-        return Arrival()
-    return Arrival(
-        rows_per_sample=program.rows_per_sample,
-        varies=program.batch_varies,
-        typed_micro_batch=program.typed_batch.micro_batch_size,
-        typed_tokens=program.tokens_per_micro_batch,
     )
 
 

@@ -1,0 +1,99 @@
+"""The profile trial on real ranks: what it learns from the program as typed, and at which size it profiles."""
+
+import dataclasses
+import json
+
+import pytest
+from conftest import CONFIG, Trials
+
+from trial_lib.experiment.batch import Batch
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.study.profiling import profile_candidate, run_profile
+
+ONE_STEP = StepWindow(1, 1, max_steps=1)
+
+
+def profiled(trials: Trials, *arguments: str, micro_batch: int = 8, slots: int = 1, **options: int) -> TrialResult:
+    """Runs a profile trial of `batch_shapes.py`, typed with a micro-batch size and two accumulation steps."""
+    plan = trials.plan(
+        "batch_shapes.py", *arguments, slots=slots, window=ONE_STEP, purpose=Purpose.PROFILE, micro_batch=1, **options
+    )
+    own = {**CONFIG, MICRO_BATCH: micro_batch, ACCUMULATION: 2}
+    folder = trials.root / "own"
+    folder.mkdir()
+    (folder / "ds_config.json").write_text(json.dumps(own))
+    program = plan.program
+    given = [program.arguments[0], str(folder / "ds_config.json"), *program.arguments[2:]]
+    typed = dataclasses.replace(
+        plan, paths=plan.paths.as_typed, as_typed=True, program=dataclasses.replace(program, arguments=given)
+    )
+
+    def plan_for(program: ProgramProfile, size: int) -> TrialPlan:
+        candidate = profile_candidate(program, size, slots, {})
+        return dataclasses.replace(
+            plan, candidate=candidate, ds_config=candidate.complete(own), arrival=program.arrival
+        )
+
+    return run_profile(typed, plan_for, lambda each: trials.start(each).result(), lambda modules: None)
+
+
+def size_of(trials: Trials, result: TrialResult) -> int:
+    folder = trials.root / f"{result.number:04d}"
+    return Candidate.model_validate_json((folder / "candidate.json").read_text()).micro_batch_size
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("pairs", 2), ("packed", 0)])
+def test_what_a_sample_is_in_rows_is_seen_as_typed_and_holds_in_the_profile(
+    trials: Trials, kind: str, rows: int
+) -> None:
+    result = profiled(trials, "--kind", kind)
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.program is not None
+    assert result.program.typed_batch == Batch(16, 8, 2)
+    assert result.program.rows_per_sample == rows
+    assert not result.program.batch_varies
+    assert size_of(trials, result) == result.micro_batch_arrived == 1
+    assert result.metrics["throughput"] == pytest.approx(2 / result.metrics["latency"])
+
+
+def test_batches_by_a_budget_are_seen_to_vary_and_counted_as_they_arrive(trials: Trials) -> None:
+    result = profiled(trials, "--kind", "budget", micro_batch=1)
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.program is not None
+    assert result.program.batch_varies
+    # The first optimizer step takes sentences of 8 and of 12 tokens, of which 12 and 8 are within the budget.
+    assert result.metrics["throughput"] == pytest.approx(20 / result.metrics["latency"])
+    later = trials.run(
+        "batch_shapes.py", "--kind", "budget", micro_batch=1, accumulation=2, window=StepWindow(1, 2, max_steps=2)
+    )
+    assert later.outcome is Outcome.INVALID, "a trial that is not told so takes them for batches that do not follow"
+    plan = trials.plan(
+        "batch_shapes.py", "--kind", "budget", micro_batch=1, accumulation=2, window=StepWindow(1, 2, max_steps=2)
+    )
+    told = trials.start(dataclasses.replace(plan, arrival=result.program.arrival)).result()
+    assert told.outcome is Outcome.COMPLETED, told.reason
+    # 12 + 8 samples in the first step, 4 + 2 in the second.
+    assert told.metrics["throughput"] == pytest.approx(13 / told.metrics["latency"])
+
+
+@pytest.mark.parametrize(("kind", "smallest"), [("two_at_least", 2), ("four_at_least", 4)])
+def test_a_model_that_needs_several_samples_is_profiled_at_the_smallest_size_that_works(
+    trials: Trials, kind: str, smallest: int
+) -> None:
+    result = profiled(trials, "--kind", kind)
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert size_of(trials, result) == smallest
+    assert result.profile is not None
+    assert result.profile.activation_mem_per_gpu > 0
+
+
+def test_what_was_typed_is_known_also_where_it_does_not_fit(trials: Trials) -> None:
+    result = profiled(trials, "--kind", "plain", micro_batch=2**22, memory_limit=900 * 2**20)
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.program is not None
+    assert result.program.typed_batch == Batch(2**23, 2**22, 2)
+    assert size_of(trials, result) == 1
