@@ -12,6 +12,7 @@ from flows.prefect_check import check_prefect
 from flows.terminal import print_document, shown
 from trial_lib.experiment.check import Check, Verdict
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.study import STUDIES as STUDIES_FOLDER
 from trial_lib.launch.build_checks import (
     check_accelerators,
     check_compiler,
@@ -35,7 +36,6 @@ from trial_lib.study.host_checks import (
     check_shared_memory,
     check_write_access,
 )
-from trial_lib.study.open_study import STUDIES as STUDIES_FOLDER
 from trial_lib.tracking.tracking_check import check_mlflow
 
 # What `flows.prepare` builds, by the names that DeepSpeed gives the ops.

@@ -14,8 +14,10 @@ from flows.data_folder import made_in_data_folder
 from flows.interrupts import interrupts
 from flows.service import LOOPBACK, ServerError, Service, run_to_end
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import OWNERS_FOLDER, make_own
 from trial_lib.launch.ports import reserved_port
 from trial_lib.study.folder import host_lock_dir
+from trial_lib.tracking.tracking_uri import in_uri
 
 _KEEP_S = 1.0
 _LOCK_POLL_S = 0.5
@@ -99,7 +101,10 @@ def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: b
 
 def own_home() -> Path:
     """Returns the Prefect home of ZeroTune's own servers, made where it is not there yet."""
-    return made_in_data_folder("prefect")
+    home = made_in_data_folder("prefect")
+    # One of an earlier version was anybody's to read.
+    home.chmod(OWNERS_FOLDER)
+    return home
 
 
 def own_environment(home: Path) -> dict[str, str]:
@@ -107,7 +112,7 @@ def own_environment(home: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{in_uri(home / 'prefect.db')}",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
@@ -136,6 +141,7 @@ def migrate_own_database() -> None:
     with _migration_lock(home):
         if done.exists() and (home / "prefect.db").exists():
             return
+        make_own(home / "prefect.db")
         command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
         # Python looks for modules where it runs, and the user's folder may have one of Prefect's name.
         exit_code, said_all = run_to_end(command, own_environment(home), folder=home, log=home / "migration.log")

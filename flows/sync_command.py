@@ -5,7 +5,7 @@ from pathlib import Path
 from flows.terminal import say
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
-from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.study import StudyPaths, work_dir_of
 from trial_lib.study.record_file import read_record, read_record_file
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.sync import StudySync
@@ -26,7 +26,7 @@ def sync_command(root: Path) -> int:
         InputError: there is nothing to send, or a record is damaged.
     """
     root = root.absolute()
-    tracking_uri = default_tracking_uri(root.parent.parent)
+    tracking_uri = default_tracking_uri(work_dir_of(root))
     shown = without_password(tracking_uri)
     for sync in _syncs(root, tracking_uri):
         try:

@@ -22,7 +22,7 @@ from tasks.trial import TrialFuture, submit
 from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.study import StudyPaths, StudyStatus
+from trial_lib.experiment.study import STUDIES, StudyPaths, StudyStatus
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.accepted_config import require_accepted_config
 from trial_lib.study.arguments import StudyArguments
@@ -34,7 +34,7 @@ from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
 from trial_lib.study.full_experiment import LONGEST_END_S
 from trial_lib.study.known_winner import holds, next_known_plan
 from trial_lib.study.open_full_experiment import full_experiment_of
-from trial_lib.study.open_study import STUDIES, OpenStudy, new_study, resume_study
+from trial_lib.study.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Ended, Work
 

@@ -24,6 +24,7 @@ from trial_lib.experiment.result import Memory, Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.tracking.sync import sync_study
 from trial_lib.tracking.tracker import StudyTracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 SYNC = """
 import sys
@@ -304,3 +305,17 @@ def test_the_tracker_sends_what_is_there_at_close(server: str, tmp_path: Path) -
     parent = parent_of(runs_of(server, "tracked"))
     assert parent.info.status == "FINISHED"
     assert tracker.run_url == f"{server}/#/experiments/{parent.info.experiment_id}/runs/{parent.info.run_id}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["it's what? a#b 100%", "ünï " + "x" * 120])
+def test_a_folder_may_be_called_anything(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / name
+    paths = new_study(folder / "zerotune-studies", trials=1)
+    monkeypatch.chdir(folder)
+    sync_study(paths, default_tracking_uri(folder))
+    assert (folder / "mlflow.db").stat().st_mode & 0o077 == 0
+    assert (folder / "mlartifacts").stat().st_mode & 0o077 == 0
+    assert len(list((folder / "mlartifacts").rglob("ds_config.json"))) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]

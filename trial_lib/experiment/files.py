@@ -1,15 +1,38 @@
-"""Writing a file whole. A rank imports this module from the user's environment: standard library only."""
+"""Writing files that are their owner's alone, and writing them whole.
 
+A rank imports this module from the user's environment: standard library only.
+"""
+
+import contextlib
 import errno
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+OWNERS_FILE, OWNERS_FOLDER = 0o600, 0o700
+"""What a study writes may hold secrets: nobody else reads it."""
 
 MOST_BYTES = 4 * 2**20
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+def open_own(path: Path, mode: str, **options: Any) -> Any:
+    """Opens a file, which is its owner's alone where this makes it. Otherwise as `open`."""
+    return open(path, mode, opener=_make_own, **options)
+
+
+def make_own(path: Path) -> None:
+    """Makes an empty file that is its owner's alone, for others to write to, where there is none."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNERS_FILE))
+
+
+def _make_own(path: str, flags: int) -> int:
+    return os.open(path, flags, OWNERS_FILE)
+
+
+def write_whole(path: Path, text: str, mode: int = OWNERS_FILE) -> None:
     """Writes a file so that a reader sees all of it or nothing: to a temporary name beside it, then renamed.
 
     That holds when the power goes, too: its text is on the disk before it has its name, which is when this returns.
@@ -17,7 +40,7 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     Args:
         path: the file.
         text: all that it is to hold.
-        mode: who may read it; 0o600 for what holds a user's secrets.
+        mode: who may read it.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written; the file is then as it was. Where the disk failed
@@ -40,7 +63,7 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
 def write_all(files: Mapping[str, str]) -> None:
     """Writes files whole, each with its folder, from their texts by their paths."""
     for path, text in files.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).parent.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
         write_whole(Path(path), text)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.files import open_own
+
 TRAINING, VALIDATION, CHECKPOINT, NOTE, SYSTEM = "training", "validation", "checkpoint", "note", "system"
 
 # Kinds that a batch has one line of.
@@ -122,7 +124,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk is full.
     """
-    with path.open("ab", buffering=0) as file:
+    with open_own(path, "ab", buffering=0) as file:
         file.write(json.dumps(record).encode() + b"\n")
 
 

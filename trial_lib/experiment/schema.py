@@ -20,4 +20,4 @@ def schema_text() -> str:
 
 
 if __name__ == "__main__":
-    write_whole(SCHEMA_PATH, schema_text())
+    write_whole(SCHEMA_PATH, schema_text(), mode=0o644)

@@ -7,6 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+STUDIES, FULL_EXPERIMENTS = "zerotune-studies", "zerotune-experiments"
+"""The folders, in that where a command runs, which have one for each study and each full experiment."""
+
 
 @dataclass(frozen=True)
 class TrialPaths:
@@ -189,6 +192,15 @@ class StudyStatus(str, Enum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+def work_dir_of(root: Path) -> Path:
+    """Returns the folder that the MLflow store of a study's, or of a full experiment's, folder stands in.
+
+    That is where the command ran that made it; of one that somebody has put elsewhere, the folder that it is in now.
+    """
+    parent = root.absolute().parent
+    return parent.parent if parent.name in (STUDIES, FULL_EXPERIMENTS) else parent
 
 
 class StudyRecord(BaseModel):

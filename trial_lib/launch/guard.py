@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from trial_lib.experiment.files import open_own
 from trial_lib.experiment.layer import Layer
 from trial_lib.launch import bootstrap, channel, layer_mount, rank_process
 
@@ -215,7 +216,7 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
 def _start_interpreter(own: dict[str, Any], request: dict[str, Any]) -> "subprocess.Popen[bytes]":
     """Starts a rank as a fresh interpreter."""
     # An interpreter that does not come up says why in the rank's log.
-    with Path(own["log"]).open("ab") as log:
+    with open_own(Path(own["log"]), "ab") as log:
         process = subprocess.Popen(
             bootstrap.command(request["interpreter"], "trial_lib.launch.rank_process", str(request["rank"])),
             stdin=subprocess.PIPE,

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.files import open_own
 from trial_lib.launch import bootstrap, hosted_rank, rank_process
 from trial_lib.launch.guard import become_subreaper, kill_descendants, remove_shared_memory
 
@@ -47,7 +48,7 @@ def _run(told: dict[str, Any], workers_of: int) -> int:
     environment = {**told["environment"], hosted_rank.WORKERS_OF: str(workers_of)}
     with contextlib.ExitStack() as opened:
         # A launcher that does not come up says why in the log of the host's first rank.
-        log = opened.enter_context(Path(told["log"]).open("ab"))
+        log = opened.enter_context(open_own(Path(told["log"]), "ab"))
         launcher = subprocess.Popen(
             launcher_command(told), cwd=told["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.files import open_own
 from trial_lib.launch.guard import serve
 
 
@@ -16,7 +17,7 @@ def main(arguments: list[str]) -> None:
 
 def _start_host(part: dict[str, Any], request: dict[str, Any]) -> subprocess.Popen[bytes]:
     # What ssh or an interpreter that does not come up says.
-    with Path(part["log"]).open("ab") as log:
+    with open_own(Path(part["log"]), "ab") as log:
         process = subprocess.Popen(part["command"], stdin=subprocess.PIPE, stdout=log, stderr=log)
     assert process.stdin is not None
     # By its name the folder of the ranks' workers is found: this guard removes it here, a part's own elsewhere.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from trial_lib.experiment.files import open_own
 from trial_lib.launch import bootstrap
 from trial_lib.launch.guard import become_subreaper, kill_descendants
 
@@ -31,7 +32,7 @@ class Leashed:
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None
     ) -> None:
         self._ours, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output:
+        with theirs, open_own(log, "ab") as output:
             self._process = subprocess.Popen(
                 bootstrap.command(sys.executable, "trial_lib.launch.leash", str(theirs.fileno()), *command),
                 pass_fds=[theirs.fileno()],

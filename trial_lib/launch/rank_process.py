@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.files import OWNERS_FILE
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -74,7 +76,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
 def _redirect(log: str) -> None:
     """Sends standard output and error to the rank's log; nothing of the driver's terminal is left to hold on to."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)
     os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trial_lib.experiment.candidate import Withdrawal
+from trial_lib.experiment.files import OWNERS_FOLDER
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.launch.carried import Files, moved, packed, result_from
@@ -144,7 +145,7 @@ class RayHost:
         ):
             ending = Ending("cancel", [None] * part.slots)
             if slots is not None:
-                there.paths.scratch.mkdir(exist_ok=True)
+                there.paths.scratch.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
                 request = _part_request(there, part, host, slots.names)
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), self._launcher, cancelled)
         return PartEnd(ending, kernel_kills() > kills_before, self._taken(there.paths), self._taken_notes())

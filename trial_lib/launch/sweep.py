@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.candidate import Sweep, Withdrawal
+from trial_lib.experiment.files import OWNERS_FOLDER
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher
@@ -78,7 +79,7 @@ def run_sweep(
         ending = Ending("cancel", [])
         if slots is not None:
             for plan in plans:
-                plan.paths.scratch.mkdir()
+                plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
             payload = _payload(plans, sweep, collector.launched_at)
             # The group's own, for a driver that dies; each size has its own below.
             deadline_s = sum(plan.deadline_s for plan in plans)

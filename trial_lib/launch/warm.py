@@ -5,8 +5,10 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.files import open_own
 from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.config_check import CHECK, CHECKED, Judgement
@@ -59,7 +61,7 @@ class WarmLauncher:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, open(self._log, "ab") as log:  # noqa: PTH123 - a path as text, from the study's folder
+        with theirs, open_own(Path(self._log), "ab") as log:
             self._server = subprocess.Popen(
                 bootstrap.command(
                     self._interpreter, "trial_lib.launch.fork_server", str(theirs.fileno()), *self._builders

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from trial_lib.experiment.arrival import Arrival
-from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.files import OWNERS_FILE, write_whole
 from trial_lib.experiment.layer import read_layer
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
@@ -271,7 +271,7 @@ def _write_to(log: str) -> None:
     """Sends what this process prints to another log."""
     sys.stdout.flush()
     sys.stderr.flush()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)

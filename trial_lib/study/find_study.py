@@ -4,8 +4,7 @@ import contextlib
 from pathlib import Path
 
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.study import StudyPaths, StudyRecord
-from trial_lib.study.open_study import STUDIES
+from trial_lib.experiment.study import STUDIES, StudyPaths, StudyRecord
 
 
 def find_study(named: str | None, work_dir: Path) -> Path:

@@ -10,13 +10,14 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
 from trial_lib.experiment.environment import REDACTED, redact
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, open_own, write_whole
 from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
@@ -67,7 +68,9 @@ def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown
         InputError: it cannot be written.
     """
     try:
-        path.mkdir(parents=True)
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
+        path.mkdir(mode=OWNERS_FOLDER)
         keep_experiment(experiment, whole, shown)
     except OSError as error:
         raise InputError(
@@ -97,6 +100,9 @@ def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
 
 
 class _LogFile(logging.FileHandler):
+    def _open(self) -> Any:
+        return open_own(Path(self.baseFilename), self.mode, encoding=self.encoding, errors=self.errors)
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Leaves out a line that the disk has no room for: the study itself says so."""
 
@@ -131,7 +137,7 @@ def hold_lock(path: Path, what: str) -> FileLock:
     Raises:
         InputError: another process has it.
     """
-    lock = FileLock(path, thread_local=False)
+    lock = FileLock(path, mode=OWNERS_FILE, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import open_own
 from trial_lib.experiment.result import TrialResult
 
 
@@ -146,7 +147,7 @@ class History:
             OSError: the disk is full; nothing was added.
         """
         line = _line(event)
-        with self._path.open("ab", buffering=0) as file:
+        with open_own(self._path, "ab", buffering=0) as file:
             length = file.seek(0, os.SEEK_END)
             record = json.dumps(line).encode() + b"\n"
             try:

@@ -10,13 +10,13 @@ from typing import Any
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
-from trial_lib.experiment.study import StudyPaths, StudyRecord
+from trial_lib.experiment.study import STUDIES, StudyPaths, StudyRecord
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.completed_config import completed_config
 from trial_lib.study.earlier_studies import record_of, trials_of
-from trial_lib.study.open_study import STUDIES, OpenStudy
+from trial_lib.study.open_study import OpenStudy
 from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Work
 

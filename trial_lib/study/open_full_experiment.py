@@ -9,11 +9,11 @@ from typing import Any
 
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.files import write_all, write_whole
+from trial_lib.experiment.files import OWNERS_FOLDER, write_all, write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
-from trial_lib.experiment.study import StudyStatus
+from trial_lib.experiment.study import FULL_EXPERIMENTS, StudyStatus, work_dir_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host
@@ -40,8 +40,6 @@ from trial_lib.study.record_file import read_record_file
 from trial_lib.study.training_spec import full_length_spec
 from trial_lib.tracking.tracker import FullExperimentTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
-
-FULL_EXPERIMENTS = "zerotune-experiments"
 
 # A command opens its full experiment before the flow starts, and so does a study; the flow then finds it here.
 _opened: dict[Path, FullExperiment] = {}
@@ -122,7 +120,7 @@ def resume_full_experiment(root: Path) -> FullExperiment:
     experiment, ds_config, host = _checked(arguments, paths.experiment)
     _refuse_change(record, ds_config, paths)
     environment = environment_of(experiment, arguments.include)
-    return _open(record, experiment, environment, host, paths, default_tracking_uri(paths.root.parent.parent))
+    return _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir_of(paths.root)))
 
 
 def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
@@ -144,7 +142,7 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
             return None
         _refuse_change(record, ds_config, paths)
     else:
-        paths.root.mkdir(exist_ok=True)
+        paths.root.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
         keep_experiment(experiment, paths.experiment, paths.shown_experiment)
         arguments = TrainingArguments(
             config_path=study.paths.experiment,
@@ -154,7 +152,7 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         )
         study_id = study.record.study_id
         record = _new_record(full_experiment_id(study_id), experiment, ds_config, arguments, study_id)
-    tracking_uri = default_tracking_uri(study.paths.root.parent.parent)
+    tracking_uri = default_tracking_uri(work_dir_of(study.paths.root))
     opened = _open(record, experiment, driver.environment, driver.host, paths, tracking_uri)
     opened.log.parent = driver.log  # what the study's log and its live view show as well
     return opened

@@ -15,7 +15,7 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
-from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.experiment.study import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.place import Place, ThisHost
@@ -46,7 +46,6 @@ from trial_lib.study.typed_command import read_command
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
-STUDIES = "zerotune-studies"
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
 
@@ -329,7 +328,7 @@ def resume_study(root: Path) -> OpenStudy:
         )
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
-    tracking_uri = default_tracking_uri(paths.root.parent.parent)
+    tracking_uri = default_tracking_uri(work_dir_of(paths.root))
     study = _open(record, arguments, experiment, host, paths, tracking_uri)
     if record.status is not StudyStatus.COMPLETED:
         _note_changes(study, fingerprint_of(experiment, arguments, host))

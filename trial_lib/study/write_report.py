@@ -1,6 +1,6 @@
 """Writing a study's report and its figures into its folder."""
 
-from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.files import OWNERS_FOLDER, write_whole
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.report.figures import draw_figures
 from trial_lib.report.html_report import render_figures, render_report
@@ -17,6 +17,6 @@ def write_report(paths: StudyPaths) -> None:
     view = read_study(paths.root)
     figures = draw_figures(view)
     write_whole(paths.report, render_report(view, figures))
-    paths.figures.mkdir(exist_ok=True)
+    paths.figures.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
     for key, page in render_figures(view, figures).items():
         write_whole(paths.figures / f"{key}.html", page)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.metrics_file import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
+from trial_lib.experiment.study import work_dir_of
 from trial_lib.tracking.run_content import (
     FULL_EXPERIMENT,
     RECORD_ID,
@@ -71,7 +72,7 @@ class FullExperimentSync:
     def _connect(self, record: FullExperimentRecord) -> Runs:
         wanted = f"tags.{RECORD_ID} = '{record.experiment_id}'"
         # A study's stands in the study's folder.
-        work_dir = self._paths.root.absolute().parents[1 if record.study_id is None else 2]
+        work_dir = work_dir_of(self._paths.root if record.study_id is None else self._paths.root.parent)
         secrets = KnownSecrets.of(self._paths.experiment, self._paths.record)
         runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir, FULL_EXPERIMENT)
         self.experiment_id = runs.experiment_id

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
+from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, make_own
 from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.tracking.run_content import KIND, RECORD_ID, RunContent
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
@@ -60,11 +62,16 @@ class Runs:
     ) -> None:
         self.secrets = secrets
         experiment_name = secrets.hide(experiment_name)
+        artifacts = artifact_location(tracking_uri, work_dir)
+        if artifacts is not None:
+            Path(unquote(urlsplit(artifacts).path)).mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
+            # Those of MLflow's default experiment, too: it would spell the working directory into SQL, quotes and all.
+            os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = artifacts
         with schema_lock(tracking_uri):
             self._client = _mlflow_client(tracking_uri)
             experiment = self._client.get_experiment_by_name(experiment_name)
             self.experiment_id: str = (
-                self._client.create_experiment(experiment_name, artifact_location(tracking_uri, work_dir))
+                self._client.create_experiment(experiment_name, artifacts)
                 if experiment is None
                 else experiment.experiment_id
             )
@@ -152,7 +159,9 @@ def schema_lock(tracking_uri: str) -> Iterator[None]:
     if database is None:
         yield
         return
-    with FileLock(f"{database}.lock", timeout=_SCHEMA_TIMEOUT_S):
+    with FileLock(f"{database}.lock", timeout=_SCHEMA_TIMEOUT_S, mode=OWNERS_FILE):
+        # SQLite gives what it writes beside a database the database's own mode.
+        make_own(database)
         yield
 
 

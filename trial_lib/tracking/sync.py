@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trial_lib.experiment.known_secrets import KnownSecrets
-from trial_lib.experiment.study import StudyPaths, StudyRecord, TrialPaths
+from trial_lib.experiment.study import StudyPaths, StudyRecord, TrialPaths, work_dir_of
 from trial_lib.tracking.run_content import STUDY_ID, RunContent, study_artifacts, study_content, trial_content
 from trial_lib.tracking.runs import SENT, Runs
 
@@ -66,7 +66,7 @@ class StudySync:
 
     def _connect(self, record: StudyRecord) -> Runs:
         wanted = f"tags.{STUDY_ID} = '{record.study_id}'"
-        work_dir, secrets = self._paths.root.absolute().parents[1], KnownSecrets.of_study(self._paths)
+        work_dir, secrets = work_dir_of(self._paths.root), KnownSecrets.of_study(self._paths)
         self._runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir)
         self.experiment_id = self._runs.experiment_id
         self._sent = {record_id: run.data.tags.get(SENT, "") for record_id, run in self._runs.found.items()}

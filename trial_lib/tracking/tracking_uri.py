@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from trial_lib.experiment.errors import InputError
 
@@ -26,7 +26,7 @@ def default_tracking_uri(work_dir: Path) -> str:
     """
     uri = os.environ.get(_VARIABLE)
     if not uri:
-        return f"{_SQLITE}{work_dir.absolute() / 'mlflow.db'}"
+        return f"{_SQLITE}{in_uri(work_dir.absolute() / 'mlflow.db')}"
     if urlsplit(uri).scheme in ("", "file") and uri != "databricks":
         raise InputError(
             f"{uri} is a file store, and MLflow no longer writes to those.",
@@ -35,15 +35,21 @@ def default_tracking_uri(work_dir: Path) -> str:
         )
     if uri.startswith(_SQLITE):
         file, *options = uri.removeprefix(_SQLITE).split("?", 1)
-        return "?".join([f"{_SQLITE}{work_dir.absolute() / file}", *options])
+        whole = file if file.startswith("/") else f"{in_uri(work_dir.absolute())}/{file}"
+        return "?".join([f"{_SQLITE}{whole}", *options])
     return uri
+
+
+def in_uri(path: Path) -> str:
+    """Returns a path as the URI of a database has it: what would end it there, or mean something else, is quoted."""
+    return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
 
 
 def sqlite_file(tracking_uri: str) -> Path | None:
     """Returns the database file of a SQLite store; None for any other store."""
     if not tracking_uri.startswith(_SQLITE):
         return None
-    return Path(tracking_uri.removeprefix(_SQLITE).partition("?")[0]).absolute()
+    return Path(unquote(tracking_uri.removeprefix(_SQLITE).partition("?")[0])).absolute()
 
 
 def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:

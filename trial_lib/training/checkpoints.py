@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.experiment.files import sync_folder, write_whole
+from trial_lib.experiment.files import OWNERS_FOLDER, sync_folder, write_whole
 from trial_lib.training.agreement import must_be_seen, on_rank_0
 from trial_lib.training.checkpoint_files import (
     FileRecord,
@@ -214,11 +214,11 @@ class CheckpointStore:
 
     def _begin(self, partial: Path) -> None:
         missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
         for folder in missing:
             sync_folder(folder.parent)
         self._tidy()
-        partial.mkdir()
+        partial.mkdir(mode=OWNERS_FOLDER)
 
     def _sealed(self, folder: Path, sizes: dict[str, int]) -> dict[str, FileRecord]:
         """Brings the files to the disk and returns their records; on all ranks, each its share."""

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment.files import open_own
+
 
 class Recorder:
     """Appends to the file of records on rank 0, and prints what it appends; does nothing on other ranks.
@@ -48,7 +50,7 @@ class Recorder:
             return
         line = json.dumps({**record, "time": time.time()})
         print(_for_people(record), flush=True)
-        with self._path.open("a", encoding="utf-8") as file:
+        with open_own(self._path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 

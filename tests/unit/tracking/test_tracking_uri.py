@@ -3,8 +3,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.study import work_dir_of
 from trial_lib.tracking.tracking_uri import (
     artifact_location,
     default_tracking_uri,
@@ -82,3 +84,22 @@ def test_a_password_is_not_shown() -> None:
 def test_importing_the_tracker_does_not_import_mlflow() -> None:
     check = "import sys, trial_lib.tracking.tracker; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["it's", "what?", "a#b", "100%", "a%20b", "two words", "ünï", "x" * 200])
+def test_a_store_stands_in_its_folder_whatever_that_is_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / name
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert sqlite_file(default_tracking_uri(folder)) == folder / "mlflow.db"
+    assert make_url(default_tracking_uri(folder)).database == str(folder / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs/my.db?timeout=5")
+    assert sqlite_file(default_tracking_uri(folder)) == folder / "runs" / "my.db"
+    assert make_url(default_tracking_uri(folder)).query == {"timeout": "5"}
+
+
+def test_a_study_that_was_put_elsewhere_has_its_store_beside_it() -> None:
+    assert work_dir_of(Path("/w/zerotune-studies/s-1")) == Path("/w")
+    assert work_dir_of(Path("/w/zerotune-experiments/e-1")) == Path("/w")
+    assert work_dir_of(Path("/backups/s-1")) == Path("/backups")
