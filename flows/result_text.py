@@ -12,7 +12,7 @@ from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.report.leaderboard import Row, leaderboard
-from trial_lib.study.confirming import NOTHING_COMPLETED, Answer, answer_of, since_last_study
+from trial_lib.study.confirming import NOTHING_COMPLETED, Answer, answer_of, since_last_study, untried
 from trial_lib.study.driver import SUBMITTED_NUMBER
 from trial_lib.study.open_full_experiment import read_full_experiment
 from trial_lib.study.open_study import OpenStudy
@@ -72,7 +72,9 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     else:
         say(f"Largest micro-batch: {_size(largest)}. {_why_not_larger(document['trials'], largest)}")
         say(f"Fastest micro-batch: {_size(best)}.")
-    if document["confirmation"] is not None:
+    if nothing_tried := untried(study.driver):
+        say(nothing_tried)
+    elif document["confirmation"] is not None:
         for line in (document["confirmation"]["sentence"], *document["confirmation"]["notes"]):
             say(line)
     elif best["purpose"] == Purpose.SUBMITTED.value:

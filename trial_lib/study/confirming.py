@@ -123,6 +123,19 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
     return since_last(driver.earlier, fingerprint_now(driver), driver.results, winner, driver.host.device)
 
 
+def untried(driver: StudyDriver) -> str:
+    """Returns, in two sentences, why the search has tried nothing at all; empty where it has, or had the time to."""
+    minutes = driver.arguments.max_minutes
+    has_tried = any(result.purpose is Purpose.SEARCH for result in driver.results.values())
+    if minutes is None or has_tried or not driver.has_searched or ended_on_known_winner(driver):
+        return ""
+    return (
+        f"No configuration but yours was tried: the {minutes:g} minutes of --max-minutes were over before one could "
+        "start, with the trials before the search and waiting for slots. Allow more, or wait until other studies have "
+        "ended."
+    )
+
+
 def no_answer(driver: StudyDriver) -> str:
     """Returns why a study has no answer."""
     confirmation = confirmation_of(driver)

@@ -21,7 +21,7 @@ from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.config_check import ConfigCheck
-from trial_lib.study.confirming import answer_of, since_last_study
+from trial_lib.study.confirming import answer_of, since_last_study, untried
 from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier_studies import keep_earlier_studies
@@ -125,7 +125,7 @@ class OpenStudy:
                 best_number=None if answer is None else answer.best.number,
                 gain=None if answer is None else answer.gain,
                 gain_interval=None if answer is None else answer.gain_interval,
-                finding="" if finding is None else finding.sentence,
+                finding=untried(self.driver) or ("" if finding is None else finding.sentence),
                 regression=compared.sentence if compared is not None and compared.is_regression else "",
             )
         # A cancelled run has seconds to end in, and its study may go on: meanwhile `zerotune show` tells of it.

@@ -49,7 +49,7 @@ def test_a_home_that_nobody_knows_of_is_a_finding(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match="HOME: nobody knows"):
         made_in_data_folder("prefect")
     (check,) = check_write_access({DATA: Path("~/.local/share/zerotune")})
-    assert (check.verdict.value, "Set HOME" in str(check.remedy)) == ("FAIL", True)
+    assert (check.verdict.value, "Set HOME" in str(check.remedy)) == ("fail", True)
 
 
 def _nobody(uid: int) -> None:

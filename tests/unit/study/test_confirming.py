@@ -15,7 +15,7 @@ from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.place import ThisHost
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirming import answer_of, confirmation_of, next_confirming_plan
+from trial_lib.study.confirming import answer_of, confirmation_of, next_confirming_plan, untried
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.history import Asked, Event, History, Stopped, Told
 
@@ -147,3 +147,15 @@ def test_a_search_for_micro_batch_sizes_confirms_nothing(arguments: StudyArgumen
     answer = answer_of(driver)
     assert answer is not None
     assert (answer.best.number, answer.finding, answer.gain) == (2, None, 2.0)
+
+
+def test_a_study_whose_minutes_were_over_before_its_first_trial_says_that_nothing_was_tried(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    in_time = arguments.model_copy(update={"max_minutes": 5.0})
+    assert untried(driver_of(in_time, searched)) == ""
+    history = StudyPaths(searched).history
+    lines = [line for line in history.read_text().splitlines(keepends=True) if '"search"' not in line]
+    history.write_text("".join(lines))
+    assert untried(driver_of(arguments, searched)) == ""
+    assert "the 5 minutes of --max-minutes were over before one could start" in untried(driver_of(in_time, searched))
