@@ -137,7 +137,7 @@ def _tell_last_words(study: OpenStudy) -> None:
     if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
         return
     # A full disk, say, has ended a study in which some trial had failed before.
-    if failed.reason not in study.record.reason and study.record.reason != NOTHING_COMPLETED:
+    if failed.reason not in study.record.reason and NOTHING_COMPLETED not in study.record.reason:
         return
     paths = study.paths.trial(failed.number)
     # A reason names the log of the rank that failed first.

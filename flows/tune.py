@@ -82,6 +82,8 @@ def run_to_its_end(study: OpenStudy) -> State[Any]:
     """Runs an open study and closes it, however it ends; returns the flow's state."""
     try:
         failure = run_while_there_is_room(study)
+        if failure:
+            failure = f"{failure} {study.driver.edited}".rstrip()
         study.finish(StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
         return Failed(message=failure) if failure else completed(str(study.paths.root), study.record.regression)
     except BaseException as error:

@@ -23,6 +23,7 @@ from trial_lib.study.answer import best_result, ignored_batch_reason, without_tu
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.completed_config import completed_config
 from trial_lib.study.earlier_studies import earlier_studies_of
+from trial_lib.study.edits import Edits
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
 from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_winner import first_candidate, told_before
@@ -92,6 +93,7 @@ class StudyDriver:
         self.environment = environment_of(experiment, arguments.include)
         self._changes = CommandChanges(experiment, self.environment, log)
         self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
+        self._edits = Edits(experiment, paths, log)
         self._runner = Runner(place, log, self._refusal, self._starting, self._run_profile)
         self._history = History(paths.history)
         self.purposes: dict[int, Purpose] = {}
@@ -231,7 +233,14 @@ class StudyDriver:
         told = self.results.keys() | self._withdrawn
         self._runner.lose([plan for plan in work.plans if plan.number not in told], reason)
 
+    @property
+    def edited(self) -> str:
+        """What somebody has edited while the study ran, in a sentence; empty where nobody has."""
+        self._edits.look()
+        return self._edits.sentence
+
     def _starting(self, plan: TrialPlan) -> None:
+        self._edits.look()
         if not plan.as_typed:
             self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.arg_mappings)
 

@@ -164,7 +164,7 @@ def _submitted(experiment: Experiment) -> dict[str, str]:
 def _hashes(root: Path) -> Iterator[tuple[str, str]]:
     """Yields the files of code in a folder, or the one file, by their paths in it, each with its hash."""
     if root.is_file():
-        yield "", _hash(root)
+        yield "", file_hash(root)
         return
     for folder, folders, names in os.walk(root):
         if len(folders) + len(names) > _MOST_ENTRIES:
@@ -174,7 +174,7 @@ def _hashes(root: Path) -> Iterator[tuple[str, str]]:
         for name in sorted(names):
             path = Path(folder, name)
             if path.suffix in _SUFFIXES and not name.startswith(".") and _is_small_file(path):
-                yield path.relative_to(root).as_posix(), _hash(path)
+                yield path.relative_to(root).as_posix(), file_hash(path)
 
 
 def _is_left_out(folder: Path) -> bool:
@@ -192,7 +192,8 @@ def _is_small_file(path: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
 
 
-def _hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """Returns a hash of a file's content, or why it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:

@@ -1,0 +1,64 @@
+"""A file that somebody edits while a study runs is named, once; one that is only touched is not."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.yaml_file import read_experiment
+from trial_lib.launch.hardware import Host
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.edits import Edits
+from trial_lib.study.fingerprint import fingerprint_in, fingerprint_of
+
+YAML = "entrypoint: deepspeed train.py\nhyperparameters:\n  deepspeed_config: {train_micro_batch_size_per_gpu: 1}\n"
+
+
+@pytest.fixture
+def edits(tmp_path: Path) -> Edits:
+    model, config = tmp_path / "model", tmp_path / "experiment.yaml"
+    model.mkdir()
+    (model / "train.py").write_text("print(1)\n")
+    config.write_text(YAML)
+    experiment = read_experiment(config, model)
+    arguments = StudyArguments(config_path=config, model_dir=model, method="random", metric="throughput")
+    paths = StudyPaths(tmp_path / "study")
+    paths.root.mkdir()
+    paths.fingerprint.write_text(fingerprint_of(experiment, arguments, Host("cpu", ["0"], 2**30)).model_dump_json())
+    return Edits(experiment, paths, logging.getLogger("edits"))
+
+
+def test_an_edited_script_is_named_once_and_nothing_is_learned_from_the_study(
+    edits: Edits, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edits.look()
+    assert (edits.sentence, caplog.messages) == ("", [])
+    (tmp_path / "model" / "train.py").write_text("print(2)  # broken\n")
+    edits.look()
+    edits.look()
+    assert edits.sentence == "Edited while the study ran: train.py."
+    assert len(caplog.messages) == 1
+    assert fingerprint_in(StudyPaths(tmp_path / "study")).is_mixed
+
+
+def test_a_file_that_is_saved_as_it_was_is_no_edit(edits: Edits, tmp_path: Path) -> None:
+    os.utime(tmp_path / "model" / "train.py", (1, 1))
+    edits.look()
+    assert edits.sentence == ""
+
+
+def test_one_that_is_gone_is_named(edits: Edits, tmp_path: Path) -> None:
+    (tmp_path / "model" / "train.py").unlink()
+    edits.look()
+    assert edits.sentence == "Edited while the study ran: train.py (gone)."
+
+
+def test_an_edited_configuration_does_not_pass_in_silence_and_does_not_count(
+    edits: Edits, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "experiment.yaml").write_text(YAML + "name: other\n")
+    edits.look()
+    assert "the study goes on with what it said at its start" in caplog.text
+    assert not fingerprint_in(StudyPaths(tmp_path / "study")).is_mixed
