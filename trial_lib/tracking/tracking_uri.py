@@ -10,6 +10,8 @@ from trial_lib.experiment.errors import InputError
 
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
+# The same by the name of its driver. Of the other MLflow makes the parent folder as it is spelled, quoted or not.
+_SQLITE_DRIVER = "sqlite+pysqlite:///"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # those that MLflow writes to itself
 
 
@@ -26,7 +28,7 @@ def default_tracking_uri(work_dir: Path) -> str:
     """
     uri = os.environ.get(_VARIABLE)
     if not uri:
-        return f"{_SQLITE}{in_uri(work_dir.absolute() / 'mlflow.db')}"
+        return _sqlite_uri(in_uri(work_dir.absolute() / "mlflow.db"))
     if urlsplit(uri).scheme in ("", "file") and uri != "databricks":
         raise InputError(
             f"{uri} is a file store, and MLflow no longer writes to those.",
@@ -36,7 +38,7 @@ def default_tracking_uri(work_dir: Path) -> str:
     if uri.startswith(_SQLITE):
         file, *options = uri.removeprefix(_SQLITE).split("?", 1)
         whole = file if file.startswith("/") else f"{in_uri(work_dir.absolute())}/{file}"
-        return "?".join([f"{_SQLITE}{whole}", *options])
+        return "?".join([_sqlite_uri(whole), *options])
     return uri
 
 
@@ -45,11 +47,16 @@ def in_uri(path: Path) -> str:
     return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
 
 
+def _sqlite_uri(path: str) -> str:
+    return f"{_SQLITE_DRIVER if '%' in path else _SQLITE}{path}"
+
+
 def sqlite_file(tracking_uri: str) -> Path | None:
     """Returns the database file of a SQLite store; None for any other store."""
-    if not tracking_uri.startswith(_SQLITE):
-        return None
-    return Path(unquote(tracking_uri.removeprefix(_SQLITE).partition("?")[0])).absolute()
+    for prefix in (_SQLITE, _SQLITE_DRIVER):
+        if tracking_uri.startswith(prefix):
+            return Path(unquote(tracking_uri.removeprefix(prefix).partition("?")[0])).absolute()
+    return None
 
 
 def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
