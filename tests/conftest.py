@@ -82,6 +82,7 @@ class Trials:
         environment: dict[str, str] | None = None,
         config_flag: str = "--deepspeed_config",
         passes_local_rank: bool = False,
+        patience_s: float = 30.0,
     ) -> TrialPlan:
         """Returns the plan of a trial of `script`, with `arguments` after the flag that names its configuration."""
         number, self._count = self._count, self._count + 1
@@ -112,6 +113,7 @@ class Trials:
             memory_limit=memory_limit,
             deadline_s=deadline_s,
             paths=paths,
+            patience_s=patience_s,
         )
 
     def start(self, plan: TrialPlan, launcher: str = "warm") -> "RunningTrial":

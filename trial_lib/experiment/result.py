@@ -11,10 +11,14 @@ from trial_lib.experiment.candidate import Purpose
 
 
 class Outcome(str, Enum):
-    """How a trial ended. A failed trial is a result like any other: it never ends a search."""
+    """How a trial ended. A failed trial is a result like any other: it never ends a search.
+
+    What is out of memory, or out of data, is so at every larger micro-batch size; data are the same for all settings.
+    """
 
     COMPLETED = "completed"
     OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_DATA = "out_of_data"
     INVALID = "invalid"
     DIVERGED = "diverged"
     TOO_SLOW = "too_slow"

@@ -83,6 +83,10 @@ class TrialPaths:
         """What the program would have written into the user's files; there only while the trial runs."""
         return self.root / "scratch"
 
+    def state(self, rank: int) -> Path:
+        """What a rank that has stood still for long does, for the other ranks and the driver; there only meanwhile."""
+        return self.scratch / f"rank{rank}.state.json"
+
 
 @dataclass(frozen=True)
 class StudyPaths:

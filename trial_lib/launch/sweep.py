@@ -20,12 +20,14 @@ from trial_lib.launch.launcher import Ending, Launcher
 from trial_lib.launch.outcome import kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.slots import held_slots
+from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial import (
     TrialPlan,
     clear,
     payload_of,
     request_of,
     run_to_end,
+    states_of,
     take_result,
     write_candidate,
 )
@@ -86,7 +88,9 @@ def run_sweep(
             request = request_of(plans[0], _ENTRY, payload, host, slots.names, port, deadline_s)
             request = replace(request, descriptors=slots.descriptors)
             over, is_overdue = threading.Event(), False
-            with ThreadPoolExecutor(1) as thread:
+            with contextlib.ExitStack() as told, ThreadPoolExecutor(1) as thread:
+                for plan in plans:
+                    told.enter_context(told_of(f"trial {plan.number:04d}", states_of(plan), note))
                 running = thread.submit(run_to_end, request, launcher, over, collector.launched)
                 try:
                     while wait([running], timeout=_POLL_S).not_done:
@@ -162,7 +166,8 @@ class _Collector:
         if position and decided:
             return Withdrawal(decided["reason"])
         result = self._next_result(ending, kernel_killed, time.time())
-        if position and result.from_outside:  # it says nothing of the program, nor of the size
+        # The one says nothing of the program, nor of the size; for the other the sizes before it may have used up data.
+        if position and (result.from_outside or result.outcome is Outcome.OUT_OF_DATA):
             return Withdrawal.ENDED
         if position and result.outcome not in _OUTCOMES_OF_A_LATER_SIZE:
             note(f"the program cannot be run again in one process: {result.reason}")

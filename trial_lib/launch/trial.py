@@ -24,6 +24,7 @@ from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.slots import held_slots
+from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial_files import layer_for, put_away, remove
 
 ENTRY = "trial_lib.measure.rank:run"
@@ -56,6 +57,7 @@ class TrialPlan:
         flops_per_sample: FLOPs that a sample counts for in the metrics; None for those of the first micro-batch.
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed: nothing of the candidate is asked of it.
+        patience_s: seconds after which ranks that all wait for each other are taken to do so for ever.
     """
 
     trial_id: str
@@ -76,6 +78,7 @@ class TrialPlan:
     flops_per_sample: float | None = None
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False
+    patience_s: float = 30.0
 
 
 def run_trial(
@@ -110,7 +113,8 @@ def run_trial(
         else:
             plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
             request = request_of(plan, ENTRY, payload_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
-            ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
+            with told_of(f"trial {plan.number:04d}", states_of(plan), note):
+                ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
             put_away(plan.paths.scratch)
     return take_result(plan, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
 
@@ -174,6 +178,11 @@ def run_to_end(
         return Ending("cancel", [])
 
 
+def states_of(plan: TrialPlan) -> list[Path]:
+    """Returns what its ranks say that they do, by rank."""
+    return [plan.paths.state(rank) for rank in range(plan.candidate.slots)]
+
+
 def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
     """Returns what the ranks are told of a trial, as `trial_lib.measure.rank.run` takes it.
 
@@ -196,11 +205,13 @@ def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
         "flops_per_sample": plan.flops_per_sample,
         "arrival": asdict(plan.arrival),
         "as_typed": plan.as_typed,
+        "patience_s": plan.patience_s,
         "launched_at": launched_at,
         "scratch": str(plan.paths.scratch),
         "protected_before": launched_at if plan.protected_before is None else plan.protected_before,
         "measurements": [str(plan.paths.measurement(rank)) for rank in ranks],
         "failures": [str(plan.paths.failure(rank)) for rank in ranks],
+        "states": [str(state) for state in states_of(plan)],
         "engine_built": [str(plan.paths.engine_built(rank)) for rank in ranks],
     }
 

@@ -30,6 +30,10 @@ class CountedSteps:
         """Returns how many there are."""
         return len(self.steps)
 
+    def keep(self, count: int) -> None:
+        """Leaves out the steps after the first so many: other ranks have no more."""
+        del self.steps[count:], self.losses[count:]
+
     def agree(self, engine: Any) -> float:
         """Takes up the other ranks' times, and returns the samples of a step over all ranks, alike on each."""
         *self.slowest, samples = most([*(step["latency"] for step in self.steps), self._samples(engine)], engine)

@@ -8,6 +8,7 @@ Accelerate, DeepSpeed's own loader and that of a trial class.
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from trial_lib.measure.stretched_batch import stretched
 
 # Of those seen ahead, which the code still gets: enough to train on for some steps.
 _MOST_KEPT = 64
+# A program that counts its steps, and not its epochs, reads a loader without a batch for ever.
+_MOST_EMPTY = 100
 
 
 class LoaderBatches:
@@ -33,6 +36,8 @@ class LoaderBatches:
         self._ahead: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._source: weakref.ref[Any] | None = None
         self._last: weakref.ref[Any] | None = None
+        self._came_empty = 0
+        self._ran_empty: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Puts itself in the way; once for a process, and before the user's code runs."""
@@ -41,6 +46,19 @@ class LoaderBatches:
             return self._taken(iterator)
 
         _BaseDataLoaderIter.__next__ = taken  # type: ignore[method-assign, assignment]
+
+    @property
+    def came_empty(self) -> bool:
+        """Whether the last loader that was read to train on had no batch at all."""
+        return self._came_empty > 0
+
+    def start_over(self, ran_empty: Callable[[], None]) -> None:
+        """Begins with another run of the program.
+
+        Args:
+            ran_empty: called when the code has read loaders that have no batch again and again.
+        """
+        self._came_empty, self._ran_empty = 0, ran_empty
 
     @property
     def has_source(self) -> bool:
@@ -99,7 +117,12 @@ class LoaderBatches:
 
     def _taken(self, iterator: Any) -> Any:
         kept = self._ahead.get(iterator)
-        batch = kept.popleft() if kept else self._next(iterator)
+        try:
+            batch = kept.popleft() if kept else self._next(iterator)
+        except StopIteration:
+            self._note_end(iterator)
+            raise
+        self._came_empty = 0
         # Validation data are read without gradients.
         if torch.is_grad_enabled():
             self._last = weakref.ref(iterator)
@@ -110,6 +133,13 @@ class LoaderBatches:
                 self._stretched[iterator] = count + 1
                 batch = stretched(batch, self._length)
         return batch
+
+    def _note_end(self, iterator: Any) -> None:
+        # Validation data are read without gradients.
+        if torch.is_grad_enabled() and iterator._num_yielded == 0:
+            self._came_empty += 1
+            if self._came_empty == _MOST_EMPTY:
+                self._ran_empty()
 
 
 loader_batches = LoaderBatches()

@@ -5,9 +5,9 @@ engine that trains; the first of those is the one that is measured.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
 from trial_lib.measure import memory
-from trial_lib.measure.batch_source import BatchSource
 from trial_lib.measure.counted_steps import CountedSteps, model_profile
 from trial_lib.measure.current_probe import CurrentProbe
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
@@ -25,6 +24,7 @@ from trial_lib.measure.interception import intercept
 from trial_lib.measure.loader_batches import loader_batches
 from trial_lib.measure.longest_batch import StretchedWarmUp
 from trial_lib.measure.over_ranks import most
+from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.step_clock import StepClock
 from trial_lib.measure.step_losses import StepLosses
@@ -42,38 +42,6 @@ _MOST_PLAIN_STEPS = 100
 _NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
 
 
-@dataclass(frozen=True)
-class ProbeSettings:
-    """What a driver asks of the probe.
-
-    Attributes:
-        overrides: the candidate's part of the DeepSpeed configuration. What stands in for DeepSpeed's functions reads
-            this one mapping: another candidate's are put into it.
-        window: the steps to measure.
-        memory_limit: bytes that a CPU slot may use; None for no limit.
-        with_profile: whether to profile the model too.
-        batch_source: where the program may have its batch size from.
-        to_beat: the best throughput so far, in samples/s over all ranks: a trial that cannot reach it any more ends.
-            None to measure to the end.
-        longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up is to
-            train; None for batches as they come.
-        flops_per_sample: FLOPs that a sample counts for; None for those of the first micro-batch.
-        arrival: how samples show in the batches that arrive.
-        as_typed: whether the program runs as it was typed, for the facts that only such a run shows.
-    """
-
-    overrides: dict[str, Any]
-    window: StepWindow
-    memory_limit: int | None
-    with_profile: bool
-    batch_source: BatchSource
-    to_beat: float | None = None
-    longest_sequence: int | None = None
-    flops_per_sample: float | None = None
-    arrival: Arrival = field(default_factory=Arrival)
-    as_typed: bool = False
-
-
 class Probe:
     """Measures the first engine of a rank.
 
@@ -86,11 +54,13 @@ class Probe:
             with nothing, where the code trains on or destroys the process group nevertheless.
         keep: called with a measurement that is to count if the rank gets no further; a profile's only.
         training_began: called when the measured engine has taken its first optimizer step.
+        end_early: called before the code destroys the process group, where enough may have been measured.
 
     Attributes:
         facts: what was found out about the program.
         has_finished: whether the measurement has been handed over.
         has_frozen_engine: whether the code has built an engine that does not train.
+        thread: that in which the code trains; before it does, the one that has built its engine, or the main one.
     """
 
     def __init__(
@@ -102,10 +72,13 @@ class Probe:
         finish: Callable[[dict[str, Any]], None],
         keep: Callable[[dict[str, Any]], None] = lambda measurement: None,
         training_began: Callable[[], None] = lambda: None,
+        end_early: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
         self.has_finished = False
         self.has_frozen_engine = False
+        self.thread = threading.main_thread()
+        self._end_early = end_early
         self._settings = settings
         self._phases = phases
         self._tell_engine_built = engine_built
@@ -162,7 +135,7 @@ class Probe:
         global current
         current = self
         assert previous._watch is not None
-        self._watch = previous._watch
+        self._watch, self.thread = previous._watch, previous.thread
         self._watch.start_over(int(self._settings.overrides[MICRO_BATCH]), self)
         self._memory_after_initialize = previous._memory_after_initialize
         self._initialize_peak = self._peak = previous._initialize_peak
@@ -193,9 +166,10 @@ class Probe:
         """Ends a trial that trains without DeepSpeed: its deadline is half an hour away."""
         self._plain_steps += 1
         if self._plain_steps == _MOST_PLAIN_STEPS and os.getpid() == self._process:
-            self._finish_without_engine(
+            self.refuse(
+                "invalid",
                 f"The program has taken {_MOST_PLAIN_STEPS} optimizer steps without a DeepSpeed engine: it trains "
-                "without DeepSpeed. Let it call deepspeed.initialize, or give it the argument with which it does."
+                "without DeepSpeed. Let it call deepspeed.initialize, or give it the argument with which it does.",
             )
 
     def starts_own_ranks(self, reason: str) -> None:
@@ -208,10 +182,7 @@ class Probe:
             return
         if os.getpid() != self._process:
             raise RuntimeError(reason)
-        self._finish_without_engine(reason)
-
-    def _finish_without_engine(self, reason: str) -> None:
-        self._finish({"outcome": "invalid", "reason": reason, "phases": self._phases})
+        self.refuse("invalid", reason)
 
     def initialize_called(self) -> None:
         """Notes that the imports are over, and holds the process to its memory limit from here on."""
@@ -230,6 +201,7 @@ class Probe:
         if self._watch is not None:
             self._watch.leave_out(engine)
             return
+        self.thread = threading.current_thread()
         self._plain_hook.remove()
         self._end_phase("initialize")
         self._initialize_peak = self._peak = memory.peak_bytes()
@@ -281,10 +253,11 @@ class Probe:
         self._watch_engine(engine)
 
     def group_destroyed(self) -> None:
-        """Measures what there is while the ranks can still agree."""
+        """Measures what there is, if that is enough: the code may go on with another group."""
         if self.has_finished:
             self._finish({})
-        self.finish_early()
+        if os.getpid() == self._process and len(self._counted) >= self.window.min_steps:
+            self._end_early()
 
     def pause(self) -> None:
         """Leaves out of the optimizer step's time what follows, until `resume`."""
@@ -310,6 +283,7 @@ class Probe:
         self._peak = max(self._peak, memory.peak_bytes())
         self._steps_seen += 1
         if self._steps_seen == 1:
+            self.thread = threading.current_thread()
             self._tell_training_began()
             self._end_phase("first_step")
             self._refuse_ignored_batch()
@@ -370,10 +344,10 @@ class Probe:
         watch = self._watch
         assert watch is not None
         if watch.loss is not None and not bool(torch.isfinite(watch.loss).all()):
-            self._finish({"outcome": "diverged", "reason": _NOT_FINITE, "phases": self._phases})
+            self.refuse("diverged", _NOT_FINITE)
         if self._skipped_in_a_row == _MOST_SKIPPED_IN_A_ROW:
             reason = f"{_MOST_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: their gradients were not finite."
-            self._finish({"outcome": "diverged", "reason": reason, "phases": self._phases})
+            self.refuse("diverged", reason)
 
     def _refuse_ignored_batch(self) -> None:
         watch = self._watch
@@ -390,15 +364,48 @@ class Probe:
                 }
             )
 
-    def finish_early(self) -> bool:
-        """Measures what there is when the user's code has ended by itself; False if that is too little."""
-        if os.getpid() != self._process or len(self._counted) < self._settings.window.min_steps:
-            return False
+    @property
+    def window(self) -> StepWindow:
+        """The steps to measure."""
+        return self._settings.window
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that the watched engine has trained on."""
+        return 0 if self._watch is None else self._watch.micro_batches
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """How far this rank has come, as `trial_lib.measure.endings.RankEnd` has it."""
+        return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted)}
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """The micro-batch size and the accumulation of the watched engine."""
         assert self._watch is not None
+        engine = self._watch.engine
+        return int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
+
+    def refuse(self, outcome: str, reason: str) -> None:
+        """Ends the trial without a measurement."""
+        self._finish({"outcome": outcome, "reason": reason, "phases": self._phases})
+
+    def measure_common(self, counted: int, steps: int, note: str) -> None:
+        """Measures what all ranks have when the user's code has come to its end.
+
+        Args:
+            counted: steps that all of them have counted.
+            steps: that all of them have taken.
+            note: what the measurement leaves out.
+        """
+        assert self._watch is not None
+        self._counted.keep(counted)
+        self._step_losses.keep(steps)
         self._counted.agree(self._watch.engine)
         self._end_phase("steps" if self._survey is None else "survey")
-        self._finish(self._measurement())
-        return True
+        measurement = self._measurement()
+        measurement["note"] = " ".join(part for part in (measurement["note"], note) if part)
+        self._finish(measurement)
 
     def on_most_demanding_rank(self, values: list[float]) -> list[float]:
         """Returns the largest of each value over all ranks; all of them call it."""

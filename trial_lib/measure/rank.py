@@ -19,11 +19,15 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.next_size import NextSize
 from trial_lib.measure.config_refusal import named_refusal
+from trial_lib.measure.endings import EndedEarlyError, WaitsForEverError
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 
 # Libraries of the user's that a training may spend its time in.
 _ALSO_DECIDE_SPEED = ("accelerate", "bitsandbytes", "flash-attn", "peft", "transformers", "triton", "xformers")
+# The program's own is another one in a trial.
+_exit_now = os._exit
 _INITIALIZE_FRAME = ("trial_lib/measure/interception.py", "initialize")
 
 
@@ -35,9 +39,10 @@ def run(payload: dict[str, Any], rank: int) -> None:
             `arguments`, `passes_local_rank`, `model_dir`, `overrides`, `window`, `memory_limit`, `with_profile`,
             `launched_at` (seconds since the epoch), `scratch` (a folder for what the program would write into the
             user's files), `protected_before` (files older than that, in seconds since the epoch, are never changed),
-            `to_beat`, `longest_sequence`, `flops_per_sample`, `arrival` and `as_typed` (as
-            `trial_lib.measure.probe.ProbeSettings` has them),
-            and `measurements`, `failures` and `engine_built`, the records' paths by rank.
+            `patience_s` (seconds after which ranks that all wait for each other do so for ever), `to_beat`,
+            `longest_sequence`, `flops_per_sample`, `arrival` and `as_typed` (as
+            `trial_lib.measure.probe_settings.ProbeSettings` has them),
+            and `measurements`, `failures`, `states` and `engine_built`, the records' paths by rank.
         rank: this rank.
     """
     sweep({"trials": [payload]}, rank)
@@ -61,19 +66,22 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
             measurement["imported"] = _imported()
         write_whole(Path(trial["measurements"][rank]), json.dumps(measurement))
 
+    def fail(error: BaseException) -> None:
+        trial = payload["trials"][0] if sizes is None else sizes.trial
+        phases = {} if sizes is None else sizes.phases
+        _fail(trial, rank, phases, error, Path(trial["engine_built"][rank]).exists())
+
     try:
         # Inside: a rank of a broken environment has to leave a record too.
         from trial_lib.measure.sizes import Sizes
 
-        sizes = Sizes(payload, rank, record, _end)
+        sizes = Sizes(payload, rank, record, fail, _end)
         sizes.install()
         while _run_program(sizes, process):
             sizes.start_over()
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         if os.getpid() == process:
-            trial = payload["trials"][0] if sizes is None else sizes.trial
-            phases = {} if sizes is None else sizes.phases
-            _fail(trial, rank, phases, error, Path(trial["engine_built"][rank]).exists())
+            fail(error)
         _end_child(error)
     _end_child(None)
 
@@ -87,13 +95,17 @@ def _run_program(sizes: Any, process: int) -> bool:
             if stop.code not in (None, 0):
                 raise
         if os.getpid() == process and not sizes.is_between:
-            if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            main = threading.main_thread()
+            has_trained_here = sizes.probe.steps_seen > 0 and sizes.probe.thread is main
+            if not has_trained_here and any(not each.daemon for each in threading.enumerate() if each is not main):
                 # As the interpreter does: the training may run in a thread. No executor can be used afterwards.
                 sizes.is_last_run = True
                 threading._shutdown()  # type: ignore[attr-defined]
-            if not sizes.probe.finish_early():
-                raise _EndedEarlyError(_ended_early_reason(sizes.probe))
-    except BaseException:
+            sizes.closing.by_itself()
+    except BaseException as error:
+        if os.getpid() == process and not sizes.is_between and not isinstance(error, EndedEarlyError):
+            with contextlib.suppress(NextSize):
+                sizes.closing.after(error)
         # However the program has come to its end since its size was measured, it has.
         if os.getpid() != process or not sizes.is_between:
             raise
@@ -166,24 +178,6 @@ def _arguments(payload: dict[str, Any]) -> list[str]:
     return [*local_rank, *payload["arguments"]]
 
 
-class _EndedEarlyError(Exception):
-    """The program ended before enough steps were measured."""
-
-
-def _ended_early_reason(probe: Any) -> str:
-    if not probe.has_engine and probe.has_frozen_engine:
-        return (
-            "None of the program's DeepSpeed engines has an optimizer: none of them trains. Give deepspeed.initialize "
-            "an optimizer, or name one in its configuration."
-        )
-    if not probe.has_engine:
-        return "The program ended without calling deepspeed.initialize."
-    return (
-        f"The program ended after {probe.steps_seen} optimizer steps, before enough of them were measured: "
-        "let it train longer."
-    )
-
-
 def _fail(
     payload: dict[str, Any], rank: int, phases: dict[str, float], error: BaseException, engine_built: bool
 ) -> None:
@@ -201,13 +195,14 @@ def _fail(
             file.endswith(_INITIALIZE_FRAME[0]) and name == _INITIALIZE_FRAME[1] for file, name in frames
         ),
         "refusal": named_refusal(error),
-        "ended_early": isinstance(error, _EndedEarlyError),
+        "ended_early": isinstance(error, EndedEarlyError),
+        "waits": isinstance(error, WaitsForEverError),
         "engine_built": engine_built,
         "time": time.time(),
         "phases": phases,
     }
     write_whole(Path(payload["failures"][rank]), json.dumps(record))
-    if record["ended_early"]:
+    if record["ended_early"] or record["waits"]:
         error = SystemExit(str(error))
     say(error)
     _end(1)
@@ -219,7 +214,7 @@ def _end(code: int) -> NoReturn:
         # The program may have closed or replaced it.
         with contextlib.suppress(BaseException):
             stream.flush()
-    os._exit(code)
+    _exit_now(code)
 
 
 def _versions() -> dict[str, str]:

@@ -24,13 +24,27 @@ from trial_lib.experiment.layer import read_layer
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
-from trial_lib.measure import accelerate, file_functions, hugging_face, memory, own_ranks, trackers, zero_init
+from trial_lib.measure import (
+    accelerate,
+    file_functions,
+    hugging_face,
+    memory,
+    own_ends,
+    own_ranks,
+    trackers,
+    zero_init,
+)
 from trial_lib.measure.batch_source import BatchSource
+from trial_lib.measure.closing import Closing
 from trial_lib.measure.layered_files import LayeredFiles
-from trial_lib.measure.probe import Probe, ProbeSettings
+from trial_lib.measure.loader_batches import loader_batches
+from trial_lib.measure.meeting import Meeting
+from trial_lib.measure.probe import Probe
+from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.sweep import SizeMemory, will_fit
 from trial_lib.measure.user_program import forget_program
+from trial_lib.measure.waiting import Watcher
 
 _MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
 # What a program may keep of its last run beyond an engine that has not trained: caches and modules. An engine with its
@@ -50,6 +64,7 @@ class Sizes:
             beside them.
         rank: this rank.
         record: writes the measurement of the size in hand.
+        fail: records what has ended the size in hand, and ends the process.
         end: ends the process with a status.
 
     Attributes:
@@ -62,12 +77,14 @@ class Sizes:
         payload: dict[str, Any],
         rank: int,
         record: Callable[[dict[str, Any], dict[str, Any]], None],
+        fail: Callable[[BaseException], None],
         end: Callable[[int], NoReturn],
     ) -> None:
         self._payload = payload
         self._trials: list[dict[str, Any]] = payload["trials"]
         self._rank = rank
         self._record = record
+        self._fail = fail
         self._end = end
         self._position = 0
         self._measured: list[SizeMemory] = []
@@ -90,6 +107,11 @@ class Sizes:
     def probe(self) -> Probe:
         """What measures it."""
         return self._probe
+
+    @property
+    def closing(self) -> Closing:
+        """What ends its measurement when the program ends before."""
+        return self._closing
 
     @property
     def is_between(self) -> bool:
@@ -120,6 +142,8 @@ class Sizes:
         )
         trackers.install(self._scratch, self._files)
         own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason))
+        own_ends.install(lambda: self._closing)
+        Watcher(lambda: self._closing, Path(trial["model_dir"]), trial["patience_s"]).start()
 
     def _new_probe(self, facts: ProgramFacts) -> Probe:
         trial = self.trial
@@ -135,7 +159,26 @@ class Sizes:
             arrival=Arrival(**trial["arrival"]),
             as_typed=trial["as_typed"],
         )
-        return Probe(settings, facts, self.phases, self._engine_built, self._finished, self._keep, self._training_began)
+        probe = Probe(
+            settings,
+            facts,
+            self.phases,
+            self._engine_built,
+            self._finished,
+            self._keep,
+            self._training_began,
+            self._end_early,
+        )
+        meeting = Meeting(trial["states"], self._rank, trial["failures"])
+        self._closing = Closing(probe, meeting, self._leave, self._fail)
+        loader_batches.start_over(self._end_early)
+        return probe
+
+    def _end_early(self) -> None:
+        self._closing.by_itself()
+
+    def _leave(self) -> None:
+        self.is_last_run = True
 
     def _keep(self, measurement: dict[str, Any]) -> None:
         """Records a measurement that counts unless another follows."""

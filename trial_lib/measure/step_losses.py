@@ -22,6 +22,10 @@ class StepLosses:
         if loss is not None and len(self._losses) < _MOST:
             self._losses.append(loss)
 
+    def keep(self, count: int) -> None:
+        """Leaves out the steps after the first so many: other ranks have no more."""
+        del self._losses[count:]
+
     def means(self, engine: Any) -> list[float]:
         """Returns the mean over all ranks of each, up to the first that is not finite. Every rank takes part."""
         own = [float(loss) for loss in self._losses]

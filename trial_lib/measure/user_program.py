@@ -107,6 +107,11 @@ def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
+def is_own_file(name: str) -> bool:
+    """Returns whether code is ZeroTune's part of a rank."""
+    return name.startswith(_OWN_FOLDERS)
+
+
 def _is_own_or(link: TracebackType, others: tuple[str, ...]) -> bool:
     return link.tb_frame.f_code.co_filename.startswith((*_OWN_FOLDERS, *others))
 

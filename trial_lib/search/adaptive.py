@@ -197,6 +197,8 @@ class AdaptiveSearch(Search):
             if result.outcome is Outcome.OUT_OF_MEMORY:
                 limits.ran_out_of_memory(point.size)
                 self._did_not_fit.append(point)
+            elif result.outcome is Outcome.OUT_OF_DATA:
+                self._failures.ran_out_of_data(point.size)
             elif limits.largest.get(point.index, point.size) < point.size:
                 limits.fail(point.size)
             elif all(each.point != point for each in self._measured):

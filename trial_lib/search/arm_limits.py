@@ -54,7 +54,7 @@ class ArmLimits:
             self.withdrawn = min(size, self.withdrawn or size)
 
     def fail(self, size: int) -> None:
-        """Takes in that a size failed where smaller ones had run: a data set or a deadline is too small for it."""
+        """Takes in that a size failed where smaller ones had run: a deadline may be too short for it."""
         self.failing = min(size, self.failing or size)
 
 
@@ -62,12 +62,13 @@ class Failures:
     """Lineages none of whose sizes has run, and whose trial failed for another reason than memory.
 
     The settings are to blame, or the size. Where two arms have failed and nothing has run at such sizes, it is the
-    size: else a data set that is too small for large batches would rule out one arm after another.
+    size: else what fails for large batches would rule out one arm after another.
     """
 
     def __init__(self) -> None:
         """Starts with none."""
         self._largest_run = 0
+        self._out_of_data: int | None = None
         self._failed: dict[tuple[int, int], int] = {}
         self._lost: set[Point] = set()
 
@@ -99,11 +100,20 @@ class Failures:
         """Takes in that a size of a lineage failed."""
         self._failed[arm, index] = min(size, self._failed.get((arm, index), size))
 
+    def ran_out_of_data(self, size: int) -> None:
+        """Takes in a size for which the data did not last: they are the same for every arm."""
+        self._out_of_data = min(size, self._out_of_data or size)
+
     @property
     def bound(self) -> int | None:
-        """The smallest size (samples) that is left alone everywhere, half of what failed; None if none is."""
+        """The smallest size (samples) that is left alone everywhere; None if none is.
+
+        That for which the data did not last, or half of what failed.
+        """
         doubtful = self._blamed_on_size
-        return max(2, min(self._failed[lineage] for lineage in doubtful) // 2 + 1) if doubtful else None
+        half = max(2, min(self._failed[lineage] for lineage in doubtful) // 2 + 1) if doubtful else None
+        data = self._out_of_data if (self._out_of_data or 0) > self._largest_run else None
+        return min((size for size in (half, data) if size is not None), default=None)
 
     def is_out(self, arm: int, index: int) -> bool:
         """Returns whether a lineage has failed, or its arm as a whole has."""

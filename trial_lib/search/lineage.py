@@ -44,6 +44,10 @@ class Lineage:
     def ran_out_of_memory(self, micro_batch_size: int) -> None:
         """Takes in that a size did not fit: no larger one will."""
         self.out_of_memory = True
+        self.end_below(micro_batch_size)
+
+    def end_below(self, micro_batch_size: int) -> None:
+        """Leaves only smaller sizes to try."""
         self.hi = min(self.hi, micro_batch_size - 1)
 
     def end(self) -> None:

@@ -21,9 +21,9 @@ class LineageSearch(Search):
     As many lineages are open as trials may run at once. One whose trial has ended waits for its turn, or gives its
     place to a new one; which, the method says.
 
-    Of the outcomes, only `out_of_memory` bounds the micro-batch size. After any other failure (`invalid`, `crashed`,
-    `timed_out`, `diverged`, `too_slow`, `cancelled`) and where the metric is missing, nothing is known about sizes, and
-    the lineage ends.
+    Of the outcomes, `out_of_memory` bounds the micro-batch size of its lineage, and `out_of_data` of all. After any
+    other failure (`invalid`, `crashed`, `timed_out`, `diverged`, `too_slow`, `cancelled`) and where the metric is
+    missing, nothing is known about sizes, and the lineage ends.
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
@@ -81,10 +81,19 @@ class LineageSearch(Search):
             is_best = self._is_new_best(candidate, result, value)
         elif result.outcome is Outcome.OUT_OF_MEMORY:
             lineage.ran_out_of_memory(candidate.micro_batch_size)
+        elif result.outcome is Outcome.OUT_OF_DATA:
+            self._ran_out_of_data(candidate.micro_batch_size)
         else:
             lineage.end()
         self._learn(proposal, value, is_best)
         self._continue(lineage)
+
+    def _ran_out_of_data(self, size: int) -> None:
+        """Takes in a size for which the data did not last: they are the same for every lineage."""
+        self._max_micro_batch = self._allowed(size - 1)
+        self._stopped = self._max_micro_batch < 1
+        for lineage in self._lineages.values():
+            lineage.end_below(size)
 
     @property
     def finished(self) -> bool:

@@ -43,6 +43,8 @@ _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory that one filled which ran out of it the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
 _WINS = ("faster", "uncompared")
+# What comes of the size, and not by chance.
+_NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
 _NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
 
 
@@ -154,7 +156,7 @@ class Confirmation:
 
     def _is_bad_luck(self, contender: Contender, result: TrialResult) -> bool:
         """Returns whether the user's own configuration, without which nothing is compared, failed by chance perhaps."""
-        is_failure = result.outcome is not Outcome.OUT_OF_MEMORY and not self._is_measured(result)
+        is_failure = result.outcome not in _NO_CHANCE and not self._is_measured(result)
         return contender is self._own and is_failure
 
     # -- rounds --------------------------------------------------------------------------------------------------

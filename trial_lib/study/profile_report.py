@@ -85,7 +85,7 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
     """
     if result.from_outside:
         return f"The profile trial was killed twice: {result.reason} `zerotune resume` runs it again."
-    ended_by_itself = result.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
+    ended_by_itself = result.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.OUT_OF_DATA)
     if not had_engine and (ended_by_itself or "import" not in result.phases):
         what = "The program does not run as it was typed: it never had a DeepSpeed engine."
     elif ended_by_itself:

@@ -45,14 +45,22 @@ def failed(outcome=Outcome.OUT_OF_MEMORY) -> TrialResult:
 
 @dataclass
 class Model:
-    """Runs a candidate: out of memory above the stage's limit, faster with larger sizes and some knobs."""
+    """Runs a candidate: out of memory above the stage's limit, faster with larger sizes and some knobs.
+
+    Attributes:
+        limits: the largest micro-batch size by stage.
+        data: the largest for which the data last.
+    """
 
     limits: dict[int, int] = field(default_factory=lambda: {0: 20, 1: 24, 2: 30, 3: 45})
+    data: int = 10**9
 
     def run(self, candidate: Candidate) -> TrialResult:
         size = candidate.micro_batch_size
         if size > self.limits[candidate.zero_stage]:
             return failed()
+        if size > self.data:
+            return failed(Outcome.OUT_OF_DATA)
         knobs_matter = 1 + int(candidate.lineage, 16) % 7 / 20
         return ran(knobs_matter * size / (size + 8) * (1.1 - candidate.zero_stage / 10))
 

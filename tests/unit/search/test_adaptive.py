@@ -126,6 +126,19 @@ def test_nothing_at_or_above_a_size_that_ran_out_of_memory_is_asked_in_its_arm()
             failed[arm] = min(candidate.micro_batch_size, failed.get(arm, 10**9))
 
 
+def test_nothing_at_or_above_a_size_for_which_the_data_do_not_last_is_asked_in_any_arm():
+    model, most = SimulatedModel(), 10**9
+
+    def run(candidate):
+        return ended(Outcome.OUT_OF_DATA) if candidate.micro_batch_size > 24 else model.run(candidate)
+
+    for candidate, result in trials(drive(adaptive(min_gain=0, max_trials=41), run)):
+        assert candidate.micro_batch_size < most
+        if result.outcome is Outcome.OUT_OF_DATA:
+            most = candidate.micro_batch_size
+    assert 24 < most < 10**9
+
+
 @pytest.mark.parametrize("outcome", FAILURES)
 def test_a_failing_lineage_is_out_and_after_two_its_arm(outcome):
     model = SimulatedModel()

@@ -15,7 +15,8 @@ from trial_lib.experiment.result import Outcome
 from trial_lib.search.create import SETTINGS
 
 METHODS = sorted(SETTINGS.keys() - {"adaptive", "micro_batch"})
-FAILURES = [outcome for outcome in Outcome if outcome not in (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)]
+BOUNDS = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
+FAILURES = [outcome for outcome in Outcome if outcome not in (Outcome.COMPLETED, *BOUNDS)]
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
@@ -86,6 +87,22 @@ def test_when_every_lineage_was_used_the_search_finishes(method):
     assert tuner.finished
     assert len(asked(history)) < 9_999
     assert len({candidate.lineage for candidate in asked(history)}) == space.size(1) + space.size(2) == 9
+
+
+def test_a_size_for_which_the_data_do_not_last_bounds_every_lineage(method):
+    tuner, most = search(method, max_trials=200), 10**9
+    for candidate, ended in told(drive(tuner, Model(data=9).run)):
+        assert candidate.micro_batch_size < most
+        if ended.outcome is Outcome.OUT_OF_DATA:
+            most = candidate.micro_batch_size
+    assert tuner.best[0].micro_batch_size <= 9 < most < 10**9
+
+
+def test_data_that_do_not_last_for_the_smallest_size_end_the_search(method):
+    tuner = search(method, max_trials=200)
+    history = drive(tuner, Model(data=0).run)
+    assert tuner.finished
+    assert asked(history)[-1].micro_batch_size == 1
 
 
 @pytest.mark.parametrize("outcome", FAILURES)

@@ -1,0 +1,174 @@
+"""However a program comes to its end, what was measured by then counts; ranks that wait for ever are told of."""
+
+import dataclasses
+import textwrap
+import time
+
+import pytest
+
+from trial_lib.experiment.window import StepWindow
+
+# Never enough by itself: a program ends first.
+UNTIL_THE_END = StepWindow(3, 5, max_steps=1000, max_seconds=60, relative_error=0.0)
+PATIENCE_S = 6.0
+
+
+@pytest.fixture
+def ends(trials, tmp_path):
+    """Runs the plain training of so many steps, then some lines."""
+
+    def ends(lines, *arguments, steps=9, slots=1, **options):
+        folder = tmp_path / "program"
+        folder.mkdir()
+        (folder / "train.py").write_text(
+            textwrap.dedent(
+                """
+                import argparse, os, signal, sys, threading, time
+                import deepspeed, torch
+                args = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_args()
+                torch.manual_seed(1)
+                model = torch.nn.Linear(4, 1)
+                engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+                def train(steps):
+                    for _ in range(steps):
+                        engine.backward(engine(torch.ones(engine.train_micro_batch_size_per_gpu(), 4)).sum())
+                        engine.step()
+                """
+            )
+            + f"STEPS = {steps}\n"
+            + textwrap.dedent(lines)
+        )
+        options = {"window": UNTIL_THE_END, "model_dir": folder, "slots": slots, **options}
+        return trials.run("train.py", *arguments, **options)
+
+    return ends
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "train(STEPS); os._exit(0)",
+        "train(STEPS); quit()",
+        "train(STEPS); os.kill(os.getpid(), signal.SIGTERM)",
+        "train(STEPS); os.kill(os.getpid(), signal.SIGKILL)",
+        "train(STEPS); next(iter(()))",
+        "train(STEPS); threading.Thread(target=time.sleep, args=(1000,)).start()",
+        pytest.param(
+            "thread = threading.Thread(target=lambda: (train(STEPS), os._exit(0)))\nthread.start(); thread.join()",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("train(STEPS); signal.raise_signal(signal.SIGTERM)", marks=pytest.mark.long),
+        pytest.param("train(STEPS); os.killpg(0, signal.SIGTERM)", marks=pytest.mark.long),
+    ],
+)
+def test_what_was_measured_counts_however_the_program_ends(ends, lines):
+    result = ends(lines)
+    assert result.outcome == "completed", result.reason
+    assert result.metrics["measured_steps"] == 7
+
+
+def test_a_program_that_ends_past_pythons_end_is_measured_on_all_ranks(trials):
+    result = trials.run("ends.py", "--how", "vanish", "--steps", "9", slots=2, window=UNTIL_THE_END)
+    assert result.outcome == "completed", result.reason
+    assert result.metrics["measured_steps"] == 7
+
+
+def test_a_child_that_ends_past_pythons_end_is_not_the_rank(ends):
+    lines = """
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    train(STEPS)
+    """
+    assert ends(lines).metrics["measured_steps"] == 7
+
+
+@pytest.mark.parametrize("lines", ["train(STEPS); os._exit(3)", "train(STEPS); sys.exit(3)"])
+def test_a_status_that_says_failure_is_one_whatever_was_measured(ends, lines):
+    result = ends(lines)
+    assert result.outcome == "crashed"
+    assert "SystemExit: 3" in result.reason
+
+
+@pytest.mark.parametrize("where", ["code", "file"])
+def test_a_configuration_with_deepspeeds_autotuner_in_it_is_measured_to_its_end(trials, tmp_path, where):
+    tuner = {"autotuning": {"enabled": True, "start_profile_step": 1, "end_profile_step": 2}}
+    plan = trials.plan("autotunes.py", "--where", where, window=UNTIL_THE_END)
+    plan.paths.root.mkdir(parents=True)
+    plan = dataclasses.replace(plan, ds_config={**plan.ds_config, **tuner})
+    result = trials.start(plan).result()
+    assert result.outcome == "completed", result.reason
+    assert result.metrics["measured_steps"] == 18
+    assert not (tmp_path / "autotuning_metric.json").exists()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # One batch, dropped, in each of them: no loop over them begins.
+        "for x in loader: loss = x\nprint(loss)",
+        "print(STEPS / len(list(loader)))",
+        "while engine.global_steps < STEPS:\n    for x in loader: pass",
+    ],
+)
+def test_a_size_for_which_there_is_no_batch_is_out_of_data(ends, lines):
+    loader = "loader = torch.utils.data.DataLoader(torch.ones(5, 4), 8, drop_last=True)\n"
+    result = ends(loader + lines, micro_batch=8)
+    assert result.outcome == "out_of_data"
+    assert "micro-batch 8 x accumulation 1 needs 5" in result.reason
+
+
+def test_a_mistake_of_the_program_is_still_its_own(ends):
+    result = ends("train(STEPS)\nprint(no_such_name)")
+    assert result.outcome == "crashed"
+    assert "NameError" in result.reason
+
+
+# -- ranks that do not end together ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", ["meet", pytest.param("end", marks=pytest.mark.long)])
+def test_ranks_with_different_numbers_of_batches_are_measured_in_the_steps_that_all_have(trials, then):
+    result = trials.run(
+        "uneven.py", "--then", then, slots=2, window=UNTIL_THE_END, patience_s=PATIENCE_S, zero={"stage": 1}
+    )
+    assert result.outcome == "completed", result.reason
+    assert result.metrics["measured_steps"] == 8
+    assert "different numbers of batches (11, 10)" in result.note
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["warm", "cold"])
+def test_too_few_steps_in_common_are_out_of_data_and_the_ranks_are_named(trials, launcher):
+    started = time.monotonic()
+    result = trials.run(
+        "uneven.py", "--rank_1", "3", slots=2, window=UNTIL_THE_END, patience_s=PATIENCE_S, launcher=launcher
+    )
+    assert result.outcome == "out_of_data", result.reason
+    assert "rank 1 had 3 micro-batches and waits in all_reduce at uneven.py:14" in result.reason
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.long
+def test_ranks_that_wait_in_different_collectives_are_told_of_with_their_lines(trials):
+    result = trials.run("stands_still.py", slots=2, window=UNTIL_THE_END, patience_s=PATIENCE_S, deadline_s=300)
+    assert result.outcome == "timed_out"
+    assert "rank 0 waits in all_reduce at stands_still.py:28" in result.reason
+    assert "rank 1 waits in barrier at stands_still.py:30" in result.reason
+
+
+@pytest.mark.long
+def test_a_rank_that_nobody_starts_is_told_of_long_before_the_deadline(trials):
+    result = trials.run("stands_still.py", "--how", "alone", patience_s=PATIENCE_S, deadline_s=300)
+    assert result.outcome == "timed_out"
+    assert "waits for ranks that do not come" in result.reason
+    assert "at stands_still.py:15" in result.reason
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["prepares", "sleeps"])
+def test_a_wait_for_a_rank_that_does_something_is_none_for_ever(trials, how):
+    result = trials.run(
+        "stands_still.py", "--how", how, "--seconds", "12", slots=2, window=StepWindow(1, 2), patience_s=3.0
+    )
+    assert result.outcome == "completed", result.reason

@@ -1,0 +1,108 @@
+"""How the ranks of a trial came to their end, and what that says of the program. Pure; standard library only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ENDED, WAITS, FAILED, WORKS = "ended", "waits", "failed", "works"
+"""A rank's program has ended by itself, waits for others, or a collective of it has failed. One that works has not."""
+
+_SAME_BATCHES = "Give every rank as many batches: shards that divide by the ranks, or what is over left out."
+
+
+class EndedEarlyError(Exception):
+    """The program ended before enough steps were measured."""
+
+
+class WaitsForEverError(Exception):
+    """The ranks wait for each other."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank came to its end.
+
+    Attributes:
+        kind: `ENDED`, `WAITS`, `FAILED` or `WORKS`.
+        micro_batches: that it has trained on.
+        steps: its optimizer steps.
+        counted: those of them that are measured.
+        waits_in: the call in which it waits, where it does; else empty.
+        where: the line of the user's code there; empty where none is on the stack.
+    """
+
+    kind: str
+    micro_batches: int = 0
+    steps: int = 0
+    counted: int = 0
+    waits_in: str = ""
+    where: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it does, such as `waits in all_reduce at train.py:46`."""
+        if self.kind == ENDED:
+            return "has ended"
+        does = {WAITS: f"waits in {self.waits_in}", FAILED: "failed in a collective", WORKS: "works"}[self.kind]
+        return f"{does} at {self.where}" if self.where else does
+
+
+def are_uneven(ends: Sequence[RankEnd]) -> bool:
+    """Returns whether ranks had different numbers of batches: one has ended, or has had fewer, and others wait."""
+    if all(end.kind == ENDED for end in ends):
+        return False
+    return any(end.kind == ENDED for end in ends) or len({end.micro_batches for end in ends}) > 1
+
+
+def uneven_note(ends: Sequence[RankEnd]) -> str:
+    """Returns what a measurement in the steps that all ranks have leaves out."""
+    counts = ", ".join(str(end.micro_batches) for end in ends)
+    return f"The ranks have different numbers of batches ({counts}): measured in the steps that all of them have."
+
+
+def too_little_data(ends: Sequence[RankEnd], needed: int, batch: tuple[int, int]) -> str:
+    """Returns the sentence for ranks that had too few steps in common.
+
+    Args:
+        ends: of all ranks.
+        needed: optimizer steps that a measurement takes.
+        batch: the micro-batch size and the accumulation.
+    """
+    size = f"micro-batch {batch[0]} x accumulation {batch[1]}"
+    steps = min(end.steps for end in ends)
+    if not are_uneven(ends):
+        return (
+            f"The program ended after {steps} optimizer steps, before enough of them were measured: {size} needs "
+            f"{needed}. Give it more data, or let it train longer."
+        )
+    said = _by_rank([f"had {end.micro_batches} micro-batches and {end.words}" for end in ends])
+    return (
+        f"The ranks have different numbers of batches: {said}. Of their optimizer steps all ranks have {steps}, and "
+        f"{size} needs {needed}. {_SAME_BATCHES}"
+    )
+
+
+def waits_for_ever(ends: Sequence[RankEnd], has_engine: bool) -> str:
+    """Returns the sentence for ranks all of which wait.
+
+    Args:
+        ends: of all ranks.
+        has_engine: whether the program had come to a DeepSpeed engine.
+    """
+    said = _by_rank([end.words for end in ends])
+    if len(ends) == 1 or (not has_engine and len({end.waits_in for end in ends}) == 1):
+        return (
+            f"The program waits for ranks that do not come: {said}. The trial has {len(ends)}: ranks that a program "
+            "starts by itself are not among them; let the launcher of the command start all of them."
+        )
+    cause = "one of them has skipped, or ended, what the others wait in" if not are_uneven(ends) else _SAME_BATCHES
+    return f"The ranks wait for each other for ever: {said}. Likely {cause}."
+
+
+def _by_rank(words: Sequence[str]) -> str:
+    """Returns what the ranks do, those that do the same together."""
+    ranks: dict[str, list[int]] = {}
+    for rank, said in enumerate(words):
+        ranks.setdefault(said, []).append(rank)
+    return "; ".join(
+        f"rank{'s' if len(same) > 1 else ''} {', '.join(map(str, same))} {said}" for said, same in ranks.items()
+    )

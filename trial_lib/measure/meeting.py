@@ -1,0 +1,78 @@
+"""Ranks that agree by files: at a program's end each stands somewhere else, and a collective would mix with its own.
+
+They need no process group for it, and a thread can do it while the program itself hangs in one.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.02
+
+
+class Meeting:
+    """What the ranks of a trial tell each other, by files that all of them see.
+
+    Args:
+        states: the paths of what each says that it does, by rank.
+        rank: this rank.
+        failures: the paths of the ranks' records of failure, by rank.
+    """
+
+    def __init__(self, states: list[str], rank: int, failures: list[str]) -> None:
+        self._states = [Path(state) for state in states]
+        self._rank = rank
+        self._failures = [Path(failure) for failure in failures]
+        self._round = 0
+
+    def say(self, state: dict[str, Any] | None) -> None:
+        """Tells the other ranks, and the driver, what this one does; None for nothing that they need to know."""
+        path = self._states[self._rank]
+        if state is None:
+            path.unlink(missing_ok=True)
+        else:
+            _write(path, state)
+
+    def said(self) -> list[dict[str, Any] | None]:
+        """Returns what each rank says that it does, in rank order."""
+        return [_read(state) for state in self._states]
+
+    def gather(self, own: Any, seconds: float = float("inf")) -> list[Any] | None:
+        """Returns what each rank has brought, in rank order; all of them call it in the same order.
+
+        Args:
+            own: what this rank brings, as plain data.
+            seconds: to wait for the others.
+
+        Returns:
+            None where another rank has failed, or does not come in time.
+        """
+        self._round += 1
+        _write(self._brought(self._rank), [own])
+        deadline = time.monotonic() + seconds
+        brought = []
+        for rank, failure in enumerate(self._failures):
+            while (found := _read(self._brought(rank))) is None:
+                if failure.exists() or time.monotonic() > deadline:
+                    return None
+                time.sleep(_POLL_S)
+            brought += found
+        return brought
+
+    def _brought(self, rank: int) -> Path:
+        return self._states[rank].with_suffix(f".{self._round}.json")
+
+
+def _write(path: Path, content: Any) -> None:
+    """Writes a file that others see whole or not at all; it need not outlast a loss of power."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
