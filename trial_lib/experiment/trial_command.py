@@ -80,7 +80,7 @@ def trial_command(
         (f"{name}={environment[name]}" if name in environment else "", f"{name}={value}")
         for name, value in variables.items()
     ]
-    return TrialCommand(arguments, variables, files, changes)
+    return TrialCommand(arguments, variables, files, [(old, new) for old, new in changes if old != new])
 
 
 def _own_files(mapped: Mapping[str, str], arguments: Sequence[str], folder: Path) -> dict[FileTarget, str]:

@@ -124,6 +124,13 @@ def test_words_by_their_numbers_are_those_that_were_typed() -> None:
         command("x=1 2 -- 3", {MICRO_BATCH: "argv:5"}, {MICRO_BATCH: 8})
 
 
+def test_a_value_that_stays_is_no_change() -> None:
+    found = command(
+        "--batch 8", {MICRO_BATCH: "--batch", ACCUMULATION: "ACC"}, {MICRO_BATCH: 8, ACCUMULATION: 2}, ACC="2"
+    )
+    assert (found.arguments, found.variables, found.changes) == (["--batch", "8"], {"ACC": "2"}, [])
+
+
 YAML = """
 defaults: &sizes
   batch: &size 4   # of one device
