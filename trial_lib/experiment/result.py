@@ -42,7 +42,8 @@ class ModelProfile(_Record):
             the process takes for itself before there is an engine.
         data_parallel_size: model replicas that the engine runs.
         pipeline_parallel: whether the model is a pipeline.
-        flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica.
+        flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica; 0 where they
+            could not be counted.
     """
 
     num_params: int
@@ -144,8 +145,9 @@ class TrialResult(_Record):
         reason: one sentence that a person can act on; empty for a completed trial.
         metrics: by name; `measure` documents each. Empty unless steps were measured.
         step_times: seconds of each counted optimizer step, on the slowest rank.
-        losses: mean loss over micro-batches and ranks of each of the first optimizer steps, from step 1 on; empty where
-            the code shows none.
+        losses: what each of the first optimizer steps has made smaller, from step 1 on: mostly the mean loss over
+            micro-batches and ranks; empty where the code shows none.
+        initial_weights: two sums over some elements of all parameters before the first step; empty where unknown.
         from_outside: whether somebody killed its ranks, their guard or their host, which says nothing of the candidate.
         swept: whether the ranks had measured other micro-batch sizes before this one; else they were fresh.
         micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
@@ -174,6 +176,7 @@ class TrialResult(_Record):
     metrics: dict[str, float] = Field(default_factory=dict)
     step_times: list[float] = Field(default_factory=list)
     losses: list[float] = Field(default_factory=list)
+    initial_weights: list[float] = Field(default_factory=list)
     from_outside: bool = False
     swept: bool = False
     micro_batch_arrived: int | None = None

@@ -231,10 +231,11 @@ class EngineWatch:
 
         def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self._is_open = False
-            # transformers' Trainer has divided the loss by the accumulation itself, and tells DeepSpeed not to.
-            is_divided = kwargs.get("scale_wrt_gas") is False
-            self.loss_arrived(loss.detach() * engine.gradient_accumulation_steps() if is_divided else loss)
-            return self.model.backward(backward, loss, *args, **kwargs)
+            left = self.model.backward(backward, loss, *args, **kwargs)
+            # DeepSpeed divides the loss by the accumulation, or is told that the caller has, and returns what is left.
+            is_left = isinstance(left, torch.Tensor)
+            self.loss_arrived(left.detach() * engine.gradient_accumulation_steps() if is_left else loss)
+            return left
 
         def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             # `engine.backward` comes here as well, and so does what has nothing to do with this engine.
@@ -327,11 +328,18 @@ class EngineWatch:
         self.micro_batch_losses.append(self.loss)
 
     def take_loss(self) -> torch.Tensor | None:
-        """Returns the mean of the losses since the last call, still on its device; None if there was none."""
+        """Returns what an optimizer step makes smaller, of the losses since the last call; None if there was none.
+
+        Still on its device. The step's gradient is that of this sum of what DeepSpeed has left of each loss.
+        """
         losses, self.micro_batch_losses = self.micro_batch_losses, []
         if not losses:
             return None
-        return torch.stack([loss.float().mean() for loss in losses]).mean()
+        return torch.stack([loss.float().mean() for loss in losses]).sum() / self._losses_a_step()
+
+    def _losses_a_step(self) -> int:
+        """Returns by how much DeepSpeed divides each loss."""
+        return int(self.engine.gradient_accumulation_steps())
 
     def take_samples(self) -> tuple[float, int]:
         """Returns the samples that arrived at this rank since the last call, and the tokens in them."""
@@ -399,6 +407,9 @@ class PipelineWatch(EngineWatch):
 
         engine.train_batch = watched_train_batch
         engine._next_batch = watched_next_batch
+
+    def _losses_a_step(self) -> int:
+        return 1
 
     def _instruction(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(type(self.engine), name)(self.engine, *args, **kwargs)

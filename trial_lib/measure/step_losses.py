@@ -1,4 +1,11 @@
-"""The losses of the first optimizer steps: enough to see whether two configurations train alike."""
+"""The losses of the first optimizer steps: enough to see whether two configurations train alike.
+
+The loss of a step is the sum of what its backward passes make smaller: the step's gradient is that of this sum, so two
+configurations that train alike have it alike. DeepSpeed divides each loss by the accumulation, unless it is told that
+the caller has done so (`scale_wrt_gas=False`, as transformers' Trainer does, which divides where the loss is no mean
+over the whole batch already). A program that divides once too often, or not at all, has gradients that change with the
+accumulation, and losses that do so as much: `study/loss_agreement` looks for that.
+"""
 
 import itertools
 import math
@@ -12,7 +19,7 @@ _MOST = 16
 
 
 class StepLosses:
-    """The mean loss of each of the first optimizer steps of this rank, still on its device."""
+    """The loss of each of the first optimizer steps of this rank, still on its device."""
 
     def __init__(self) -> None:
         self._losses: list[torch.Tensor] = []

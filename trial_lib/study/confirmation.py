@@ -28,7 +28,7 @@ from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.finding import Confirmed, Estimate, Finding, Verdict, learning_rate_advice, name_of
-from trial_lib.study.loss_agreement import LossAgreement, compare, global_batch
+from trial_lib.study.loss_agreement import Course, LossAgreement, compare, cuts_alike, global_batch
 from trial_lib.study.paired_ratios import Ratio, geometric_mean, ratios_to
 
 ERROR = 0.05
@@ -170,7 +170,7 @@ class Confirmation:
             return
         self._heats += 1
         emptier = [one for one in self._left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
-        ranked = emptier or self._left
+        ranked = self._cut_as_own(emptier or self._left)
         best = ranked[0].worth(self._metric)
         near = [one for one in ranked[:_MOST_CANDIDATES] if _is_near(one.worth(self._metric), best)]
         while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
@@ -184,6 +184,17 @@ class Confirmation:
         self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
         self._error = ERROR / len(self._looks) / len(near)
         self._begin_round()
+
+    def _cut_as_own(self, left: list[Contender]) -> list[Contender]:
+        """Returns those that cut the batch as the user's own does, if any, where another cut has trained otherwise.
+
+        The loss may depend on the micro-batch, as one that sets the samples of a micro-batch against each other does.
+        """
+        own = self._own
+        apart = [one for one in self._tried if self._out.get(one.key, ("",))[0] == "disagrees"]
+        if own is None or all(cuts_alike(one.candidate, own.candidate) for one in apart):
+            return left
+        return [one for one in left if cuts_alike(one.candidate, own.candidate)] or left
 
     def _cost(self, candidates: Sequence[Contender]) -> float:
         """Returns the seconds of a round: a swept reading has not paid for its start, which the user's own has."""
@@ -267,11 +278,12 @@ class Confirmation:
         own = self._living_own
         if own is None:
             return LossAgreement(is_compared=False, agrees=True, said="")
-        theirs, ours = (
-            (one.candidate, one.config, [result.losses for result in self._results[one.key][-self._round :]])
-            for one in (own, contender)
-        )
-        return compare(theirs, ours)
+        return compare(self._course(own), self._course(contender))
+
+    def _course(self, contender: Contender) -> Course:
+        results = self._results[contender.key][-self._round :]
+        losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
+        return Course(contender.candidate, contender.config, losses, weights)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Whether a candidate trains as the user's own configuration does, by the losses of the first optimizer steps. Pure.
 
 A candidate of the same global batch and the same precision only does the same arithmetic elsewhere or in another
-order. So its losses are the user's own but for rounding, which grows from step to step.
+order. So its losses are the user's own but for rounding, which grows from step to step; for what the program draws at
+random; for a factor that the program gives them by itself; for other initial weights, where the candidate has these.
 
 How much rounding may do: the unit roundoff of bfloat16 is 2**-8, 0.4 %, that of float32 2**-24, of TF32 2**-11;
 `torch.testing.assert_close` takes 1.6 % for bfloat16. On a CPU in float32, ZeRO 0 to 3 with and without offload differ
@@ -9,9 +10,10 @@ by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -27,6 +29,10 @@ _OTHER_NUMBERS = (*_HALF_PRECISION, "data_types", "communication_data_type", "co
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 _NOISE_WIDTH = 4.0  # standard errors
 _SPREADS = 2.0  # times what the user's own repeats differ by, at most
+# Of the ratio of two accumulations: what a program's losses may change by. A sum over samples, a division that is left
+# out or made twice each count for one.
+_POWERS = (0, 1, -1, 2, -2)
+_SAME_WEIGHTS = 1e-6  # of their norm: the sums are of the same numbers, added in another order
 
 
 class LossAgreement(BaseModel):
@@ -35,7 +41,7 @@ class LossAgreement(BaseModel):
     Attributes:
         is_compared: whether they were compared; they are not where the candidate is meant to change the training.
         agrees: False if they were compared and differ, or one is not finite.
-        said: one sentence, with both numbers where they differ.
+        said: one sentence or two, with both numbers where they differ.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +49,31 @@ class LossAgreement(BaseModel):
     is_compared: bool
     agrees: bool
     said: str
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a configuration has trained.
+
+    Attributes:
+        candidate: the configuration.
+        config: the complete DeepSpeed configuration.
+        losses: of each repeat, from step 1 on.
+        weights: of each repeat, what tells its initial weights from others; empty where unknown.
+    """
+
+    candidate: Candidate
+    config: Mapping[str, Any]
+    losses: Sequence[Sequence[float]]
+    weights: Sequence[Sequence[float]] = ()
+
+    def first(self, steps: int) -> "_Steps":
+        """Returns the losses of the first steps."""
+        return [[repeat[step] for repeat in self.losses] for step in range(steps)]
+
+
+# The losses of each step, of all repeats.
+_Steps = Sequence[Sequence[float]]
 
 
 def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -63,10 +94,15 @@ def global_batch(candidate: Candidate) -> int:
     return candidate.micro_batch_size * candidate.gradient_accumulation_steps * replicas
 
 
-def compare(
-    own: tuple[Candidate, Mapping[str, Any], Sequence[Sequence[float]]],
-    other: tuple[Candidate, Mapping[str, Any], Sequence[Sequence[float]]],
-) -> LossAgreement:
+def cuts_alike(one: Candidate, other: Candidate) -> bool:
+    """Returns whether two candidates cut the batch of an optimizer step alike, and so draw alike for each part."""
+    return (one.micro_batch_size, one.gradient_accumulation_steps) == (
+        other.micro_batch_size,
+        other.gradient_accumulation_steps,
+    )
+
+
+def compare(own: Course, other: Course) -> LossAgreement:
     """Returns whether a candidate's losses agree with those of the user's own configuration.
 
     What a program draws at random (dropout, the order of its data) is drawn alike only where the micro-batches are
@@ -74,64 +110,139 @@ def compare(
     that the losses show from batch to batch. A program without a seed differs from itself: what its repeats differ by
     is allowed for.
 
-    Args:
-        own: the candidate of the user's own configuration, the complete configuration, and the losses of each repeat
-            from step 1 on.
-        other: the same of the candidate.
+    A program that divides its losses by the accumulation once too often or not at all, or sums over the samples of a
+    micro-batch, has losses that change with these by one factor at every step, before the first update already. That
+    is no doing of the candidate: they are compared without it.
+
+    Initial weights may depend on the candidate, as within `deepspeed.zero.Init`. Then the means are compared, and what
+    the losses of step 1 differ by is allowed for: two courses of one training approach each other from there.
     """
-    (own_candidate, own_config, own_losses), (candidate, config, losses) = own, other
-    if any(not math.isfinite(loss) for repeat in losses for loss in repeat):
-        return LossAgreement(is_compared=True, agrees=False, said="a loss is not finite")
-    changed = changes_of_mathematics(own_config, config)
-    if global_batch(own_candidate) != global_batch(candidate):
-        changed.append(f"train_batch_size ({global_batch(own_candidate)} -> {global_batch(candidate)})")
+    if any(not math.isfinite(loss) for repeat in other.losses for loss in repeat):
+        return _differ("a loss is not finite")
+    changed = changes_of_mathematics(own.config, other.config)
+    batches = global_batch(own.candidate), global_batch(other.candidate)
+    if batches[0] != batches[1]:
+        changed.append(f"train_batch_size ({batches[0]} -> {batches[1]})")
     if changed:
         said = f"the losses were not compared with yours: {', '.join(changed)} changes them"
         return LossAgreement(is_compared=False, agrees=True, said=said)
-    steps = min((len(repeat) for repeat in (*own_losses, *losses)), default=0)
+    steps = min((len(repeat) for repeat in (*own.losses, *other.losses)), default=0)
     if steps == 0:
         return LossAgreement(is_compared=False, agrees=True, said="the code shows no losses to compare")
-    is_half = any(_said(config.get(key)) for key in _HALF_PRECISION)
+    is_half = any(_said(other.config.get(key)) for key in _HALF_PRECISION)
     tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE
-    theirs, ours = ([[repeat[step] for repeat in repeats] for step in range(steps)] for repeats in (own_losses, losses))
-    apart = _first_apart(theirs, ours, tolerance)
-    if apart is None:
-        return LossAgreement(is_compared=True, agrees=True, said=f"the losses of the first {steps} steps agree")
-    draws_alike = (
-        own_candidate.micro_batch_size == candidate.micro_batch_size
-        and own_candidate.gradient_accumulation_steps == candidate.gradient_accumulation_steps
-    )
-    if not draws_alike and _means_agree(theirs, ours, tolerance):
-        said = f"the losses of the first {steps} steps agree as far as their noise shows"
-        return LossAgreement(is_compared=True, agrees=True, said=said)
-    step, wanted, found = apart
+    theirs, ours = own.first(steps), other.first(steps)
+    if not _start_alike(own.weights, other.weights):
+        return _from_other_weights(own, other, tolerance, theirs, ours)
+    factors = list(dict.fromkeys((1.0, _factor(own.candidate, other.candidate, theirs[0], ours[0]))))
+    apart = [_first_apart(_times(theirs, factor), ours, tolerance) for factor in factors]
+    if None in apart:
+        return _agree(f"the losses of the first {steps} steps agree", factors[apart.index(None)])
+    is_cut_alike = cuts_alike(own.candidate, other.candidate)
+    for factor in factors if not is_cut_alike else ():
+        expected = _times(theirs, factor)
+        if _means_agree(expected, ours, tolerance) and (factor == 1.0 or _step_agrees(expected, ours)):
+            return _agree(f"the losses of the first {steps} steps agree as far as their noise shows", factor)
+    step, wanted, found = max(filter(None, apart), key=lambda each: each[0])
     said = f"the loss of step {step} is {found:.6g}, with your own configuration {wanted:.6g}"
+    if step == 1 and not is_cut_alike:
+        said += ", before any update: the loss depends on the micro-batch itself"
+    elif factors[-1] != 1.0 and step > 1:
+        said += f" (times {factors[-1]:.3g}, by which the program's own way to accumulate changes it)"
+    return _differ(said)
+
+
+def _from_other_weights(own: Course, other: Course, tolerance: float, theirs: _Steps, ours: _Steps) -> LossAgreement:
+    factor = _factor(own.candidate, other.candidate, theirs[0], ours[0])
+    expected = _times(theirs, factor)
+    gap = abs(fmean(expected[0]) - fmean(ours[0]))
+    first = f"{fmean(ours[0]):.6g} at step 1, with your own configuration {fmean(theirs[0]):.6g}"
+    said = f"the program's initial weights are others than with your own configuration (loss {first})"
+    if _means_agree(expected, ours, tolerance, gap):
+        return _agree(f"{said}; from there the losses of {len(ours)} steps agree as far as their noise shows", factor)
+    return _differ(f"{said}, and from there the losses of {len(ours)} steps do not agree")
+
+
+def _agree(said: str, factor: float) -> LossAgreement:
+    if factor != 1.0:
+        said += (
+            f", but for the factor {factor:.3g}, which the program gives them by its own way to accumulate. Its "
+            "gradients have it too: Adam passes over that, plain SGD and clipping do not"
+        )
+    return LossAgreement(is_compared=True, agrees=True, said=said)
+
+
+def _differ(said: str) -> LossAgreement:
     return LossAgreement(is_compared=True, agrees=False, said=said)
 
 
-def _first_apart(
-    theirs: Sequence[Sequence[float]], ours: Sequence[Sequence[float]], tolerance: float
-) -> tuple[int, float, float] | None:
+def _start_alike(own: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
+    """Returns whether the initial weights are the same, as far as is known; without a seed no two trials' are."""
+    if not own or not other or not all((*own, *other)):
+        return True
+    varies = any(not _same_weights(one, repeats[0]) for repeats in (own, other) for one in repeats)
+    return varies or _same_weights(own[0], other[0])
+
+
+def _same_weights(one: Sequence[float], other: Sequence[float]) -> bool:
+    (value, square), (other_value, other_square) = one, other
+    return abs(value - other_value) <= _SAME_WEIGHTS * math.sqrt(max(square, other_square))
+
+
+def _factor(own: Candidate, candidate: Candidate, theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """Returns the factor by which the program's losses change with the accumulation, as step 1 tells it."""
+    ratio = candidate.gradient_accumulation_steps / own.gradient_accumulation_steps
+    wanted, found = fmean(theirs), fmean(ours)
+    factors = [ratio**power for power in _POWERS]
+    return min(factors, key=lambda factor: _apart(factor * wanted, found))
+
+
+def _apart(one: float, other: float) -> float:
+    return abs(one - other) / max(abs(one), abs(other), 1e-300)
+
+
+def _times(course: _Steps, factor: float) -> _Steps:
+    return [[factor * loss for loss in repeats] for repeats in course]
+
+
+def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, float, float] | None:
     """Returns the first step, from 1, whose losses differ by more than they may, with both means; None for none."""
     spread = max(max(repeats) - min(repeats) for repeats in theirs)
     for step, (wanted, found) in enumerate(zip(theirs, ours, strict=True), 1):
-        mine, other = statistics.fmean(wanted), statistics.fmean(found)
+        mine, other = fmean(wanted), fmean(found)
         grown = tolerance * min(step, _STEPS_GROWN) * max(abs(mine), abs(other))
         if abs(mine - other) > grown + _SPREADS * spread:
             return step, mine, other
     return None
 
 
-def _means_agree(theirs: Sequence[Sequence[float]], ours: Sequence[Sequence[float]], tolerance: float) -> bool:
-    """Returns whether two courses of losses on different draws are of one training, as far as their noise shows."""
-    mine, other = ([statistics.fmean(step) for step in course] for course in (theirs, ours))
+def _means_agree(theirs: _Steps, ours: _Steps, tolerance: float, gap: float = 0.0) -> bool:
+    """Returns whether two courses of losses on different draws are of one training, as far as their noise shows.
+
+    Args:
+        theirs: one of them.
+        ours: the other.
+        tolerance: of the losses, for rounding.
+        gap: what they may differ by besides.
+    """
+    mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
     if len(mine) < 3:
         return True
-    mean, found = statistics.fmean(mine), statistics.fmean(other)
+    mean, found = fmean(mine), fmean(other)
     noise = _noise(mine) + _noise(other)
-    return abs(mean - found) <= tolerance * max(abs(mean), abs(found)) + _NOISE_WIDTH * math.sqrt(noise / len(mine))
+    return (
+        abs(mean - found) <= tolerance * max(abs(mean), abs(found)) + _NOISE_WIDTH * math.sqrt(noise / len(mine)) + gap
+    )
+
+
+def _step_agrees(theirs: _Steps, ours: _Steps) -> bool:
+    """Returns whether the losses of step 1 differ by no more than those of two batches do."""
+    mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
+    if len(mine) < 3:
+        return False
+    return abs(mine[0] - other[0]) <= _NOISE_WIDTH * math.sqrt(_noise(mine) + _noise(other))
 
 
 def _noise(course: Sequence[float]) -> float:
     """Returns the variance of a loss from batch to batch, by its steps' differences: a trend counts little in them."""
-    return statistics.fmean((after - before) ** 2 for before, after in pairwise(course)) / 2.0
+    return fmean((after - before) ** 2 for before, after in pairwise(course)) / 2.0

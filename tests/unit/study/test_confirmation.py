@@ -73,6 +73,21 @@ def test_a_faster_candidate_parts_from_the_user_s_own_and_says_how_sure_that_is(
     assert found.winner.metrics["throughput"] == pytest.approx(180.0, rel=0.03)
 
 
+def test_after_one_that_trained_otherwise_with_another_micro_batch_those_of_the_user_s_own_are_measured() -> None:
+    def measure(key: str) -> TrialResult:
+        apart = {"losses": [3.0, 2.9, 2.8]} if key.startswith("large") else {}
+        return speeds(own=100.0, large=200.0, larger=190.5, alike=150.0)(key).model_copy(update=apart)
+
+    ranked = [contender("large", 200.0, 8), contender("larger", 160.0, 16), contender("alike", 150.0)]
+    found, order = confirm(ranked, measure)
+    assert "larger" not in order
+    assert found.winner is not None
+    assert found.winner.gain is not None
+    assert found.winner.name == "z2, micro-batch 4, accumulation 4"
+    assert [one.verdict for one in found.candidates] == ["faster", "disagrees"]
+    assert "before any update: the loss depends on the micro-batch itself" in found.candidates[1].losses
+
+
 def test_each_is_measured_in_turn_in_another_order_each_round() -> None:
     _, order = confirm([contender("a", 100.0), contender("b", 99.0)], speeds(own=100.0, a=100.0, b=100.0))
     assert order[:9] == ["own", "a", "b", "a", "b", "own", "b", "own", "a"]

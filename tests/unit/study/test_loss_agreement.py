@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trial_lib.experiment.candidate import Candidate
-from trial_lib.study.loss_agreement import LossAgreement, changes_of_mathematics, compare
+from trial_lib.study.loss_agreement import Course, LossAgreement, changes_of_mathematics, compare
 
 COURSE = [5.67, 5.62, 5.60, 5.53, 4.95, 4.72, 4.18]
 
@@ -19,13 +19,17 @@ def judge(
     accumulation: int = 8,
     config: dict[str, Any] | None = None,
     own_config: dict[str, Any] | None = None,
+    weights: tuple[list[list[float]], list[list[float]]] = ([], []),
 ) -> LossAgreement:
     """Compares with a user's own configuration of micro-batch 2, accumulation 8."""
     mine, theirs = (
         Candidate(micro_batch_size=size, gradient_accumulation_steps=steps, slots=2, data_parallel_size=2)
         for size, steps in ((2, 8), (micro_batch, accumulation))
     )
-    return compare((mine, own_config or {}, own), (theirs, config or own_config or {}, other))
+    return compare(
+        Course(mine, own_config or {}, own, weights[0]),
+        Course(theirs, config or own_config or {}, other, weights[1]),
+    )
 
 
 def scaled(*factors: float) -> list[float]:
@@ -77,6 +81,60 @@ def test_another_micro_batch_draws_otherwise_and_is_compared_with_the_noise_of_t
     assert agreements[0].said == "the losses of the first 10 steps agree as far as their noise shows"
     apart = judge([on_other_draws(1)], [on_other_draws(2, shift=1.0)], micro_batch=4, accumulation=4)
     assert not apart.agrees
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, 4.0, 0.25])
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_factor_that_the_program_gives_its_losses_with_the_accumulation_is_not_the_candidates(
+    factor: float, noise: float
+) -> None:
+    draws = random.Random(7)
+    other = [factor * (loss + draws.gauss(0, noise)) for loss in COURSE]
+    agreement = judge([COURSE] * 3, [other] * 3, micro_batch=4, accumulation=4)
+    assert (agreement.is_compared, agreement.agrees) == (True, True)
+    assert f"but for the factor {factor:g}, which the program gives them" in agreement.said
+
+
+def test_a_factor_that_the_accumulation_does_not_explain_is_of_another_training() -> None:
+    for factor in (1.5, 0.6, 3.0):
+        assert not judge([COURSE], [scaled(*[factor] * 7)], micro_batch=4, accumulation=4).agrees
+    assert not judge([COURSE], [scaled(*[2.0] * 7)]).agrees  # the same accumulation
+    apart = judge([COURSE], [scaled(*[1.3] * 7)], micro_batch=4, accumulation=4)
+    assert apart.said.endswith("before any update: the loss depends on the micro-batch itself")
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_candidate_that_learns_nothing_is_found_out_whatever_its_factor(factor: float) -> None:
+    stands = judge([COURSE], [[factor * COURSE[0]] * len(COURSE)], micro_batch=4, accumulation=4)
+    assert not stands.agrees
+    assert stands.said.startswith(f"the loss of step 2 is {factor * 5.67:.6g}, with your own configuration")
+
+
+LEARNING = [2.10, 2.02, 2.05, 1.95, 1.93, 1.85, 1.88, 1.78]
+OTHER_WEIGHTS = ([[1.0, 4.0]], [[3.0, 4.0]])
+
+
+@pytest.mark.parametrize("micro_batch", [2, 4])
+def test_from_other_initial_weights_a_course_may_start_elsewhere_and_has_to_come_as_far(micro_batch: int) -> None:
+    options: dict[str, Any] = {"micro_batch": micro_batch, "accumulation": 16 // micro_batch}
+    near = [loss + 0.02 * 0.9**step for step, loss in enumerate(LEARNING)]
+    assert not judge([LEARNING], [near], weights=([[1.0, 4.0]], [[1.0, 4.0]])).agrees
+    agreement = judge([LEARNING], [near], weights=OTHER_WEIGHTS, **options)
+    assert agreement.agrees
+    assert agreement.said.startswith("the program's initial weights are others than with your own configuration (loss ")
+    stands = judge([LEARNING], [[near[0]] * 8], weights=OTHER_WEIGHTS, **options)
+    assert not stands.agrees
+    assert stands.said.endswith("and from there the losses of 8 steps do not agree")
+
+
+def test_initial_weights_that_nobody_knows_or_that_differ_each_time_prove_nothing() -> None:
+    off = [scaled(*[1.003] * 7)]
+    for own, other in (([[]], [[]]), ([[1.0, 4.0]], [[]]), ([[1.0, 4.0]], [[1.0, 4.0 + 1e-9]])):
+        agreement = judge([COURSE], off, weights=(own, other))
+        assert not agreement.agrees
+        assert "initial weights" not in agreement.said
+    unseeded = judge([COURSE] * 2, off * 2, weights=([[1.0, 4.0], [2.0, 4.0]], [[3.0, 4.0], [4.0, 4.0]]))
+    assert "initial weights" not in unseeded.said
 
 
 def test_another_global_batch_or_precision_is_meant_to_change_the_losses() -> None:

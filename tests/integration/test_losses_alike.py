@@ -1,0 +1,59 @@
+"""Losses of real ranks that are compared: one quantity, however a program reduces them and draws its weights."""
+
+from typing import Any
+
+import pytest
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.window import StepWindow
+from trial_lib.study.loss_agreement import Course, LossAgreement, compare
+
+SHORT = StepWindow(start_step=3, end_step=8, max_steps=6)
+
+
+def agreement(trials: Any, script: str, *arguments: str, own: dict[str, Any], other: dict[str, Any]) -> LossAgreement:
+    """Runs a program in two ways, on two ranks, and compares the second with the first."""
+    courses = []
+    for options in (own, other):
+        plan = trials.plan(script, *arguments, slots=2, window=SHORT, **options)
+        result = trials.start(plan).result()
+        assert result.outcome == "completed", result.reason
+        assert len(result.losses) == 8
+        assert len(result.initial_weights) == 2
+        candidate = Candidate(
+            micro_batch_size=options["micro_batch"], gradient_accumulation_steps=options.get("accumulation", 1), slots=2
+        )
+        courses.append(Course(candidate, plan.ds_config, [result.losses], [result.initial_weights]))
+    return compare(*courses)
+
+
+HOW = ["mean", "undivided", "sum", "divided", "divided_twice"]
+LONG = [pytest.param(how, marks=pytest.mark.long) for how in HOW[2:]]
+
+
+@pytest.mark.parametrize("reduction", [*HOW[:2], *LONG])
+def test_a_program_s_own_way_to_reduce_its_losses_is_no_difference_of_the_candidate(
+    trials: Any, reduction: str
+) -> None:
+    own, other = {"micro_batch": 2, "accumulation": 4}, {"micro_batch": 4, "accumulation": 2}
+    found = agreement(trials, "own_reduction.py", "--reduction", reduction, own=own, other=other)
+    assert (found.is_compared, found.agrees) == (True, True), found.said
+    factor = {"sum": 2.0, "undivided": 0.5, "divided_twice": 2.0}.get(reduction)
+    assert found.said.startswith("the losses of the first 8 steps agree")
+    assert (factor is None) == ("factor" not in found.said)
+    assert factor is None or f"but for the factor {factor:g}," in found.said
+
+
+def test_a_model_made_within_zero_init_may_start_from_other_weights_at_stage_3(trials: Any) -> None:
+    own, other = ({"micro_batch": 4, "zero": {"stage": stage}} for stage in (3, 1))
+    found = agreement(trials, "partitioned_init.py", own=own, other=other)
+    assert found.agrees, found.said
+    assert found.said.startswith("the program's initial weights are others than with your own configuration (loss ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_same_weights_are_known_as_such_however_they_are_partitioned(trials: Any, stage: int) -> None:
+    own, other = ({"micro_batch": 4, "zero": {"stage": each}} for each in (1, stage))
+    found = agreement(trials, "own_reduction.py", own=own, other=other)
+    assert found.said == "the losses of the first 8 steps agree"
