@@ -1,15 +1,11 @@
 """Trials that did not complete, grouped by what ended them."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trial_lib.experiment.failure_cause import cause_of
 from trial_lib.experiment.result import Outcome
 from trial_lib.report.study_view import TrialView
-
-# What differs between two trials that ended the same way: paths, and numbers.
-_PATH = re.compile(r"(?<![\w.])/[^\s:;,'\")]+")
-_NUMBER = re.compile(r"\d[\d,.]*")
 
 
 @dataclass(frozen=True)
@@ -43,10 +39,6 @@ def failure_groups(trials: Iterable[TrialView]) -> list[FailureGroup]:
     groups: dict[tuple[Outcome, str], list[TrialView]] = {}
     for trial in trials:
         if not trial.completed:
-            groups.setdefault((trial.row.outcome, _cause(trial.row.reason)), []).append(trial)
+            groups.setdefault((trial.row.outcome, cause_of(trial.row.reason)), []).append(trial)
     found = [FailureGroup(outcome, same[0].row.reason, tuple(same)) for (outcome, _), same in groups.items()]
     return sorted(found, key=lambda group: (-len(group.trials), group.trials[0].number))
-
-
-def _cause(reason: str) -> str:
-    return _NUMBER.sub("#", _PATH.sub("PATH", reason))

@@ -51,6 +51,7 @@ class AdaptiveSearch(Search):
     """Weighs what fits by what it is expected to gain.
 
     Of the failures, out of memory bounds its arm's sizes; any other rules out the lineage, and a second one the arm.
+    Two that fail alike rule out what they share.
     """
 
     def __init__(self, settings: AdaptiveSettings, problem: SearchProblem) -> None:
@@ -108,6 +109,7 @@ class AdaptiveSearch(Search):
         value = self._value(result)
         if value is not None:
             self._is_new_best(candidate, result, value)
+        self._shared.tell(candidate, result)
         self._learn(in_flight.point, candidate, result)
 
     def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
@@ -129,6 +131,7 @@ class AdaptiveSearch(Search):
 
         It is no candidate of the search, and never its best. One without the metric tells of its memory alone.
         """
+        super().observe(candidate, result)
         if result.purpose is Purpose.PROFILE:
             self._fitting.memory.observe_profile(candidate, result)
             self._fitting.forget()
@@ -290,7 +293,7 @@ class AdaptiveSearch(Search):
         smallest = [
             Point(arm, index, self._policy.sizes()[0]) for arm in range(len(self._arms)) for index in self._leading(arm)
         ]
-        allowed = [point for point in smallest if point.size <= self._bound(point.arm)]
+        allowed = [point for point in self._untried(smallest) if point.size <= self._bound(point.arm)]
         if not allowed:
             return None
         return self._candidate(max(allowed, key=lambda point: self._fitting.probability(self._candidate(point))))
@@ -377,7 +380,12 @@ class AdaptiveSearch(Search):
     def _untried(self, points: Iterable[Point]) -> list[Point]:
         tried = {measured.point for measured in self._measured}
         tried.update(flight.point for flight in self._in_flight.values() if flight.point is not None)
-        return [point for point in dict.fromkeys(points) if point not in tried]
+        return [point for point in dict.fromkeys(points) if point not in tried and not self._is_left_out(point)]
+
+    def _is_left_out(self, point: Point) -> bool:
+        """Returns whether two trials that failed alike rule a point out."""
+        largest = self._shared.largest(self._arms[point.arm].knobs)
+        return largest is not None and point.size > largest
 
     def _candidate(self, point: Point) -> Candidate:
         return self._fitting.candidate(self._arms[point.arm].lineage(point.index), point.size)

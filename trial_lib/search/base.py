@@ -12,6 +12,7 @@ from trial_lib.experiment.knobs import SearchSpace, ZeroStage
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
+from trial_lib.search.shared_reasons import SharedReasons
 
 
 def _known_metric(name: str) -> str:
@@ -112,6 +113,7 @@ class Search(ABC):
         }
         self._asked = 0
         self._best: tuple[Candidate, TrialResult] | None = None
+        self._shared = SharedReasons(problem.space, problem.base_config)
 
     @abstractmethod
     def ask(self) -> Candidate | Sweep | None:
@@ -147,11 +149,14 @@ class Search(ABC):
         """
         raise NotImplementedError("this method asks for no sweeps")
 
-    def observe(self, candidate: Candidate, result: TrialResult) -> None:  # noqa: B027
-        """Takes in a trial that the search has not asked for: the profile, the submitted configuration, older ones.
+    def observe(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in a trial that the search has not asked for: the profile, the submitted configuration, older ones."""
+        self._shared.tell(candidate, result, asked=False)
 
-        A method that learns nothing from it passes over it.
-        """
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is not tried any more because two trials have failed alike, a sentence each."""
+        return tuple(cause.sentence for cause in self._shared.found)
 
     def expected(self) -> Mapping[int, float]:
         """Returns what the metric of a completed trial's candidate is expected to be in training, by trial number.

@@ -85,6 +85,10 @@ class LineageSearch(Search):
             self._ran_out_of_data(candidate.micro_batch_size)
         else:
             lineage.end()
+        self._shared.tell(candidate, result)
+        if self._shared.found:
+            for known in self._lineages.values():
+                self._leave_out(known)
         self._learn(proposal, value, is_best)
         self._continue(lineage)
 
@@ -143,7 +147,7 @@ class LineageSearch(Search):
         if self._stopped or self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
             return None
         rng = random.Random(f"{self._seed}:{self._asked + 1}")
-        while self._waiting and self._is_over(self._waiting[0][-1]):
+        while self._waiting and (self._is_over(self._waiting[0][-1]) or not self._waiting[0][-1].has_sizes_left):
             heappop(self._waiting)
         lineage = self._waiting[0][-1] if self._waiting else self._draw_lineage(rng)
         if lineage is None:
@@ -152,7 +156,7 @@ class LineageSearch(Search):
         return Proposal(Candidate(knobs=lineage.knobs, micro_batch_size=size, **self._batch), lineage, lineage.hi)
 
     def _draw_lineage(self, rng: random.Random) -> Lineage | None:
-        stages = [stage for stage in self._stages_for_new_lineages() if self._unused[stage]]
+        stages = [stage for stage in self._stages_for_new_lineages() if self._unused[stage] and self._is_open(stage)]
         if not stages:
             return None
         stage = rng.choice(stages)
@@ -160,7 +164,20 @@ class LineageSearch(Search):
 
     def _new_lineage(self, stage: int, knobs: dict[str, Any]) -> Lineage:
         lo, hi = self._first_range(stage)
-        return Lineage(knobs, stage, self._allowed(lo), self._allowed(hi))
+        lineage = Lineage(knobs, stage, self._allowed(lo), self._allowed(hi))
+        self._leave_out(lineage)
+        return lineage
+
+    def _leave_out(self, lineage: Lineage) -> None:
+        """Takes from a lineage the sizes that two trials which failed alike rule out."""
+        largest = self._shared.largest(lineage.knobs)
+        if largest is not None:
+            lineage.hi = min(lineage.hi, largest)
+
+    def _is_open(self, stage: int) -> bool:
+        """Returns whether a stage is not left out, of which the lineages differ in fine knobs alone."""
+        largest = self._shared.largest(self._space.lineage(stage, 0))
+        return largest is None or self._allowed(self._first_range(stage)[0]) <= largest
 
     def _start(self, proposal: Proposal) -> None:
         candidate, lineage = proposal.candidate, proposal.lineage

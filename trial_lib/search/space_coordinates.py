@@ -31,7 +31,7 @@ class SpaceCoordinates:
         self.arms = space.arms
         coarse = [dict(_leaves(arm.knobs)) for arm in self.arms]
         paths = sorted({path for leaves in coarse for path in leaves})
-        values = {path: [_plain(leaves.get(path)) for leaves in coarse] for path in paths}
+        values = {path: [plain(leaves.get(path)) for leaves in coarse] for path in paths}
         self._coarse = np.array(
             [
                 [_distinct(values[path]).index(values[path][arm]) * _APART for path in paths]
@@ -74,7 +74,7 @@ class SpaceCoordinates:
         described = [
             number
             for number, of_arm in enumerate(leaves)
-            if all(_plain(get_knob(config, path)) == _plain(value) for path, value in of_arm)
+            if all(plain(get_knob(config, path)) == plain(value) for path, value in of_arm)
         ]
         if not described:
             return None
@@ -129,7 +129,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
     return list({repr(value): value for value in values}.values())
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Returns a value; what switches a setting off, and what leaves it out, is one."""
     return None if value in _ABSENT or value == 0 else value
 

@@ -1,0 +1,169 @@
+"""What two failures of one reason rule out: the settings that they share and that nothing which has run has. Pure.
+
+A program that computes a gradient twice fails at every stage from 2 on, an optimizer that is missing wherever it is
+wanted: each such candidate would cost a trial. Two that have failed alike are compared in their stages, in the coarse
+knobs and in their micro-batch sizes. What both have, and no candidate that has completed, is taken for the cause, all
+of it together. As more becomes known, less of it is left: another size or another knob that fails alike as well.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import Any
+
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.failure_cause import cause_of
+from trial_lib.experiment.knobs import STAGE, SearchSpace, get_knob, leaves
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.search.space_coordinates import plain
+
+# A deadline that is over may be a busy machine, a loss that is not finite the data.
+_LIES_IN_SETTINGS = (Outcome.CRASHED, Outcome.INVALID)
+_BAD_LUCK = re.compile(r"connection|address already in use|no space left|timed? ?out|signal", re.IGNORECASE)
+_LOG = re.compile(r"\s*Log: .*")
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a candidate may fail by: its stage, and the coarse knobs by path, what is off left out."""
+
+    stage: int
+    knobs: frozenset[tuple[str, str]]
+
+
+@dataclass
+class _Failed:
+    """Failures of one reason with one setting: the smallest micro-batch size (samples), and their numbers."""
+
+    size: int
+    numbers: list[int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class SharedReason:
+    """What is left out, and why.
+
+    Attributes:
+        stages: the first and the last stage; None where the stage is not to blame.
+        knobs: the coarse knobs by path, as text.
+        size: the smallest micro-batch size (samples); None where any is left out.
+        numbers: of two trials that failed so.
+        reason: theirs.
+    """
+
+    stages: tuple[int, int] | None
+    knobs: frozenset[tuple[str, str]]
+    size: int | None
+    numbers: tuple[int, int]
+    reason: str
+
+    def covers(self, stage: int, knobs: frozenset[tuple[str, str]]) -> bool:
+        """Returns whether settings are left out, at some size."""
+        return (self.stages is None or self.stages[0] <= stage <= self.stages[1]) and self.knobs <= knobs
+
+    def includes(self, other: "SharedReason") -> bool:
+        """Returns whether all that another leaves out is left out by this."""
+        stages = other.stages or (0, 3)
+        is_wide = self.covers(stages[0], other.knobs) and self.covers(stages[1], other.knobs)
+        return is_wide and (self.size is None or (other.size is not None and self.size <= other.size))
+
+    @property
+    def sentence(self) -> str:
+        """Says it to people."""
+        words = [] if self.stages is None else [_stages(*self.stages)]
+        words += [f"{_short(path)} {'off' if value == 'None' else value}" for path, value in sorted(self.knobs)]
+        words += [] if self.size is None else [f"a micro-batch of {self.size} and more"]
+        first, second = self.numbers
+        return f"Left out after trials {first} and {second}, which failed alike: {' with '.join(words)}. {self.reason}"
+
+
+def _short(path: str) -> str:
+    return path.removeprefix("zero_optimization.").removesuffix(".device")
+
+
+def _stages(first: int, last: int) -> str:
+    if first == last:
+        return f"ZeRO stage {first}"
+    return f"ZeRO stage {first} and above" if last == 3 else f"ZeRO stages {first} to {last}"
+
+
+class SharedReasons:
+    """The failures of a search, and what they rule out.
+
+    Args:
+        space: the search's.
+        base_config: the user's DeepSpeed configuration.
+    """
+
+    def __init__(self, space: SearchSpace, base_config: Mapping[str, Any]) -> None:
+        self._base_config = base_config
+        self._paths = sorted({path for arm in space.arms for path, _ in leaves(arm.knobs)} - {STAGE})
+        self._failed: dict[str, dict[_Settings, _Failed]] = {}
+        self._largest_run: dict[_Settings, int] = {}
+        self._found: tuple[SharedReason, ...] = ()
+
+    @property
+    def found(self) -> tuple[SharedReason, ...]:
+        """What is left out as far as is known now, and why; one for each reason and each cause."""
+        return self._found
+
+    def tell(self, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
+        """Takes in a trial; of one that the search has not asked for, only that it has completed."""
+        settings = self._settings(candidate)
+        if result.outcome is Outcome.COMPLETED:
+            size = candidate.micro_batch_size
+            self._largest_run[settings] = max(size, self._largest_run.get(settings, 0))
+        elif not asked or result.outcome not in _LIES_IN_SETTINGS or result.from_outside:
+            return
+        else:
+            reason = _LOG.sub("", result.reason)
+            if not reason or _BAD_LUCK.search(reason):
+                return
+            alike = self._failed.setdefault(cause_of(reason), {})
+            failed = alike.setdefault(settings, _Failed(candidate.micro_batch_size, [], reason))
+            failed.size = min(failed.size, candidate.micro_batch_size)
+            failed.numbers.append(result.number)
+        self._found = self._causes()
+
+    def largest(self, knobs: Mapping[str, Any]) -> int | None:
+        """Returns the largest size (samples) that may be tried with some knobs; None for any, 0 where none may."""
+        if not self._found:
+            return None
+        settings = self._settings(Candidate(knobs=dict(knobs), micro_batch_size=1, slots=1))
+        covering = [one for one in self._found if one.covers(settings.stage, settings.knobs)]
+        return min((0 if one.size is None else one.size - 1 for one in covering), default=None)
+
+    def _settings(self, candidate: Candidate) -> _Settings:
+        config = candidate.complete(self._base_config)
+        values = ((path, plain(get_knob(config, path))) for path in self._paths)
+        return _Settings(get_knob(config, STAGE, 0), frozenset((path, str(value)) for path, value in values))
+
+    def _causes(self) -> tuple[SharedReason, ...]:
+        found: list[SharedReason] = []
+        for alike in self._failed.values():
+            for one, other in combinations_with_replacement(alike, 2):
+                cause = self._cause(one, alike[one], other, alike[other])
+                if cause is not None and not any(known.includes(cause) for known in found):
+                    found = [known for known in found if not cause.includes(known)] + [cause]
+        return tuple(found)
+
+    def _cause(self, one: _Settings, failed: _Failed, other: _Settings, also: _Failed) -> SharedReason | None:
+        """Returns what two settings that fail alike share and nothing that has run has; None where that is nothing."""
+        numbers = failed.numbers[:2] if one == other else [failed.numbers[0], also.numbers[0]]
+        if len(numbers) < 2:
+            return None
+        low, high = sorted((one.stage, other.stage))
+        stages = (low, high) if all(not low <= run.stage <= high for run in self._largest_run) else None
+        knobs = frozenset(
+            knob for knob in one.knobs & other.knobs if all(knob not in run.knobs for run in self._largest_run)
+        )
+        if stages is None and not knobs:
+            return None  # the size, if anything: the methods have ways of their own with that
+        size = min(failed.size, also.size)
+        is_larger = all(size > largest for largest in self._largest_run.values())
+        first, second = sorted(numbers)
+        return SharedReason(
+            stages, knobs, size if is_larger and self._largest_run else None, (first, second), failed.reason
+        )
