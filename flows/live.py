@@ -17,6 +17,7 @@ from trial_lib.experiment.study import StudyPaths
 from trial_lib.report.leaderboard import Row, ranked, row_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.history import Asked, AskedSweep, HistoryReader, Told, Withdrawn
+from trial_lib.study.study_metric import metric_with
 
 _REFRESH_S = 0.5
 _ROWS = 8
@@ -35,6 +36,7 @@ class LiveView:
     def __init__(self, paths: StudyPaths, arguments: StudyArguments) -> None:
         self._history = HistoryReader(paths.history)
         self._arguments = arguments
+        self._metric = arguments.metric
         self._console = Console(stderr=True)
         self._started = time.monotonic()
         self._message = "starting"
@@ -82,7 +84,6 @@ class LiveView:
 
     def _read(self) -> None:
         events = self._history.read()
-        metric = self._arguments.metric
         ended = []
         for event in events:
             if isinstance(event, Asked):
@@ -94,11 +95,13 @@ class LiveView:
                 self._running.pop(event.number, None)
             elif isinstance(event, Told):
                 purpose, candidate = self._running.pop(event.number)
-                ended.append(row_of(event.result, candidate, metric))
+                if purpose is Purpose.PROFILE:
+                    self._metric = metric_with(self._metric, event.result)
+                ended.append(row_of(event.result, candidate, self._metric))
                 self._ended += purpose in (Purpose.PROFILE, Purpose.SEARCH)
                 self._failed += event.result.outcome is not Outcome.COMPLETED
         if ended:
-            self._rows = ranked([*self._rows, *ended], metric)
+            self._rows = ranked([*self._rows, *ended], self._metric)
             self._to_print += ended
 
     def _print_new(self) -> None:
@@ -132,7 +135,7 @@ class LiveView:
         return ", ".join(words)
 
     def _table(self, rows: list[Row]) -> Table:
-        metric = SEARCH_METRICS[self._arguments.metric]
+        metric = SEARCH_METRICS[self._metric]
         table = Table(box=None, pad_edge=False)
         numbers = [name for name in (metric.name, "samples/s", "peak MiB") if (metric.name, name) != _TWICE]
         columns = ["trial", "candidate", *numbers, "measured", "outcome"]

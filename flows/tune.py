@@ -137,6 +137,7 @@ def run_study(study: OpenStudy) -> str | None:
     profile = driver.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
         return profile_failure(profile, driver.had_engine(profile))
+    study.profiled()
     tell_profile(driver)
     if driver.arguments.from_earlier and not driver.has_searched:
         confirm_known_winner(study)

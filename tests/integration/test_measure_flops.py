@@ -71,3 +71,30 @@ def test_a_pipeline_counts_all_its_stages_once(trials, slots, accumulation, chec
     # The data need no gradient, unless checkpointing asks for one.
     first_input = 0 if checkpoint_every else 2 * features * width
     assert flops_per_sample(result, slots) == pytest.approx(3 * forward - first_input, rel=0.001)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 2])
+def test_experts_count_alike_whether_each_rank_has_all_or_its_own(trials, stage):
+    all_of_them, its_own = (
+        trials.run("experts.py", "--ep_size", ep_size, slots=2, micro_batch=8, zero={"stage": stage}, window=SHORT)
+        for ep_size in ("1", "2")
+    )
+    assert flops_per_sample(its_own, slots=2) == pytest.approx(flops_per_sample(all_of_them, slots=2), rel=0.001)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_model_that_autotp_splits_counts_the_work_of_both_halves(trials, stage):
+    plans = [trials.plan("tensor_parallel.py", slots=2, zero={"stage": stage}, window=SHORT) for _ in range(2)]
+    split = {**plans[1].ds_config, "tensor_parallel": {"autotp_size": 2}}
+    plans[1] = dataclasses.replace(plans[1], ds_config=split)
+    whole, halves = (flops_per_sample(trials.start(plan).result(), slots=2) for plan in plans)
+    assert halves == pytest.approx(whole, rel=0.001)
+
+
+def test_a_model_whose_flops_nobody_can_count_has_no_such_figure(trials):
+    result = trials.run("uncounted.py", window=SHORT)
+    assert result.outcome == "completed", result.reason
+    assert "FLOPS_per_gpu" not in result.metrics
+    assert result.metrics["throughput"] > 0

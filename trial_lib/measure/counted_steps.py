@@ -70,14 +70,14 @@ class CountedSteps:
             "measured_steps": float(len(self.slowest)),
             **parts,
             "throughput": samples / latency,
-            "FLOPS_per_gpu": flops * samples / latency / torch.distributed.get_world_size(),
+            **({"FLOPS_per_gpu": flops * samples / latency / torch.distributed.get_world_size()} if flops else {}),
             "cpu_time_per_sample": cpu_seconds / samples,
         }
         tokens = statistics.fmean(step["tokens"] for step in self.steps)
         if tokens:
             metrics["tokens_per_second"] = tokens * int(engine.dp_world_size) / latency
         peak = peak_flops()
-        if peak is not None:
+        if peak is not None and flops:
             metrics["mfu"] = metrics["FLOPS_per_gpu"] / peak
         if self.losses and self.are_finite:
             metrics["loss_first"], metrics["loss_last"] = float(self.losses[0]), float(self.losses[-1])
@@ -118,8 +118,12 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
 
 
 def _flops_per_sample(watch: EngineWatch) -> float:
-    (flops,) = total([float(watch.model.flops)], watch.engine)
-    return flops / (int(watch.engine.dp_world_size) * _samples_counted(watch))
+    """Returns what all ranks compute for a sample; 0 where one of them has counted nothing: that is no figure."""
+    samples = _samples_counted(watch)
+    flops, uncounted = total([float(watch.model.flops), float(not watch.model.flops)], watch.engine)
+    if uncounted and not isinstance(watch, PipelineWatch):  # a stage of that may be a look-up alone
+        return 0.0
+    return flops / (int(watch.engine.dp_world_size) * samples)
 
 
 def _samples_counted(watch: EngineWatch) -> int:

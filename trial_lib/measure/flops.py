@@ -67,6 +67,13 @@ class FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation and adds what it costs."""
+        names = {each.__name__ for each in types}
+        if "DTensor" in names:
+            # It comes back in its parts: what this rank computes of it.
+            return NotImplemented
+        if "FakeTensor" in names:
+            # By which a DTensor finds out the shape of a result.
+            return func(*args, **kwargs)
         kwargs = kwargs or {}
         formula = self._formulas.get(func._overloadpacket)
         if formula is None and func is not torch.ops.prim.device.default:

@@ -19,6 +19,7 @@ from trial_lib.study.known_winner import (
 )
 from trial_lib.study.runner import seconds_of
 from trial_lib.study.since_last import SinceLast, since_last
+from trial_lib.study.study_metric import INSTEAD
 
 NOTHING_COMPLETED = "No trial completed."
 
@@ -105,7 +106,12 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     if confirmation is None or confirmation.next is not None:
         best = driver.best
         return None if best is None else Answer(best, None, gain(best, driver.submitted, driver.arguments.metric))
-    finding = confirmation.finding().model_copy(update={"freeing": _freeing(driver)})
+    found = {
+        "freeing": _freeing(driver),
+        "left_out": () if driver.search is None else driver.search.left_out,
+        "instead": INSTEAD if driver.metric_is_replaced else "",
+    }
+    finding = confirmation.finding().model_copy(update=found)
     winner = finding.winner
     if winner is None or winner.number is None:
         return None

@@ -34,6 +34,7 @@ from trial_lib.study.problem import open_search
 from trial_lib.study.profiling import profile_candidate, run_profile
 from trial_lib.study.program import CommandChanges, environment_of
 from trial_lib.study.runner import Ended, Runner, Work, seconds_of
+from trial_lib.study.study_metric import metric_with
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
@@ -58,6 +59,8 @@ class StudyDriver:
             has found it.
         arg_mappings: by which flag or variable the program takes its batch, the experiment's and what was found.
         environment: what the ranks start from.
+        arguments: the study's; the metric is the one that it goes by.
+        metric_is_replaced: whether that is another than was asked for.
         full_experiment_failure: why the full experiment failed, if it has.
         purposes: why each trial runs that was decided on.
         earlier: what the studies before it found, as far as this one is to learn from them.
@@ -88,6 +91,7 @@ class StudyDriver:
         self.full_experiment_failure: str | None = None
         self.earlier = earlier_studies_of(paths)
         self.place = place
+        self.metric_is_replaced = False
         self._opened = time.monotonic()
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
         self.environment = environment_of(experiment, arguments.include)
@@ -285,7 +289,11 @@ class StudyDriver:
         if end.purpose is Purpose.PROFILE:
             self._note_profiled(end)
         self._history.append(Told(end.number, end))
+        left_out = self._left_out
         self._learn(end)
+        for sentence in self._left_out:
+            if sentence not in left_out:
+                self.log.warning("%s", sentence)
         if end.purpose is Purpose.PROFILE:
             self.prime()
 
@@ -343,6 +351,10 @@ class StudyDriver:
     def has_searched(self) -> bool:
         """Whether the search has come to its end."""
         return self._stopped
+
+    @property
+    def _left_out(self) -> tuple[str, ...]:
+        return () if self.search is None else self.search.left_out
 
     def _searching(self) -> Search:
         if self.search is None:
@@ -410,6 +422,9 @@ class StudyDriver:
         if result.purpose is Purpose.PROFILE:
             if result.program is not None:
                 self._learn_program(result.program)
+            metric = metric_with(self.arguments.metric, result)
+            self.metric_is_replaced = metric != self.arguments.metric
+            self.arguments = self.arguments.model_copy(update={"metric": metric})
             return
         self._measured.add(result, self.candidates[result.number])
         if result.purpose is Purpose.SEARCH:

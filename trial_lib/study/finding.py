@@ -74,6 +74,8 @@ class Finding(_Record):
         advice: on the learning rate, where the winner has another global batch; empty otherwise.
         freeing: what a free batch is expected to bring, where the batch was kept and it would be worth it; else empty.
         in_code: what the winner needs of the code, where a trial has stood in for it; else empty.
+        left_out: what was not tried any more because two trials had failed alike, a sentence each.
+        instead: why the metric is not the one that was asked for; empty where it is.
     """
 
     metric: str
@@ -86,6 +88,8 @@ class Finding(_Record):
     advice: str = ""
     freeing: str = ""
     in_code: str = ""
+    left_out: tuple[str, ...] = ()
+    instead: str = ""
 
     @property
     def sentence(self) -> str:
@@ -104,7 +108,7 @@ class Finding(_Record):
     @property
     def lines(self) -> list[str]:
         """How that was found, and what else a person has to know, a sentence each."""
-        said = []
+        said = [self.instead] if self.instead else []
         if self.rounds:
             said.append(
                 f"Measured in {self.rounds} rounds of fresh processes, all in turn; compared by {self.quantity}; "
@@ -115,7 +119,7 @@ class Finding(_Record):
         said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             said.append(f"{_capital(self.winner.losses)}.")
-        return [*said, *filter(None, (self.in_code, self.advice, self.freeing))]
+        return [*said, *filter(None, (self.in_code, self.advice, self.freeing)), *self.left_out]
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON, with its sentences."""

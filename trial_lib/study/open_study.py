@@ -42,6 +42,7 @@ from trial_lib.study.folder import (
 from trial_lib.study.followed import followed
 from trial_lib.study.places import cluster_of, launcher_of, slots_for
 from trial_lib.study.record_file import read_record
+from trial_lib.study.study_metric import INSTEAD
 from trial_lib.study.typed_command import read_command
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
@@ -112,6 +113,12 @@ class OpenStudy:
         self.tracker.start()
         self.driver.prime()
 
+    def profiled(self) -> None:
+        """Writes what the profile trial has changed of the study: the metric that it goes by."""
+        if self._record.metric != self.driver.arguments.metric:
+            self.driver.log.warning("%s", INSTEAD)
+            self._update()
+
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how the study ended; on a full disk it stays as it was, and can be gone on with."""
         answer = answer_of(self.driver)
@@ -171,7 +178,7 @@ class OpenStudy:
 
     def _update(self, **changes: object) -> None:
         with self._writing:
-            self._record = self._record.model_copy(update=changes)
+            self._record = self._record.model_copy(update={"metric": self.driver.arguments.metric, **changes})
             with disk_full_told(self.paths.root):
                 _write_record(self.paths, self._record)
         self.tracker.notify()

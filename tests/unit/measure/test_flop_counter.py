@@ -69,3 +69,21 @@ def test_a_counter_can_be_entered_again():
             a @ b
         a @ b
     assert counter.flops == 2 * 2 * 3 * 5 * 7
+
+
+def test_of_a_tensor_that_is_split_over_ranks_each_counts_its_own_part():
+    # Ranks that never answer: what a rank computes by itself is all that counts.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
+    inputs = torch.randn(4, 16)
+    whole = counted(lambda: model(inputs).sum().backward())
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        split = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        assert counted(lambda: split(inputs).sum().backward()) == whole / 2 > 0
+    finally:
+        torch.distributed.destroy_process_group()

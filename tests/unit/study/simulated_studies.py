@@ -57,6 +57,7 @@ class Experiment:
         versions: as the profile trial finds them.
         profile: as it finds the model.
         largest: the largest micro-batch that fits.
+        crash: why a candidate of the search crashes; empty where it does not.
         scatter: how much readings vary, in logarithms.
         ran: the trials that have been run, in their order: number, purpose, candidate.
     """
@@ -70,6 +71,7 @@ class Experiment:
         self.versions = VERSIONS
         self.profile = PROFILE
         self.largest = 4
+        self.crash: Callable[[Candidate], str] = lambda candidate: ""
         self.scatter = 0.01
         self.ran: list[tuple[int, Purpose, Candidate]] = []
         self._noise = random.Random(7)
@@ -153,7 +155,8 @@ class Experiment:
 
     def _ended(self, plan: TrialPlan, driver: StudyDriver) -> TrialResult:
         candidate = plan.candidate
-        fits = candidate.micro_batch_size <= self.largest
+        crash = self.crash(candidate) if plan.purpose is Purpose.SEARCH else ""
+        fits = candidate.micro_batch_size <= self.largest and not crash
         throughput = self.speed(candidate) * self._noise.lognormvariate(0.0, self.scatter)
         peak = 10_000_000 + candidate.micro_batch_size * self.profile.activation_mem_per_gpu
         return TrialResult(
@@ -161,7 +164,8 @@ class Experiment:
             number=plan.number,
             purpose=plan.purpose,
             config_hash=plan.config_hash,
-            outcome=Outcome.COMPLETED if fits else Outcome.OUT_OF_MEMORY,
+            outcome=Outcome.COMPLETED if fits else Outcome.CRASHED if crash else Outcome.OUT_OF_MEMORY,
+            reason=crash,
             metrics={"throughput": throughput, "cpu_time_per_sample": 1 / throughput, "latency": 0.01} if fits else {},
             memory={"peak": [peak], "after_initialize": [10_000_000]},  # type: ignore[arg-type]
             profile=self.profile if plan.purpose is Purpose.PROFILE else None,
