@@ -289,11 +289,7 @@ class StudyDriver:
         if end.purpose is Purpose.PROFILE:
             self._note_profiled(end)
         self._history.append(Told(end.number, end))
-        left_out = self._left_out
         self._learn(end)
-        for sentence in self._left_out:
-            if sentence not in left_out:
-                self.log.warning("%s", sentence)
         if end.purpose is Purpose.PROFILE:
             self.prime()
 
@@ -308,6 +304,8 @@ class StudyDriver:
     def stop(self, reason: str) -> None:
         """Notes the end of the search."""
         if not self._stopped:
+            for sentence in () if self.search is None else self.search.left_out:
+                self.log.warning("%s", sentence)
             self._history.append(Stopped(reason))
             self._stopped = True
 
@@ -351,10 +349,6 @@ class StudyDriver:
     def has_searched(self) -> bool:
         """Whether the search has come to its end."""
         return self._stopped
-
-    @property
-    def _left_out(self) -> tuple[str, ...]:
-        return () if self.search is None else self.search.left_out
 
     def _searching(self) -> Search:
         if self.search is None:
