@@ -20,7 +20,6 @@ from trial_lib.measure import memory
 from trial_lib.measure.counted_steps import CountedSteps, model_profile
 from trial_lib.measure.current_probe import CurrentProbe
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
-from trial_lib.measure.initial_weights import InitialWeights
 from trial_lib.measure.interception import intercept
 from trial_lib.measure.loader_batches import loader_batches
 from trial_lib.measure.longest_batch import StretchedWarmUp
@@ -97,7 +96,6 @@ class Probe:
         self._initialize_peak = self._peak = 0
         self._keeps_engine = False
         self._step_losses = StepLosses()
-        self._initial_weights: InitialWeights | None = None
         self._memory_budget: int | None = None
         self._phase_started = time.time()
         self._clock = StepClock()
@@ -225,7 +223,7 @@ class Probe:
         self._watch = watch(
             engine, asked, self, with_activations=self._settings.with_profile, arrival=self._settings.arrival
         )
-        self._initial_weights = InitialWeights(engine)
+        self._step_losses.begin(engine)
         self._begin_warm_up()
         self._clock.mark()
 
@@ -439,8 +437,7 @@ class Probe:
             "reason": reason,
             "step_times": self._counted.slowest,
             # An engine that has trained before shows no losses from step 1 on.
-            "losses": [] if self._keeps_engine else self._step_losses.means(watch.engine),
-            "initial_weights": self._initial_weights.over_ranks(watch.engine) if self._initial_weights else [],
+            **({} if self._keeps_engine else self._step_losses.over_ranks(watch.engine)),
             "micro_batch_arrived": watch.first_micro_batch,
             "longest_sequence": int(longest) or None,
             "note": self._warm_up.note(int(longest)),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trial_lib.measure.initial_weights import InitialWeights
 from trial_lib.measure.over_ranks import total
 
 _MOST = 16
@@ -23,6 +24,11 @@ class StepLosses:
 
     def __init__(self) -> None:
         self._losses: list[torch.Tensor] = []
+        self._weights: InitialWeights | None = None
+
+    def begin(self, engine: Any) -> None:
+        """Notes the weights of an engine that has not trained."""
+        self._weights = InitialWeights(engine)
 
     def add(self, loss: torch.Tensor | None) -> None:
         """Takes up the loss of the next step; None where the code shows none."""
@@ -32,6 +38,11 @@ class StepLosses:
     def keep(self, count: int) -> None:
         """Leaves out the steps after the first so many: other ranks have no more."""
         del self._losses[count:]
+
+    def over_ranks(self, engine: Any) -> dict[str, list[float]]:
+        """Returns what a trial's record has of the losses and of the initial weights. Every rank takes part."""
+        weights = [] if self._weights is None else self._weights.over_ranks(engine)
+        return {"losses": self.means(engine), "initial_weights": weights}
 
     def means(self, engine: Any) -> list[float]:
         """Returns the mean over all ranks of each, up to the first that is not finite. Every rank takes part."""
