@@ -118,6 +118,9 @@ def test_no_secret_leaves_the_folder_of_a_study_that_trains_with_its_winner(zero
     assert shown.returncode == 0, shown.stderr
     assert zerotune.run("sync", study.paths.root).returncode == 0
     assert leaked(zerotune) == {}
+    # All that ZeroTune writes; what the program writes for itself is as its own umask says.
+    own = [path for path in study.paths.root.rglob("*") if "scratch" not in path.parts]
+    assert [path for path in own if path.lstat().st_mode & 0o077 and not path.is_symlink()] == []
 
 
 def test_no_secret_leaves_the_folder_of_a_study_whose_program_fails(zerotune: Zerotune) -> None:

@@ -28,6 +28,13 @@ def make_own(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNERS_FILE))
 
 
+def make_own_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, its owner's alone."""
+    if not path.is_dir():
+        make_own_folder(path.parent)
+        path.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
+
+
 def _make_own(path: str, flags: int) -> int:
     return os.open(path, flags, OWNERS_FILE)
 
@@ -63,7 +70,7 @@ def write_whole(path: Path, text: str, mode: int = OWNERS_FILE) -> None:
 def write_all(files: Mapping[str, str]) -> None:
     """Writes files whole, each with its folder, from their texts by their paths."""
     for path, text in files.items():
-        Path(path).parent.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
+        make_own_folder(Path(path).parent)
         write_whole(Path(path), text)
 
 

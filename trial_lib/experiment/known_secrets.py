@@ -24,6 +24,7 @@ from trial_lib.experiment.yaml_document import parse_yaml, read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 
 _SHORTEST = 6  # a shorter value also stands in words that are none
+_SHORTEST_BEGINNING = 8  # of a value that the end of a text has cut off, and at least the half of it
 _USER_AND_PASSWORD = re.compile(r"://([^/@\s'\"]*?)(?::([^\s'\"]+))?@")
 _IN_LIST = re.compile(r"[\[\]{}(),;\s'\"]+")
 _USERS = ("USERNAME", "USER")
@@ -79,10 +80,10 @@ class KnownSecrets:
         """Returns a text without them, and otherwise as it is; one that was cut may end in the beginning of one."""
         if not self.values:
             return text
-        whole = _any_of(self.values).sub(REDACTED, text)
+        whole = self._without_whole(text)
         end = whole.rstrip(". …\n")
         for value in self.values:
-            at = end.rfind(value[:_SHORTEST])
+            at = end.rfind(value[: max(_SHORTEST_BEGINNING, len(value) // 2)])
             if at >= 0 and value.startswith(end[at:]):
                 return f"{end[:at]}{REDACTED}{whole[len(end) :]}"
         return whole
@@ -91,9 +92,12 @@ class KnownSecrets:
         """Returns a document, such as one of JSON, without them and what looks like one, however deep it stands."""
         return self._without(redact(document) if isinstance(document, Mapping) else redact({"": document})[""])
 
+    def _without_whole(self, text: str) -> str:
+        return _any_of(self.values).sub(REDACTED, text) if self.values else text
+
     def _without(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {self._without(name): self._without(inner) for name, inner in value.items()}
+            return {self._without_whole(str(name)): self._without(inner) for name, inner in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._without(inner) for inner in value]
         return self.hide_values(value) if isinstance(value, str) else value

@@ -12,7 +12,7 @@ from typing import Any
 
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.files import OWNERS_FOLDER, write_all, write_whole
+from trial_lib.experiment.files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
@@ -142,7 +142,7 @@ def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
 
 def write_candidate(plan: TrialPlan) -> None:
     """Writes what the trial runs with, for its ranks and for people."""
-    plan.paths.root.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
+    make_own_folder(plan.paths.root)
     write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
     write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
     write_all(plan.program.files)

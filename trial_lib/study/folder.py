@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from trial_lib.experiment.environment import REDACTED, redact
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, open_own, write_whole
+from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
 from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
@@ -68,8 +68,7 @@ def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown
         InputError: it cannot be written.
     """
     try:
-        for folder in (path.parent.parent, path.parent):
-            folder.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
+        make_own_folder(path.parent)
         path.mkdir(mode=OWNERS_FOLDER)
         keep_experiment(experiment, whole, shown)
     except OSError as error:
