@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 # Hypothesis's first text of a fresh machine builds its tables of Unicode, which takes longer than it allows a strategy.
-settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("house")
 
 PROGRAMS = Path(__file__).parent / "programs"
