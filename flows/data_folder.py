@@ -1,5 +1,6 @@
 """ZeroTune's own folder: Prefect's database, and what `zerotune up` keeps."""
 
+import os
 from pathlib import Path
 
 import platformdirs
@@ -17,6 +18,34 @@ def data_folder() -> Path:
         return Path("~/.local/share/zerotune")
 
 
+def require_data_folder(name: str) -> None:
+    """Makes sure that a folder in it can be made and written, and makes nothing.
+
+    Args:
+        name: of the folder.
+
+    Raises:
+        InputError: it cannot.
+    """
+    folder = _in_data_folder(name)
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise InputError("it cannot be written (it is no folder).", where=str(nearest), remedy=_REMEDY)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError("it cannot be written.", where=str(nearest), remedy=_REMEDY)
+
+
+def _in_data_folder(name: str) -> Path:
+    folder = data_folder() / name
+    if not folder.is_absolute():
+        raise InputError(
+            "nobody knows of a home folder: the variable is not set, and this user is not in the password database.",
+            where="HOME",
+            remedy="Set it, or XDG_DATA_HOME, to a folder that you may write to.",
+        )
+    return folder
+
+
 def made_in_data_folder(name: str) -> Path:
     """Returns a folder in it, made where it is not there yet.
 
@@ -26,13 +55,7 @@ def made_in_data_folder(name: str) -> Path:
     Raises:
         InputError: it cannot be made or written.
     """
-    folder = data_folder() / name
-    if not folder.is_absolute():
-        raise InputError(
-            "nobody knows of a home folder: the variable is not set, and this user is not in the password database.",
-            where="HOME",
-            remedy="Set it, or XDG_DATA_HOME, to a folder that you may write to.",
-        )
+    folder = _in_data_folder(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from flows.data_folder import made_in_data_folder
+from flows.data_folder import made_in_data_folder, require_data_folder
 from flows.interrupts import interrupts
 from flows.service import LOOPBACK, ServerError, Service, run_to_end
 from trial_lib.experiment.errors import InputError
@@ -19,6 +19,8 @@ from trial_lib.launch.ports import reserved_port
 from trial_lib.study.folder import host_lock_dir
 from trial_lib.tracking.tracking_uri import in_uri
 
+# In ZeroTune's own folder.
+_HOME = "prefect"
 _KEEP_S = 1.0
 _LOCK_POLL_S = 0.5
 
@@ -101,7 +103,7 @@ def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: b
 
 def own_home() -> Path:
     """Returns the Prefect home of ZeroTune's own servers, made where it is not there yet."""
-    home = made_in_data_folder("prefect")
+    home = made_in_data_folder(_HOME)
     # One of an earlier version was anybody's to read.
     home.chmod(OWNERS_FOLDER)
     return home
@@ -204,7 +206,7 @@ def require_home() -> None:
         InputError: its folder cannot be written.
     """
     if not is_configured():
-        own_home()
+        require_data_folder(_HOME)
 
 
 def require_server_for_all(ray_address: str | None) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-# Hypothesis's first text of a fresh machine builds its tables of Unicode, which takes longer than it allows a strategy.
+# Hypothesis builds its tables of Unicode with the first text of a fresh machine; a busy one takes long for anything.
 settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("house")
 

@@ -42,10 +42,12 @@ def layer_for(model_dir: Path, paths: TrialPaths, environment: Mapping[str, str]
         environment: of its ranks.
     """
     folder, scratch = _checkout(model_dir.resolve()), paths.scratch.resolve()
-    if folder == Path(folder.anchor) or folder.stat().st_dev != scratch.stat().st_dev:
+    records = paths.root.parent.resolve()
+    # What is written among the records has to stay; nothing of a folder that holds them directly could be a layer.
+    if folder in (Path(folder.anchor), records) or folder.stat().st_dev != scratch.stat().st_dev:
         return None
     # A sweep's trials share one layer: all records of the study are written as they are.
-    kept = [path.resolve() for path in (paths.root.parent, *caches(environment))]
+    kept = [records, *(path.resolve() for path in caches(environment))]
     through = tuple(str(path) for path in kept if folder in path.parents)
     return Layer(str(folder), str(store_of(scratch)), through)
 

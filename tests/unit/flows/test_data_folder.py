@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.data_folder import made_in_data_folder
+from flows.data_folder import made_in_data_folder, require_data_folder
 from flows.process_limit import is_out_of_processes
 from trial_lib.experiment.errors import InputError
 from trial_lib.study.host_checks import DATA, check_write_access
@@ -21,6 +21,12 @@ def test_a_home_that_cannot_be_written_is_named_with_the_remedy(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     with pytest.raises(InputError, match=r"cannot be written .*XDG_DATA_HOME"):
         made_in_data_folder("prefect")
+
+
+def test_what_is_asked_before_a_study_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    require_data_folder("prefect")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_command_that_has_no_home_to_write_to_ends_before_there_is_a_study(tmp_path: Path) -> None:

@@ -95,3 +95,9 @@ def test_there_is_no_layer_where_it_would_be_on_another_file_system(
     assert layer_for(tmp_path, paths, {}) is None
     monkeypatch.setattr(trial_files, "_checkout", lambda folder: Path("/"))
     assert layer_for(tmp_path, paths, {}) is None
+
+
+def test_a_folder_that_holds_the_records_themselves_has_no_layer(tmp_path: Path) -> None:
+    paths = TrialPaths(tmp_path / "0000")
+    paths.scratch.mkdir(parents=True)
+    assert layer_for(tmp_path, paths, {}) is None
