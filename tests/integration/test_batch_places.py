@@ -273,7 +273,7 @@ LIBRARIES = {
         AUTO,
         "--batch",
     ),
-    "accelerate, in code": (f"IN_CODE=1 {ACCELERATE} by_accelerate.py", AUTO, "--batch"),
+    "accelerate, in code": (f"IN_CODE=1 {ACCELERATE} --use_deepspeed by_accelerate.py", AUTO, "--batch"),
     "accelerate, file": (
         f"{ACCELERATE} --use_deepspeed --deepspeed_config_file ds.json by_accelerate.py",
         {**AUTO, ACCUMULATION: 2},
