@@ -11,9 +11,9 @@ from trial_lib.measure.user_program import is_own_file
 
 # Whoever stands in one of these, and does not move, waits for another process.
 _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
-# By these one waits for a collective that was started before. A lock, or an event, of Python itself is waited for in a
-# frame of its own module.
-_WAIT = re.compile(r"\.(wait|barrier|synchronize)\(")
+# By these one waits for a collective that was started before, or for a store. A lock, or an event, of Python itself is
+# waited for in a frame of its own module.
+_WAIT = re.compile(r"\b(wait|barrier|synchronize|get|TCPStore)\(")
 _INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
 
 

@@ -76,8 +76,12 @@ class Watcher(threading.Thread):
             self._say(closing, closing.end(WORKS, does or doing(frame, self._model_dir)))
 
     def _moves(self, closing: Closing, now: float) -> bool:
-        """Returns whether something else of the process does; asked only where its thread has stood for a moment."""
-        return now - self._moved_at > _TICK_S and self._activity.was(closing.probe.thread)
+        """Returns whether something else of the process does.
+
+        That costs milliseconds, so a step that is long does not pay for it: it is asked only just before it matters.
+        """
+        soon = self._patience_s * _SURE_SHARE - 2 * _TICK_S
+        return now - self._moved_at > max(soon, _TICK_S) and self._activity.was(closing.probe.thread)
 
     def _decide(self, closing: Closing, does: Doing, still_s: float) -> None:
         said = closing.meeting.said()
