@@ -18,6 +18,7 @@ import psutil
 from trial_lib.launch import channel, config_check, rank_process
 from trial_lib.launch.guard import Guard, become_subreaper, kill_descendants, leave_keeper
 from trial_lib.launch.priming import doubt, import_all, prime
+from trial_lib.launch.torch_cache import remove_empty_torch_cache
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0
@@ -134,7 +135,7 @@ class ForkServer:
 
 def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    leave_keeper(request)
+    leave_keeper(request, driver)
     guard = os.getpid()
 
     def start_rank(rank: int) -> int:
@@ -207,9 +208,12 @@ def main(arguments: list[str]) -> None:
     # The terminal's Ctrl-C is the driver's to hear.
     os.setsid()
     become_subreaper()
+    rank_process.go_on_without_parent(os.getppid())
     server = os.fork()
     if server:
         _keep(driver, server)
+        # Of the imports: a driver that has died cannot do it.
+        remove_empty_torch_cache(os.environ)
         return
     rank_process.die_with_parent(os.getppid())
     become_subreaper()

@@ -27,6 +27,9 @@ from trial_lib.launch import bootstrap, channel, layer_mount, rank_process
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 _STUCK_S = 30.0
+_LOOK_S = 2.0
+_STOPPED_LOOKS = 5
+_CANCELLED_POLL_S = 0.05
 
 # What ended a trial's processes.
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
@@ -55,26 +58,58 @@ def kill_descendants() -> None:
         time.sleep(_POLL_S)
 
 
-def leave_keeper(request: dict[str, Any]) -> None:
+def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
     """Goes on as a fork, which is to become a guard; this process stays behind as the guard's parent, its keeper.
 
-    When the guard is killed, what its ranks have started in sessions of their own comes here. The keeper has what the
+    When the guard is killed, what its ranks have started in sessions of their own comes here. A guard that is stopped
+    guards nothing: it is killed when the driver wants the trial's end, and when it stays so. The keeper has what the
     guard has, the slots and the end of the driver's socket: before the last rank is gone, which may take a GPU's driver
     seconds, nobody else is given the slots, and the driver does not take the trial for ended.
 
     Args:
         request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
+        driver: the socket to it.
     """
     become_subreaper()
+    rank_process.go_on_without_parent(os.getppid())
     keeper = os.getpid()
     guard = os.fork()
     if guard:
-        _, status = os.waitpid(guard, 0)
+        status, was_cancelled = _keep(guard, driver)
         kill_descendants()
         if status:
             remove_leavings(request, guard)
+        if was_cancelled:
+            with contextlib.suppress(OSError):
+                channel.send(driver, {"ended_by": CANCEL, "statuses": [None] * len(request["ranks"])})
         os._exit(0)
     rank_process.die_with_parent(keeper)
+
+
+def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
+    """Waits for a guard's end, and kills one that is stopped.
+
+    Returns:
+        The guard's status, and whether it was killed because the driver wanted the trial's end.
+    """
+    waking = select.poll()
+    waking.register(driver, select.POLLIN)
+    with contextlib.suppress(OSError, AttributeError):  # a kernel, or a Python on it, that has none
+        waking.register(os.pidfd_open(guard), select.POLLIN)
+    stopped_looks, was_cancelled = 0, False
+    while True:
+        woken = waking.poll(_LOOK_S * 1000)
+        pid, status = os.waitpid(guard, os.WNOHANG)
+        if pid:
+            return status, was_cancelled
+        is_cancelled = any(descriptor == driver.fileno() for descriptor, _ in woken)
+        is_stopped = rank_process.is_stopped(guard)
+        stopped_looks = stopped_looks + 1 if is_stopped else 0
+        if is_stopped and (is_cancelled or stopped_looks > _STOPPED_LOOKS):
+            was_cancelled = is_cancelled
+            os.kill(guard, signal.SIGKILL)
+        if is_cancelled:
+            time.sleep(_CANCELLED_POLL_S)
 
 
 def remove_leavings(request: dict[str, Any], guard: int) -> None:
@@ -203,7 +238,7 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
     if received is None:
         return
     request = received[0]
-    leave_keeper(request)
+    leave_keeper(request, driver)
 
     def start_rank(rank: int) -> int:
         process = start(request["ranks"][rank], {**request, "rank": rank})

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from trial_lib.experiment.files import open_own
-from trial_lib.launch import bootstrap
+from trial_lib.launch import bootstrap, rank_process
 from trial_lib.launch.guard import become_subreaper, kill_descendants
 
 _POLL_MS = 200
@@ -82,6 +82,8 @@ def main(arguments: list[str]) -> None:
     # The terminal's Ctrl-C is the driver's to hear.
     os.setsid()
     become_subreaper()
+    rank_process.go_on_without_parent(os.getppid())
+    keeper = os.getpid()
     holder = os.fork()
     if holder:
         # Stays behind as the holder's parent: when that is killed, all that it has started comes here.
@@ -90,6 +92,7 @@ def main(arguments: list[str]) -> None:
         kill_descendants()
         sys.exit(os.waitstatus_to_exitcode(status))
     become_subreaper()
+    rank_process.go_on_without_parent(keeper)
     status = _hold(driver, arguments[1:], os.getppid())
     kill_descendants()
     # As a shell says it: an exit status cannot be negative.

@@ -28,6 +28,23 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def go_on_without_parent(parent: int) -> None:
+    """Has the kernel wake this process when its parent ends, should somebody have stopped it: it then cleans up."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGCONT)
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether somebody has stopped a process, as SIGSTOP does."""
+    try:
+        # What follows the name, which may hold anything.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state == "T"
+
+
 def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
     """Returns where the workers that a trial's program starts keep their sockets; its guard removes it.
 

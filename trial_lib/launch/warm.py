@@ -1,6 +1,7 @@
 """The warm launcher: ranks are forks of a primed interpreter, and start in a fraction of a second."""
 
 import contextlib
+import select
 import socket
 import subprocess
 import threading
@@ -8,13 +9,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from trial_lib.experiment.files import open_own
-from trial_lib.launch import bootstrap, channel
+from trial_lib.launch import bootstrap, channel, rank_process
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.config_check import CHECK, CHECKED, Judgement
 from trial_lib.launch.launcher import Launched, LauncherClosedError, LaunchRequest
 
 _CLOSE_S = 10
+_LOOK_S = 2.0
+_STOPPED_LOOKS = 5
 # Arrow's allocator would start a thread when it is imported, by MLflow or pandas. The ranks have their own environment.
 _FIT_TO_FORK = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -117,6 +122,7 @@ class WarmLauncher:
         """Returns the last of `keys` in the server's next answer, passing its notes on."""
         assert self._channel is not None
         while True:
+            self._wait_for_word()
             received = channel.receive(self._channel)
             if received is None:
                 raise EOFError("the fork server is gone")
@@ -141,6 +147,28 @@ class WarmLauncher:
                 return None
         return judgement
 
+    def _wait_for_word(self) -> None:
+        """Waits for the server to say something, however long its imports take.
+
+        Raises:
+            EOFError: somebody has stopped it, and it stays so; it has been killed.
+        """
+        assert self._channel is not None
+        stopped_for = 0
+        while not select.select([self._channel], [], [], _LOOK_S)[0]:
+            stopped_for = stopped_for + 1 if self._is_stopped() else 0
+            if stopped_for > _STOPPED_LOOKS:
+                self._note("the fork server was stopped: another one is started in its place")
+                raise EOFError("the fork server was stopped")
+
+    def _is_stopped(self) -> bool:
+        if self._server is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            keeper = psutil.Process(self._server.pid)
+            return any(rank_process.is_stopped(process.pid) for process in [keeper, *keeper.children()])
+        return False
+
     def prime(self, modules: list[str]) -> None:
         """Imports in the server what the profile trial had imported, but for what would keep it from forking."""
         with self._lock:
@@ -161,6 +189,9 @@ class WarmLauncher:
             self._channel.close()
             self._channel = None
         if self._server is not None:
+            if self._is_stopped():
+                # What it guards finds its parent gone, and cleans up.
+                self._server.kill()
             # A killed server's keeper stays until the trials that run have ended: nothing that a launch waits for.
             threading.Thread(target=self._server.wait, daemon=True, name="reap-server").start()
             self._server = None
