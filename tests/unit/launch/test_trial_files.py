@@ -88,7 +88,7 @@ def test_a_layer_is_over_the_checkout_or_the_programs_own_folder(
 def test_there_is_no_layer_where_it_would_be_on_another_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = TrialPaths(tmp_path / "0001")
+    paths = TrialPaths(tmp_path / "trials" / "0001")
     paths.scratch.mkdir(parents=True)
     assert layer_for(tmp_path, paths, {}) is not None
     monkeypatch.setattr(trial_files, "_checkout", lambda folder: Path("/proc"))
