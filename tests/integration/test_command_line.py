@@ -14,12 +14,6 @@ EDITS = {
     "yaml": ("experiment.yaml", "resources:", "resources: [", ["experiment.yaml:7:18:", "Mend the YAML there."]),
     "key": ("experiment.yaml", "slots_per_trial", "slots_per_trail", ["experiment.yaml:6", "slots_per_trial"]),
     "type": ("experiment.yaml", "slots_per_trial: 1", "slots_per_trial: two", ["experiment.yaml:6", "slots_per_trial"]),
-    "no config": (
-        "experiment.yaml",
-        "  deepspeed_config: ds_config.json",
-        "  lr: 1",
-        ["experiment.yaml:3", "Add `deepspeed_config: ds_config.json`"],
-    ),
     "other config": (
         "experiment.yaml",
         "--deepspeed_config ds_config.json",

@@ -138,7 +138,7 @@ def test_a_program_that_trains_without_deepspeed_is_found_out_long_before_its_de
 @pytest.mark.parametrize(
     ("zero", "words"),
     [
-        ({"stage": 2, "reduce_bucket_sise": 5}, "reduce_bucket_sise Extra inputs are not permitted"),
+        ({"stage": 2, "reduce_bucket_sise": 5}, "zero_optimization.reduce_bucket_sise: DeepSpeed"),
         ({"stage": 4}, "Input should be 0, 1, 2"),
     ],
 )

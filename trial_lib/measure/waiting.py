@@ -53,10 +53,13 @@ class Watcher(threading.Thread):
         """Looks, as long as the process lives."""
         while True:
             time.sleep(_TICK_S)
-            closing = self._find()
-            frame = sys._current_frames().get(closing.probe.thread.ident or 0)
-            if not closing.is_closed and frame is not None:
-                self._look(closing, frame)
+            # In a call of its own: a frame that is held on to holds the tensors of the code that has run in it.
+            self._look_at(self._find())
+
+    def _look_at(self, closing: Closing) -> None:
+        frame = sys._current_frames().get(closing.probe.thread.ident or 0)
+        if not closing.is_closed and frame is not None:
+            self._look(closing, frame)
 
     def _look(self, closing: Closing, frame: FrameType) -> None:
         now, fed = time.monotonic(), (closing.probe, closing.probe.micro_batches)
