@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 2.0
+# As `trial_lib.measure.endings` names the end of a rank.
+_ENDED = "ended"
 # To the next word of a trial, and how many times as long it is to the one after that.
 _AGAIN_S, _LONGER = 120.0, 2.0
 
@@ -37,9 +39,11 @@ def _tell(label: str, states: list[Path], note: Callable[[str], None], over: thr
     while not over.wait(_POLL_S):
         if time.monotonic() < next_at:
             continue
-        said = [state["words"] for state in map(_read, states) if state is not None]
-        if len(said) == len(states):
-            note(f"{label} stands still: {'; '.join(f'rank {rank} {words}' for rank, words in enumerate(said))}")
+        said = [state for state in map(_read, states) if state is not None]
+        # Ranks that have all ended wait for nothing: their processes are about to go.
+        if len(said) == len(states) and any(state["end"]["kind"] != _ENDED for state in said):
+            words = "; ".join(f"rank {rank} {state['words']}" for rank, state in enumerate(said))
+            note(f"{label} stands still: {words}")
             next_at, pause_s = time.monotonic() + pause_s, pause_s * _LONGER
 
 
