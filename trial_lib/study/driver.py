@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trial_lib.experiment.batch_places import BatchPlace, batch_places
 from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret
-from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import ProgramProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
@@ -19,15 +17,15 @@ from trial_lib.launch.hardware import Host
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.search.base import Search
-from trial_lib.study.answer import best_result, ignored_batch_reason, without_tuning_keys, write_answer
+from trial_lib.study.answer import best_result, ignored_batch_reason, write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.completed_config import completed_config
 from trial_lib.study.earlier_studies import earlier_studies_of
 from trial_lib.study.edits import Edits
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
 from trial_lib.study.interrupted import left_of, stays_open, unheard
+from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.known_winner import first_candidate, told_before
-from trial_lib.study.mapped_values import held_against
+from trial_lib.study.mapped_values import held_against, mapped_places
 from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.plans import TrialPlans, refusal, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import open_search
@@ -55,9 +53,6 @@ class StudyDriver:
         log: for people; goes to the study's log file.
 
     Attributes:
-        base_config: the user's DeepSpeed configuration; where it stands in their code, empty until the profile trial
-            has found it.
-        arg_mappings: by which flag or variable the program takes its batch, the experiment's and what was found.
         environment: what the ranks start from.
         arguments: the study's; the metric is the one that it goes by.
         metric_is_replaced: whether that is another than was asked for.
@@ -79,8 +74,7 @@ class StudyDriver:
     ) -> None:
         self.study_id = study_id
         self.experiment = experiment
-        self.base_config = without_tuning_keys(experiment.ds_config)
-        self.arg_mappings: dict[str, str] = {str(key): target for key, target in experiment.config.arg_mappings.items()}
+        self._known = KnownProgram.of(experiment)
         self.arguments = arguments
         self.paths = paths
         self.host = host
@@ -124,20 +118,15 @@ class StudyDriver:
 
     def _run_profile(self, plan: TrialPlan, run: Callable[[TrialPlan], TrialResult]) -> TrialResult:
         def plan_for(program: ProgramProfile, size: int) -> TrialPlan:
-            mappings = {**program.arg_mappings, **self.arg_mappings}
-            candidate = profile_candidate(program, size, plan.candidate.slots, mappings)
-            base = completed_config(self.base_config, program)
-            return self._plans.plan(plan.number, plan.purpose, candidate, base, mappings, None, program)
+            known = self._known.learned(program)
+            candidate = profile_candidate(program, size, plan.candidate.slots, known.arg_mappings)
+            return self._plans.plan(plan.number, plan.purpose, candidate, known, None)
 
         def run_and_compare(plan: TrialPlan) -> TrialResult:
-            result = run(plan)
-            return held_against(result, self._typed_batch()) if plan.as_typed else result
+            result, places = run(plan), mapped_places(self.experiment, self.environment)
+            return held_against(result, places) if plan.as_typed else result
 
         return run_profile(self._plans.typed(plan, self.base_config), plan_for, run_and_compare, self.place.prime)
-
-    def _typed_batch(self) -> list[BatchPlace]:
-        entrypoint, folder = self.experiment.entrypoint, self.experiment.model_dir
-        return batch_places(entrypoint.arguments, self.environment, self.experiment.config.arg_mappings, folder)
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""
@@ -259,7 +248,7 @@ class StudyDriver:
             self.environment,
             self.base_config,
             self.arg_mappings,
-            self._is_batch_in_code,
+            self._known.is_batch_in_code,
         )
 
     def _refusal(self, plan: TrialPlan) -> str | None:
@@ -310,6 +299,16 @@ class StudyDriver:
             self._stopped = True
 
     # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def base_config(self) -> dict[str, Any]:
+        """The user's DeepSpeed configuration; where it stands in their code, empty until the profile trial has run."""
+        return self._known.base_config
+
+    @property
+    def arg_mappings(self) -> dict[str, str]:
+        """By which flag or variable the program takes its batch, the experiment's and what was found."""
+        return self._known.arg_mappings
 
     @property
     def best(self) -> TrialResult | None:
@@ -415,7 +414,8 @@ class StudyDriver:
         self.results[result.number] = result
         if result.purpose is Purpose.PROFILE:
             if result.program is not None:
-                self._learn_program(result.program)
+                keep_secret(KnownSecrets.within(result.program.ds_config or {}))
+                self._known = self._known.learned(result.program)
             metric = metric_with(self.arguments.metric, result)
             self.metric_is_replaced = metric != self.arguments.metric
             self.arguments = self.arguments.model_copy(update={"metric": metric})
@@ -423,18 +423,6 @@ class StudyDriver:
         self._measured.add(result, self.candidates[result.number])
         if result.purpose is Purpose.SEARCH:
             self._searching().tell(self.candidates[result.number], result)
-
-    def _learn_program(self, program: ProgramProfile) -> None:
-        """Takes in what the profile trial found in the code: it completes what the experiment says."""
-        keep_secret(KnownSecrets.within(program.ds_config or {}))
-        self.arg_mappings = {**program.arg_mappings, **self.arg_mappings}
-        self.base_config = completed_config(self.base_config, program)
-
-    @property
-    def _is_batch_in_code(self) -> bool:
-        """Whether Hugging Face's training arguments stand in the code: the profile trial saw them, and no flag."""
-        program = self._profile.program
-        return program is not None and MICRO_BATCH in program.batch and MICRO_BATCH not in self.arg_mappings
 
     def _decide(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         if number not in self.candidates:
@@ -444,5 +432,4 @@ class StudyDriver:
 
     def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         profiled = None if purpose is Purpose.PROFILE else (self._profile, self.candidates[PROFILE_NUMBER])
-        program = None if profiled is None else self._profile.program
-        return self._plans.plan(number, purpose, candidate, self.base_config, self.arg_mappings, profiled, program)
+        return self._plans.plan(number, purpose, candidate, self._known, profiled)

@@ -14,8 +14,8 @@ from trial_lib.experiment.study import STUDIES, StudyPaths, StudyRecord
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.study.answer import without_tuning_keys
-from trial_lib.study.completed_config import completed_config
 from trial_lib.study.earlier_studies import record_of, trials_of
+from trial_lib.study.known_program import completed_config
 from trial_lib.study.open_study import OpenStudy
 from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Work

@@ -3,9 +3,21 @@
 from collections.abc import Mapping, Sequence
 
 from trial_lib.experiment.batch import Batch
-from trial_lib.experiment.batch_places import BatchPlace
+from trial_lib.experiment.batch_places import BatchPlace, batch_places
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.experiment.yaml_file import Experiment
+
+
+def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> list[BatchPlace]:
+    """Returns the batch keys that an experiment maps, each with what its command says there.
+
+    Args:
+        experiment: what the user submitted.
+        environment: what its ranks start from.
+    """
+    mappings, folder = experiment.config.arg_mappings, experiment.model_dir
+    return batch_places(experiment.entrypoint.arguments, environment, mappings, folder)
 
 
 def held_against(result: TrialResult, places: Sequence[BatchPlace]) -> TrialResult:

@@ -10,13 +10,14 @@ from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
 from trial_lib.experiment.rules import broken_rules
-from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.study import StudyPaths, TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
+from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.program import program_of
 from trial_lib.study.training_spec import trial_spec
 
@@ -62,10 +63,8 @@ class TrialPlans:
         number: int,
         purpose: Purpose,
         candidate: Candidate,
-        base_config: Mapping[str, Any],
-        arg_mappings: Mapping[str, str],
+        known: KnownProgram,
         profiled: tuple[TrialResult, Candidate] | None,
-        program: ProgramProfile | None = None,
     ) -> TrialPlan:
         """Returns everything that decides a trial.
 
@@ -73,10 +72,8 @@ class TrialPlans:
             number: in the study.
             purpose: why it runs.
             candidate: what it runs with.
-            base_config: the user's DeepSpeed configuration, as far as it is known.
-            arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
+            known: the user's program.
             profiled: the profile trial and its candidate; None for the profile trial itself.
-            program: what is known of the user's program; None before it has run.
         """
         arguments = self._arguments
         if profiled is None:
@@ -86,7 +83,6 @@ class TrialPlans:
             window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
             deadline = deadline_s(*profiled, candidate, window)
         paths = self._paths.trial(number)
-        config = candidate.complete(base_config)
         # What was typed is what it says: the submitted configuration is not put together again.
         as_typed = purpose is Purpose.SUBMITTED
         return TrialPlan(
@@ -94,27 +90,14 @@ class TrialPlans:
             number=number,
             purpose=purpose,
             candidate=candidate,
-            ds_config=config,
-            config_hash=config_hash(config),
-            program=program_of(
-                self._experiment,
-                dict(self._environment),
-                paths.ds_config,
-                config,
-                paths.training_spec,
-                arg_mappings,
-                as_typed,
-            ),
             window=window,
             memory_limit=self.memory_limit,
             deadline_s=deadline,
-            paths=paths,
-            training_spec=trial_spec(self._experiment, config, paths),
             protected_before=self._opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
             flops_per_sample=_flops_per_sample(profiled),
-            arrival=Arrival() if program is None else program.arrival,
-            as_typed=as_typed,
+            arrival=Arrival() if known.found is None else known.found.arrival,
+            **self._run_with(candidate.complete(known.base_config), paths, known.arg_mappings, as_typed),
         )
 
     def typed(self, profile: TrialPlan, base_config: Mapping[str, Any]) -> TrialPlan:
@@ -124,24 +107,23 @@ class TrialPlans:
             profile: the profile trial.
             base_config: the user's DeepSpeed configuration, as far as it is known.
         """
-        paths, config = profile.paths.as_typed, dict(base_config)
-        return replace(
-            profile,
-            ds_config=config,
-            config_hash=config_hash(config),
-            program=program_of(
-                self._experiment,
-                dict(self._environment),
-                paths.ds_config,
-                config,
-                paths.training_spec,
-                {},
-                as_typed=True,
+        return replace(profile, **self._run_with(dict(base_config), profile.paths.as_typed, {}, as_typed=True))
+
+    def _run_with(
+        self, config: dict[str, Any], paths: TrialPaths, arg_mappings: Mapping[str, str], as_typed: bool
+    ) -> dict[str, Any]:
+        """Returns the part of a plan that says what runs, by its configuration and its files."""
+        environment = dict(self._environment)
+        return {
+            "ds_config": config,
+            "config_hash": config_hash(config),
+            "program": program_of(
+                self._experiment, environment, paths.ds_config, config, paths.training_spec, arg_mappings, as_typed
             ),
-            paths=paths,
-            training_spec=trial_spec(self._experiment, config, paths),
-            as_typed=True,
-        )
+            "paths": paths,
+            "training_spec": trial_spec(self._experiment, config, paths),
+            "as_typed": as_typed,
+        }
 
 
 def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: ModelProfile | None) -> Candidate:

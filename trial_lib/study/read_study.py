@@ -22,10 +22,10 @@ from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.report.leaderboard import Row, row_of
 from trial_lib.report.study_view import INTERRUPTED, Change, Interval, StudyView, TrialView
 from trial_lib.study.answer import without_tuning_keys
-from trial_lib.study.completed_config import completed_config
 from trial_lib.study.confirmed_view import confirmed_views
 from trial_lib.study.finding import Finding
 from trial_lib.study.history import Asked, AskedSweep, Stopped, Told, Withdrawn, read_history
+from trial_lib.study.known_program import completed_config
 from trial_lib.study.log_ends import LogEnds
 from trial_lib.study.memory_views import memory_views
 from trial_lib.study.record_file import read_own_text, read_record

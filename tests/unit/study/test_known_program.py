@@ -1,9 +1,9 @@
-"""What the program as typed has shown completes the DeepSpeed configuration."""
+"""What the program has shown completes what the experiment says of it."""
 
 from trial_lib.experiment.batch import Batch
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.experiment.result import ProgramProfile
-from trial_lib.study.completed_config import completed_config
+from trial_lib.study.known_program import KnownProgram, completed_config
 
 TYPED = ProgramProfile(typed_batch=Batch(32, 8, 2))
 
@@ -29,3 +29,17 @@ def test_a_batch_that_the_code_computes_is_the_engines_and_not_the_file_s() -> N
 def test_a_configuration_in_the_code_is_the_users_own_without_a_tuning_key() -> None:
     program = ProgramProfile(ds_config={MICRO_BATCH: 2, "autotuning": {"enabled": True}})
     assert completed_config({}, program) == {MICRO_BATCH: 2}
+
+
+def test_a_mapping_of_the_experiment_goes_before_one_that_was_found() -> None:
+    found = ProgramProfile(typed_batch=Batch(32, 8, 2), arg_mappings={MICRO_BATCH: "--found", ACCUMULATION: "--steps"})
+    known = KnownProgram({MICRO_BATCH: "auto"}, {MICRO_BATCH: "--batch"}).learned(found)
+    assert known.arg_mappings == {MICRO_BATCH: "--batch", ACCUMULATION: "--steps"}
+    assert known.base_config == {MICRO_BATCH: 8, ACCUMULATION: 2}
+
+
+def test_a_batch_stands_in_the_code_where_no_flag_sets_it() -> None:
+    found = ProgramProfile(batch={MICRO_BATCH: 8})
+    assert not KnownProgram().is_batch_in_code
+    assert KnownProgram().learned(found).is_batch_in_code
+    assert not KnownProgram(arg_mappings={MICRO_BATCH: "--batch"}).learned(found).is_batch_in_code
