@@ -1,5 +1,6 @@
 """What the installed DeepSpeed refuses is said before any trial, by its own class, and leaves nothing behind."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,15 @@ def test_what_the_code_itself_hands_over_is_named_by_its_key_as_well(trials: Any
     assert " has no such key. Remove it." in result.reason
 
 
+def test_sizes_that_contradict_each_other_are_named_in_a_rank_of_several(trials: Any) -> None:
+    plan = trials.plan("plain.py", slots=2)
+    config = {**plan.ds_config, "train_batch_size": 12, "train_micro_batch_size_per_gpu": 5}
+    result = trials.start(dataclasses.replace(plan, ds_config=config, as_typed=True)).result()
+    assert result.outcome is Outcome.INVALID, result.reason
+    assert "train_batch_size (12) is not train_micro_batch_size_per_gpu (5)" in result.reason
+    assert "of which 2 slot(s) allow 2 at most" in result.reason
+
+
 def refuse(zerotune: Zerotune, *arguments: str) -> None:
     """Runs a study of a configuration that DeepSpeed refuses, and sees what is said and what is left."""
     path = zerotune.model / "ds_config.json"
@@ -125,6 +135,25 @@ def test_a_command_ends_before_any_trial_and_leaves_nothing_behind(tmp_path: Pat
 @pytest.mark.long
 def test_a_command_without_a_fork_server_does_so_too(tmp_path: Path, home: Path) -> None:
     refuse(Zerotune(tmp_path, home), "--launcher", "cold")
+
+
+@pytest.mark.long
+def test_a_program_that_mends_what_its_file_says_is_tuned(tmp_path: Path, home: Path) -> None:
+    zerotune = Zerotune(tmp_path, home)
+    config, program = zerotune.model / "ds_config.json", zerotune.model / "train.py"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "sparse_attention": {"mode": "fixed"}}))
+    own = "engine, *_ = deepspeed.initialize(args=args, "
+    mends = """import json
+    config = json.loads(open(args.deepspeed_config).read())
+    config.pop("sparse_attention", None)
+    engine, *_ = deepspeed.initialize(config=config, """
+    code = program.read_text()
+    assert own in code
+    program.write_text(code.replace(own, mends))
+    ended = zerotune.run("adaptive", "--max-trials", "3")
+    assert ended.returncode == 0, ended.stderr
+    assert f"{config}: sparse_attention: DeepSpeed 0." in ended.stderr
+    assert "Your program runs all the same" in ended.stderr
 
 
 @pytest.mark.long

@@ -29,9 +29,17 @@ def refusals_of(ds_config: Mapping[str, Any], slots: int) -> list[Refusal]:
         ds_config: a complete DeepSpeed configuration.
         slots: devices that train together; any number of replicas that divides them may be the model's.
     """
+    return _refusals_with(ds_config, _replicas_of(slots))
+
+
+def _replicas_of(slots: int) -> list[int]:
+    return [size for size in range(slots, 0, -1) if slots % size == 0]
+
+
+def _refusals_with(ds_config: Mapping[str, Any], sizes: list[int]) -> list[Refusal]:
+    """Returns what the installed DeepSpeed refuses with each of these numbers of replicas."""
     config, found = _decided(ds_config), list[Refusal]()
     with _by_itself() as replicas:
-        sizes = [size for size in range(slots, 0, -1) if slots % size == 0]
         while len(found) < _MOST:
             error = _error(config, sizes, replicas)
             paths = [] if error is None else _paths_of(config, error, sizes, replicas)
@@ -42,17 +50,20 @@ def refusals_of(ds_config: Mapping[str, Any], slots: int) -> list[Refusal]:
     return found
 
 
-def refusal_behind(error: Exception, ds_config: Mapping[str, Any]) -> Refusal | None:
+def refusal_behind(error: Exception, ds_config: Mapping[str, Any], slots: int) -> Refusal | None:
     """Returns the refusal behind what `deepspeed.initialize` has raised; None where it is not the configuration's.
 
     Args:
         error: what it has raised.
         ds_config: the configuration that it was given.
+        slots: devices that train together.
     """
     with contextlib.suppress(Exception):
-        for refusal in refusals_of(ds_config, slots=1):
-            if refusal.said == _said(error):
-                return refusal
+        # DeepSpeed names the replicas that it has, which the model's own parallelism may make fewer.
+        for size in _replicas_of(slots):
+            for refusal in _refusals_with(ds_config, [size]):
+                if refusal.said == _said(error):
+                    return refusal
     return None
 
 

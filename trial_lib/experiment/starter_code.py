@@ -31,7 +31,7 @@ def may_start_ranks(file: Path, folders: Sequence[Path]) -> bool:
         file: of the program.
         folders: that its own modules are in.
     """
-    return any(_starts(tree, imported) for tree, imported in _own_code(file, folders))
+    return any(_starts(tree, imported) for tree, imported in own_code(file, folders))
 
 
 def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
@@ -42,15 +42,20 @@ def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
         folders: that its own modules are in.
         word: to look for.
     """
-    for tree, imported in _own_code(file, folders):
+    for tree, imported in own_code(file, folders):
         names = (node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg)
-        if any(word in text for text in (*imported, *names, *_texts(tree))):
+        if any(word in text for text in (*imported, *names, *texts(tree))):
             return True
     return False
 
 
-def _own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:
-    """Yields the code of a program and of its own modules, each with the names of what it imports."""
+def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:
+    """Yields the code of a program and of its own modules, each with the names of what it imports.
+
+    Args:
+        file: of the program.
+        folders: that its own modules are in.
+    """
     waiting, seen = [file], set[Path]()
     while waiting and len(seen) < _MOST_FILES:
         path = waiting.pop()
@@ -71,14 +76,14 @@ def _starts(tree: ast.Module, imported: Sequence[str]) -> bool:
     if any(_MODULES.match(name) for name in imported) or any(_CALLS.search(name) for name in used):
         return True
     starters = [name for name in (*imported, *used) if name.startswith(_STARTS_PROCESSES)]
-    return bool(starters) and any(_COMMANDS.search(text) for text in _texts(tree))
+    return bool(starters) and any(_COMMANDS.search(text) for text in texts(tree))
 
 
 def _is_name(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
 
 
-def _texts(tree: ast.Module) -> Iterator[str]:
+def texts(tree: ast.Module) -> Iterator[str]:
     """Yields the texts of a program, without those that stand by themselves: they only explain."""
     explaining = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

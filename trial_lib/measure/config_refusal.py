@@ -16,15 +16,22 @@ def keys_named(ds_config: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refusal = refusal_behind(error, ds_config) if isinstance(ds_config, Mapping) else None
+        slots = _slots()
+        refusal = refusal_behind(error, ds_config, slots) if isinstance(ds_config, Mapping) else None
         if refusal is not None:
             import deepspeed
 
-            what, remedy = sentence_of(refusal, f"DeepSpeed {deepspeed.__version__}")
+            what, remedy = sentence_of(refusal, f"DeepSpeed {deepspeed.__version__}", slots=slots)
             # An exception of a C extension may take no attributes.
             with contextlib.suppress(AttributeError):
                 setattr(error, _SENTENCE, f"{what} {remedy}")
         raise
+
+
+def _slots() -> int:
+    from torch import distributed
+
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def named_refusal(error: BaseException) -> str:

@@ -1,4 +1,8 @@
-"""What the user's own DeepSpeed refuses of their configuration, asked for while the servers come up."""
+"""What the user's own DeepSpeed refuses of their configuration, asked for while the servers come up.
+
+A refusal ends the command only where the file is surely what DeepSpeed gets: a program may mend in its code what it
+has read. Anywhere else it is a warning, and the program's run as typed, with which a study begins, decides.
+"""
 
 import logging
 import threading
@@ -6,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trial_lib.experiment.config_hand_over import is_handed_over
 from trial_lib.experiment.deepspeed_refusals import Refusal, sentence_of
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.errors import InputError
@@ -26,7 +31,7 @@ class ConfigCheck:
     Args:
         experiment: what the user submitted.
         launcher: of its trials; None where they run elsewhere.
-        log: for what goes wrong with the asking: the trials will tell.
+        log: for what DeepSpeed may refuse, and for what goes wrong with the asking: the trials will tell.
     """
 
     def __init__(self, experiment: Experiment, launcher: Launcher | None, log: logging.Logger) -> None:
@@ -35,6 +40,7 @@ class ConfigCheck:
         self._log = log
         self._judgement: Judgement | None = None
         self._thread: threading.Thread | None = None
+        self._has_warned = False
 
     def ask(self) -> None:
         """Asks, and returns at once: other servers can start meanwhile."""
@@ -51,13 +57,23 @@ class ConfigCheck:
             self._log.debug("DeepSpeed was not asked about the configuration", exc_info=True)
 
     def refusal(self) -> InputError | None:
-        """Waits for the answer; returns what the user is to mend, None where DeepSpeed has no objection."""
+        """Waits for the answer; returns what the user is to mend, None where DeepSpeed has no objection.
+
+        An objection to a file that the program may mend is told as a warning, once.
+        """
         self.ask()
         if self._thread is not None:
             self._thread.join()
         if self._judgement is None or not self._judgement["refusals"]:
             return None
-        return told(self._experiment, self._judgement)
+        experiment, errors = self._experiment, told(self._experiment, self._judgement)
+        if is_handed_over(experiment.entrypoint, experiment.model_dir):
+            return one_error(errors, experiment.config_source)
+        if not self._has_warned:
+            self._has_warned = True
+            sentences = " ".join(map(str, errors))
+            self._log.warning("%s Your program runs all the same: it may hand DeepSpeed something else.", sentences)
+        return None
 
 
 def _judged_part(experiment: Experiment) -> dict[str, Any]:
@@ -68,14 +84,14 @@ def _judged_part(experiment: Experiment) -> dict[str, Any]:
     return config
 
 
-def told(experiment: Experiment, judgement: Judgement) -> InputError:
-    """Returns the refusals of a configuration as one error, a sentence each."""
+def told(experiment: Experiment, judgement: Judgement) -> list[InputError]:
+    """Returns the refusals of a configuration."""
     deepspeed, slots = f"DeepSpeed {judgement['deepspeed']}", experiment.config.resources.slots_per_trial
     errors = []
     for refusal in (_shown(Refusal(**each)) for each in judgement["refusals"]):
         what, remedy = sentence_of(refusal, deepspeed, ZERO_KEYS, slots)
         errors.append(InputError(what, where=_place(experiment, refusal.keys), remedy=remedy))
-    return one_error(errors, experiment.config_source)
+    return errors
 
 
 def _shown(refusal: Refusal) -> Refusal:
