@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.window import StepWindow
 
 VOCABULARY, LENGTH, HIDDEN, LAYERS = 384, 64, 128, 3
@@ -15,6 +16,7 @@ HEAD = 2 * LENGTH * HIDDEN * VOCABULARY
 FORWARD = LAYERS * LAYER + HEAD
 
 SHORT = StepWindow(start_step=2, end_step=2, max_steps=1)
+ONE_STEP = StepWindow(1, 1, max_steps=1)
 
 
 def flops_per_sample(result, slots=1):
@@ -98,3 +100,19 @@ def test_a_model_whose_flops_nobody_can_count_has_no_such_figure(trials):
     assert result.outcome == "completed", result.reason
     assert "FLOPS_per_gpu" not in result.metrics
     assert result.metrics["throughput"] > 0
+
+
+def test_counts_that_differ_by_more_than_the_ranks_samples_are_no_figure(trials):
+    result = trials.run("uncounted.py", "--counted_on", "0", slots=2, window=SHORT)
+    assert result.outcome == "completed", result.reason
+    assert "FLOPS_per_gpu" not in result.metrics
+
+
+def test_ranks_with_batches_of_their_own_sizes_count_for_the_samples_that_each_has(trials):
+    plan = trials.plan("batch_shapes.py", "--kind", "budget", slots=2, micro_batch=1, accumulation=2, window=ONE_STEP)
+    result = trials.start(dataclasses.replace(plan, arrival=Arrival(varies=True))).result()
+    # Of 16 features and 50 words, three times.
+    assert flops_per_sample(result, slots=2) == pytest.approx(3 * 2 * 16 * 50)
+    # Within a budget of 96 tokens 12 and 8 sentences on rank 0, 8 and 4 on rank 1.
+    assert result.metrics["throughput"] == pytest.approx(32 / result.metrics["latency"])
+    assert result.metrics["tokens_per_second"] == pytest.approx(4 * 96 / result.metrics["latency"])

@@ -46,38 +46,44 @@ def size_of(trials: Trials, result: TrialResult) -> int:
     return Candidate.model_validate_json((folder / "candidate.json").read_text()).micro_batch_size
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("pairs", 2), ("packed", 0)])
+# Sequences of 8 tokens are as long as there are samples.
+@pytest.mark.parametrize(
+    ("kind", "length", "rows", "dimension"),
+    [("pairs", 9, 2, 0), ("pairs", 8, 2, 0), ("packed", 9, 0, 0), ("sequence_first", 16, 1, 1)],
+)
 def test_what_a_sample_is_in_rows_is_seen_as_typed_and_holds_in_the_profile(
-    trials: Trials, kind: str, rows: int
+    trials: Trials, kind: str, length: int, rows: int, dimension: int
 ) -> None:
-    result = profiled(trials, "--kind", kind)
+    result = profiled(trials, "--kind", kind, "--length", str(length))
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.program is not None
     assert result.program.typed_batch == Batch(16, 8, 2)
-    assert result.program.rows_per_sample == rows
+    assert (result.program.rows_per_sample, result.program.batch_dimension) == (rows, dimension)
     assert not result.program.batch_varies
     assert size_of(trials, result) == result.micro_batch_arrived == 1
     assert result.metrics["throughput"] == pytest.approx(2 / result.metrics["latency"])
 
 
-def test_batches_by_a_budget_are_seen_to_vary_and_counted_as_they_arrive(trials: Trials) -> None:
-    result = profiled(trials, "--kind", "budget", micro_batch=1)
+# The first sentences are 8 tokens long.
+@pytest.mark.parametrize("micro_batch", [1, 8])
+def test_batches_by_a_budget_are_seen_to_vary_and_counted_as_they_arrive(trials: Trials, micro_batch: int) -> None:
+    result = profiled(trials, "--kind", "budget", micro_batch=micro_batch)
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.program is not None
     assert result.program.batch_varies
     # The first optimizer step takes sentences of 8 and of 12 tokens, of which 12 and 8 are within the budget.
     assert result.metrics["throughput"] == pytest.approx(20 / result.metrics["latency"])
-    later = trials.run(
-        "batch_shapes.py", "--kind", "budget", micro_batch=1, accumulation=2, window=StepWindow(1, 2, max_steps=2)
-    )
-    assert later.outcome is Outcome.INVALID, "a trial that is not told so takes them for batches that do not follow"
-    plan = trials.plan(
-        "batch_shapes.py", "--kind", "budget", micro_batch=1, accumulation=2, window=StepWindow(1, 2, max_steps=2)
-    )
+    window = StepWindow(1, 2, max_steps=2)
+    plan = trials.plan("batch_shapes.py", "--kind", "budget", micro_batch=micro_batch, accumulation=2, window=window)
     told = trials.start(dataclasses.replace(plan, arrival=result.program.arrival)).result()
     assert told.outcome is Outcome.COMPLETED, told.reason
     # 12 + 8 samples in the first step, 4 + 2 in the second.
     assert told.metrics["throughput"] == pytest.approx(13 / told.metrics["latency"])
+
+
+def test_a_trial_that_is_not_told_that_batches_vary_takes_them_for_batches_that_do_not_follow(trials: Trials) -> None:
+    result = trials.run("batch_shapes.py", "--kind", "budget", micro_batch=1, accumulation=2)
+    assert result.outcome is Outcome.INVALID
 
 
 @pytest.mark.parametrize(("kind", "smallest"), [("two_at_least", 2), ("four_at_least", 4)])

@@ -1,6 +1,7 @@
 """How the samples that a trial asks for show in the batches that arrive. A rank imports it: standard library only."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -13,33 +14,68 @@ class Arrival:
         varies: whether the number of samples differs from micro-batch to micro-batch: each row is a sample then.
         typed_micro_batch: the micro-batch size of the program as typed.
         typed_tokens: tokens in its first micro-batch; None where the batches show none.
+        dimension: which dimension of a batch's first tensor has the rows: 0, or 1 for `(sequence, batch, ...)`.
+        other_rows_per_sample: what `rows_per_sample` is if the other one of these two has them; 0 where it has not. A
+            tensor of one program in one size may be read both ways; the one that follows another size tells.
     """
 
     rows_per_sample: int = 1
     varies: bool = False
     typed_micro_batch: int = 1
     typed_tokens: int | None = None
+    dimension: int = 0
+    other_rows_per_sample: int = 1
 
     @classmethod
-    def of_typed(cls, micro_batch: int, rows: int, tokens: int | None) -> "Arrival":
+    def of_typed(cls, micro_batch: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
         """Returns what the first micro-batch of the program as typed says.
 
         Args:
             micro_batch: the micro-batch size of its engine.
-            rows: that arrived.
-            tokens: in them, where they show any.
+            sizes: of its first tensor, in the one dimension, or the two, that may have the rows.
+            tokens: in it, where it shows any.
         """
-        rows_per_sample = rows // micro_batch if rows % micro_batch == 0 else 1
-        if rows == 1 < micro_batch and tokens is not None:
+        first, second = (*sizes, 0)[:2]
+        rows_per_sample = first // micro_batch if first % micro_batch == 0 else 1
+        if first == 1 < micro_batch and tokens is not None:
             rows_per_sample = 0
-        return cls(rows_per_sample, typed_micro_batch=micro_batch, typed_tokens=tokens)
+        other = second // micro_batch if second % micro_batch == 0 and rows_per_sample else 0
+        found = cls(rows_per_sample, typed_micro_batch=micro_batch, typed_tokens=tokens, other_rows_per_sample=other)
+        if first == micro_batch != second:
+            return replace(found, other_rows_per_sample=0)
+        if other and second == micro_batch != first:
+            return replace(found._turned(), other_rows_per_sample=0 if first % micro_batch else rows_per_sample)
+        return found
+
+    def at(self, asked: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
+        """Returns what the first micro-batch of a trial says: where the other dimension alone follows, it has the rows.
+
+        Args:
+            asked: the micro-batch size.
+            sizes: of its first tensor, as in `of_typed`.
+            tokens: in it, where it shows any.
+        """
+        if self.varies or not self.other_rows_per_sample or len(sizes) < 2:
+            return self
+        readings = (self, self._turned())
+        found = [each for each in readings if each.follows(asked, sizes[each.dimension], tokens)]
+        return replace(found[0], other_rows_per_sample=0) if found else self
+
+    def _turned(self) -> "Arrival":
+        """Returns the other reading."""
+        return replace(
+            self,
+            dimension=1 - self.dimension,
+            rows_per_sample=self.other_rows_per_sample,
+            other_rows_per_sample=self.rows_per_sample,
+        )
 
     def rows(self, asked: int) -> int:
         """Returns the rows of a micro-batch of a size."""
         return asked * max(1, self.rows_per_sample)
 
-    def samples(self, rows: int, asked: int) -> float:
-        """Returns the samples in a micro-batch that was asked to be of a size."""
+    def samples(self, rows: float, asked: float) -> float:
+        """Returns the samples in micro-batches that were asked to have so many together."""
         if self.varies:
             return rows
         return rows / self.rows_per_sample if self.rows_per_sample else asked

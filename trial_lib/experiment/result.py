@@ -65,6 +65,8 @@ class ProgramProfile(_Record):
             has come to an engine.
         rows_per_sample: rows of a batch that one sample takes, as the program runs as typed (two in a preference
             trainer); 0 where rows do not show samples, because a row holds several of them.
+        batch_dimension: which dimension of a batch's first tensor has the rows.
+        other_rows_per_sample: what `rows_per_sample` is if the other one has them; see `Arrival`.
         tokens_per_micro_batch: tokens in its first micro-batch; None where the batches show none.
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
         batch: the batch keys that the program itself decides where that configuration leaves them open ("auto").
@@ -86,6 +88,8 @@ class ProgramProfile(_Record):
     ds_config: dict[str, Any] | None = None
     typed_batch: Batch | None = None
     rows_per_sample: int = 1
+    batch_dimension: int = 0
+    other_rows_per_sample: int = 1
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
     batch: dict[str, int] = Field(default_factory=dict)
@@ -110,6 +114,8 @@ class ProgramProfile(_Record):
             varies=self.batch_varies,
             typed_micro_batch=self.typed_batch.micro_batch_size,
             typed_tokens=self.tokens_per_micro_batch,
+            dimension=self.batch_dimension,
+            other_rows_per_sample=self.other_rows_per_sample,
         )
 
 

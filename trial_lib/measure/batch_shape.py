@@ -18,39 +18,40 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def batch_dimension(inputs: Any, expected: int) -> int:
-    """Returns which dimension of the first tensor is the batch's: 0, or 1 for inputs such as `(sequence, batch, ...)`.
+def batch_sizes(inputs: Any) -> tuple[int, ...]:
+    """Returns the sizes of the first tensor in the dimensions that may be the batch's; none where there is no tensor.
 
-    These are known by a second dimension that is as expected; a matrix of floating-point numbers has features there.
-
-    Args:
-        inputs: what `forward` was called with, arguments and keyword arguments.
-        expected: the rows that should arrive.
-    """
-    first = _first_of_a_batch(inputs)
-    if first is None or first.dim() < 2 or first.shape[0] == expected or first.shape[1] != expected:
-        return 0
-    return 0 if first.dim() == 2 and first.is_floating_point() else 1
-
-
-def arrived_rows(inputs: Any, dimension: int) -> int | None:
-    """Returns the rows of one micro-batch, or None if its inputs hold no tensor with a batch dimension.
+    These are the first, and the second for inputs such as `(sequence, batch, ...)`; a matrix of floating-point numbers
+    has features there.
 
     Args:
         inputs: what `forward` was called with, arguments and keyword arguments.
-        dimension: the batch's, in the first tensor.
     """
-    first = _first_of_a_batch(inputs)
-    return None if first is None or first.dim() <= dimension else int(first.shape[dimension])
+    first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
+    if first is None:
+        return ()
+    has_features = first.dim() == 2 and first.is_floating_point()
+    return tuple(int(size) for size in first.shape[: 1 if has_features else 2])
 
 
-def _first_of_a_batch(inputs: Any) -> torch.Tensor | None:
-    return next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
+def elements_in(inputs: Any) -> int:
+    """Returns the numbers in all tensors."""
+    return sum(tensor.numel() for tensor in tensors_in(inputs))
 
 
 def tokens_per_row(inputs: Any) -> int | None:
     """Returns the tokens in one row, where the inputs show them: the length of the first 2-D integer tensor."""
-    for tensor in tensors_in(inputs):
-        if tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32):
-            return int(tensor.shape[1])
-    return None
+    tokens = _tokens(inputs)
+    return None if tokens is None else int(tokens.shape[1])
+
+
+def tokens_in(inputs: Any) -> int | None:
+    """Returns the tokens in all rows, where the inputs show them."""
+    tokens = _tokens(inputs)
+    return None if tokens is None else tokens.numel()
+
+
+def _tokens(inputs: Any) -> torch.Tensor | None:
+    return next(
+        (each for each in tensors_in(inputs) if each.dim() == 2 and each.dtype in (torch.int64, torch.int32)), None
+    )

@@ -9,7 +9,8 @@ import torch
 
 from trial_lib.measure.devices import peak_flops
 from trial_lib.measure.engine_watch import PARTS, EngineWatch, PipelineWatch
-from trial_lib.measure.over_ranks import most, total
+from trial_lib.measure.flop_shares import Share, are_shares_of_one
+from trial_lib.measure.over_ranks import most, of_each, total
 
 
 @dataclass
@@ -17,7 +18,8 @@ class CountedSteps:
     """Steps as this rank has timed them.
 
     Attributes:
-        steps: of each the seconds (`latency`, processor time `cpu`, and each of its parts), `samples` and `tokens`.
+        steps: of each the seconds (`latency`, processor time `cpu`, and each of its parts), and what has arrived for
+            it, as `EngineWatch.take_arrived` has it.
         slowest: seconds of each step on the slowest rank, as the ranks have last agreed.
         losses: the last loss of each, on its device; fewer where the code shows none.
     """
@@ -34,15 +36,14 @@ class CountedSteps:
         """Leaves out the steps after the first so many: other ranks have no more."""
         del self.steps[count:], self.losses[count:]
 
-    def agree(self, engine: Any) -> float:
-        """Takes up the other ranks' times, and returns the samples of a step over all ranks, alike on each."""
-        *self.slowest, samples = most([*(step["latency"] for step in self.steps), self._samples(engine)], engine)
-        return samples
+    def agree(self, watch: EngineWatch) -> float:
+        """Takes up the other ranks' times, and returns the samples of a step over all ranks, alike on each.
 
-    def count_rows_as_samples(self, rows_per_sample: int) -> None:
-        """Has the steps so far count each row for a sample, where so many were taken for one."""
-        for step in self.steps:
-            step["samples"] *= max(1, rows_per_sample)
+        As if every rank had as many as the one that has most: whoever asks wants to know what is possible.
+        """
+        samples = self._samples(watch) * int(watch.engine.dp_world_size)
+        *self.slowest, most_samples = most([*(step["latency"] for step in self.steps), samples], watch.engine)
+        return most_samples
 
     @property
     def are_finite(self) -> bool:
@@ -57,12 +58,17 @@ class CountedSteps:
             flops_per_sample: what a sample counts for, the same in all trials of a study: where samples are padded to
                 the longest of their micro-batch, more of them would else be more work. None to count it here.
         """
-        engine = watch.engine
+        engine, ranks = watch.engine, torch.distributed.get_world_size()
         medians = {part: statistics.median(step[part] for step in self.steps) for part in (*PARTS, "cpu")}
         parts = dict(zip(PARTS, most([medians[part] for part in PARTS], engine), strict=True))
-        (cpu_seconds,) = total([medians["cpu"]], engine)
+        own_tokens = statistics.fmean(step["tokens"] for step in self.steps)
+        cpu_seconds, all_samples, all_tokens, with_tokens = total(
+            [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
+        )
         latency = statistics.median(self.slowest)
-        samples = self._samples(engine)
+        replicas = int(engine.dp_world_size)
+        # Ranks of one replica have the same samples, each of a pipeline's inner stages as many as it is set to.
+        samples = all_samples / ranks * replicas
         flops = _flops_per_sample(watch) if flops_per_sample is None else flops_per_sample
         metrics = {
             "latency": latency,
@@ -70,12 +76,11 @@ class CountedSteps:
             "measured_steps": float(len(self.slowest)),
             **parts,
             "throughput": samples / latency,
-            **({"FLOPS_per_gpu": flops * samples / latency / torch.distributed.get_world_size()} if flops else {}),
+            **({"FLOPS_per_gpu": flops * samples / latency / ranks} if flops else {}),
             "cpu_time_per_sample": cpu_seconds / samples,
         }
-        tokens = statistics.fmean(step["tokens"] for step in self.steps)
-        if tokens:
-            metrics["tokens_per_second"] = tokens * int(engine.dp_world_size) / latency
+        if with_tokens:
+            metrics["tokens_per_second"] = all_tokens / with_tokens * replicas / latency
         peak = peak_flops()
         if peak is not None and flops:
             metrics["mfu"] = metrics["FLOPS_per_gpu"] / peak
@@ -83,10 +88,10 @@ class CountedSteps:
             metrics["loss_first"], metrics["loss_last"] = float(self.losses[0]), float(self.losses[-1])
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def _samples(self, engine: Any) -> float:
-        """Returns the samples of a step over all ranks, as this one sees it."""
-        asked = float(engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps())
-        return (statistics.fmean(step["samples"] for step in self.steps) or asked) * int(engine.dp_world_size)
+    def _samples(self, watch: EngineWatch) -> float:
+        """Returns the samples of a step on this rank; those that it is set to where none are seen."""
+        asked = float(watch.engine.train_micro_batch_size_per_gpu() * watch.engine.gradient_accumulation_steps())
+        return statistics.fmean(watch.samples_in(step) for step in self.steps) or asked
 
 
 def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
@@ -105,11 +110,11 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         ],
         watch.engine,
     )
-    (activation_bytes,) = most([float(watch.model.activation_bytes)], watch.engine)
+    (activation_bytes,) = most([watch.model.activation_bytes / watch.samples_counted], watch.engine)
     return {
         "num_params": round(counts[0] / replicas),
         "trainable_num_params": round(counts[1] / replicas),
-        "activation_mem_per_gpu": round(activation_bytes / _samples_counted(watch)),
+        "activation_mem_per_gpu": round(activation_bytes),
         "gpu_mem": memory_bytes,
         "data_parallel_size": replicas,
         "pipeline_parallel": isinstance(watch, PipelineWatch),
@@ -118,17 +123,26 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
 
 
 def _flops_per_sample(watch: EngineWatch) -> float:
-    """Returns what all ranks compute for a sample; 0 where one of them has counted nothing: that is no figure."""
-    samples = _samples_counted(watch)
-    flops, uncounted = total([float(watch.model.flops), float(not watch.model.flops)], watch.engine)
-    if uncounted and not isinstance(watch, PipelineWatch):  # a stage of that may be a look-up alone
-        return 0.0
-    return flops / (int(watch.engine.dp_world_size) * samples)
+    """Returns what all ranks of a replica compute for a sample; 0 where the counts of the ranks are no such figure."""
+    engine, samples = watch.engine, watch.samples_counted
+    own = [float(watch.model.flops), samples, watch.counted_elements / samples, float(_first_replica(engine))]
+    counts = of_each(own, engine)
+    # A stage of a pipeline may be a look-up alone, and an expert gets what is sent to it.
+    if not isinstance(watch, PipelineWatch):
+        if not all(flops for flops, *_ in counts):
+            return 0.0
+        of_parts: dict[float, list[Share]] = {}
+        for flops, its_samples, elements, part in counts:
+            of_parts.setdefault(part, []).append(Share(flops / its_samples, elements))
+        if not engine.has_moe_layers and not all(are_shares_of_one(shares) for shares in of_parts.values()):
+            return 0.0
+    replicas = int(engine.dp_world_size)
+    return sum(flops for flops, *_ in counts) * len(counts) / (replicas * sum(each[1] for each in counts))
 
 
-def _samples_counted(watch: EngineWatch) -> int:
-    """Returns the samples of the micro-batch that was counted."""
-    return watch.first_micro_batch or int(watch.engine.train_micro_batch_size_per_gpu())
+def _first_replica(engine: Any) -> int:
+    """Returns the first of the ranks that have the same part of the model as this one."""
+    return min(torch.distributed.get_process_group_ranks(engine.data_parallel_group))
 
 
 def _numel(parameter: torch.nn.Parameter) -> int:

@@ -1,20 +1,21 @@
 """Watching a DeepSpeed engine: what it is fed, how long its parts take, when an optimizer step has ended."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from trial_lib.experiment.arrival import Arrival
-from trial_lib.measure.activations import SavedActivations
-from trial_lib.measure.batch_shape import arrived_rows, batch_dimension, tensors_in, tokens_per_row
-from trial_lib.measure.flops import FlopCounter
+from trial_lib.measure.batch_shape import batch_sizes, elements_in, tensors_in, tokens_in, tokens_per_row
+from trial_lib.measure.model_counter import ModelCounter, StageCounter
 
 PARTS = ("forward", "backward", "step")
+# Of what has arrived, by the dimension that has the rows.
+_ROWS = ("rows_in_first", "rows_in_second")
 
 # More of them say no more of how sizes vary.
-_MOST_ROWS = 64
+_MOST_SIZES = 64
 
 
 class StepObserver(Protocol):
@@ -23,8 +24,8 @@ class StepObserver(Protocol):
     def optimizer_step_ended(self, applied: bool) -> None:
         """Called once per optimizer step; `applied` is False where loss scaling skipped it."""
 
-    def first_batch_arrived(self, rows: int, tokens: int | None) -> None:
-        """Called with the rows of the first training micro-batch, and the tokens in them where they show any."""
+    def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
+        """Called with the sizes of the first training micro-batch, and the tokens in it where it shows any."""
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Called after each optimizer step of an engine that was left out."""
@@ -69,96 +70,8 @@ class PartTimer:
         return seconds
 
 
-class ModelCounter:
-    """Counts FLOPs and saved activations of the first training micro-batch, then stays out of the way.
-
-    Attributes:
-        flops: of this rank's part of the model, forward and backward of that micro-batch.
-        activation_bytes: that its forward pass kept; counted only where asked for.
-        waits: while True, the micro-batches that come are not the one to count.
-    """
-
-    def __init__(self, with_activations: bool) -> None:
-        self.flops = 0
-        self.activation_bytes = 0
-        self.waits = False
-        self._counts_again = False
-        self._with_activations = with_activations
-        self._counter: FlopCounter | None = None
-        self._done = False
-
-    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, counting if it is the first."""
-        if self._counts_again:
-            with SavedActivations() as saved:
-                output = function(*args, **kwargs)
-            self.activation_bytes = max(self.activation_bytes, saved.bytes)
-            return output
-        if self._done or self.waits:
-            return function(*args, **kwargs)
-        if self._counter is None:
-            # Entered until the backward pass has ended, so that a loss computed outside the engine counts too.
-            self._counter = FlopCounter()
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
-        if not self._with_activations:
-            return function(*args, **kwargs)
-        with SavedActivations() as saved:
-            output = function(*args, **kwargs)
-        self.activation_bytes += saved.bytes
-        return output
-
-    def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward pass, and ends counting with it."""
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.stop()
-
-    def count_activations_again(self) -> None:
-        """Counts the activations of each micro-batch from here on: those of the most demanding one are kept."""
-        self._counts_again = True
-
-    def stop(self) -> None:
-        """Ends counting; harmless when it has ended, or has to wait."""
-        if self.waits:
-            return
-        self._done = True
-        if self._counter is not None:
-            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.flops = self._counter.flops
-            self._counter = None
-
-
-class StageCounter(ModelCounter):
-    """Counts the first forward and the first backward pass of a pipeline stage.
-
-    Its schedule runs other micro-batches between the two. The loss is computed inside the last stage's forward pass.
-    """
-
-    def __init__(self, with_activations: bool) -> None:
-        super().__init__(with_activations)
-        self._uncounted = {"forward", "backward"}
-
-    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, counting if it is the first."""
-        if "forward" not in self._uncounted:
-            return function(*args, **kwargs)
-        self._uncounted.remove("forward")
-        try:
-            return super().forward(function, *args, **kwargs)
-        finally:
-            self.stop()
-
-    def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward pass, counting if it is the first."""
-        if "backward" not in self._uncounted:
-            return function(*args, **kwargs)
-        self._uncounted.remove("backward")
-        with FlopCounter() as counter:
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.flops += counter.flops
+def _nothing_arrived() -> dict[str, float]:
+    return dict.fromkeys((*_ROWS, "micro_batches", "tokens"), 0.0)
 
 
 class EngineWatch:
@@ -171,10 +84,9 @@ class EngineWatch:
         model: FLOPs and activations of the first micro-batch.
         asked: the micro-batch size that the engine is set to.
         arrival: how samples show in the batches that arrive.
-        rows: of the first training micro-batches, in order.
-        samples: that have arrived at this rank since `take_samples`.
-        tokens: in those samples, where the inputs show them.
+        sizes: of the first training micro-batches, in order, as `batch_shape.batch_sizes` returns them.
         micro_batches: training micro-batches so far.
+        counted_elements: numbers in the inputs of the micro-batch that `model` has counted.
         first_micro_batch: samples in the first training micro-batch; None until one came.
         shortest_sequence: the fewest tokens that the rows of a micro-batch had; None where the inputs show none.
         longest_sequence: the most.
@@ -189,13 +101,13 @@ class EngineWatch:
         self.engine = engine
         self.asked = asked_micro_batch
         self.arrival = arrival
-        self.rows: list[int] = []
-        self._batch_dimension = 0
+        self.sizes: list[tuple[int, ...]] = []
         self.parts = PartTimer()
         self.model = self._counter(with_activations)
-        self.samples = 0.0
-        self.tokens = 0
+        self._arrived = _nothing_arrived()
         self.micro_batches = 0
+        self._counted: tuple[int, ...] = ()
+        self.counted_elements = 0
         self.first_micro_batch: int | None = None
         self.shortest_sequence: int | None = None
         self.longest_sequence: int | None = None
@@ -268,8 +180,8 @@ class EngineWatch:
         self.asked, self._observer = asked_micro_batch, observer
         self.model = self._counter(with_activations=False)
         self.parts.take()
-        self.samples, self.rows = 0.0, []
-        self.tokens = self.micro_batches = 0
+        self._arrived, self.sizes = _nothing_arrived(), []
+        self.micro_batches = 0
         self.first_micro_batch = self.shortest_sequence = self.longest_sequence = self.loss = None
         self.micro_batch_losses = []
         self._is_open = False
@@ -304,23 +216,40 @@ class EngineWatch:
     def batch_arrived(self, inputs: Any) -> None:
         """Notes the size and the length of one training micro-batch."""
         self.micro_batches += 1
-        if not self.rows:
-            # By the first alone: of batches that vary, a later one may have such a dimension by chance.
-            self._batch_dimension = batch_dimension(inputs, self.arrival.rows(self.asked))
-        rows = arrived_rows(inputs, self._batch_dimension)
-        if rows is None:
+        sizes = batch_sizes(inputs)
+        if not sizes:
             return
-        length = tokens_per_row(inputs)
-        if not self.rows:
-            self._observer.first_batch_arrived(rows, None if length is None else rows * length)
-            self.first_micro_batch = round(self.arrival.samples(rows, self.asked))
-        if len(self.rows) < _MOST_ROWS:
-            self.rows.append(rows)
-        self.samples += self.arrival.samples(rows, self.asked)
+        tokens = tokens_in(inputs)
+        if not self.sizes:
+            self._observer.first_batch_arrived(sizes, tokens)
+            self.first_micro_batch = round(self.arrival.samples(self.rows_in(sizes), self.asked))
+        if self.model.is_next:
+            self._counted, self.counted_elements = sizes, elements_in(inputs)
+        if len(self.sizes) < _MOST_SIZES:
+            self.sizes.append(sizes)
+        self._arrived["micro_batches"] += 1
+        self._arrived["tokens"] += tokens or 0
+        for name, size in zip(_ROWS, sizes, strict=False):
+            self._arrived[name] += size
+        # Of `(sequence, batch)` nobody makes batches longer.
+        length = None if self.arrival.dimension else tokens_per_row(inputs)
         if length is not None:
-            self.tokens += rows * length
             self.shortest_sequence = min(length, self.shortest_sequence or length)
             self.longest_sequence = max(length, self.longest_sequence or length)
+
+    def rows_in(self, sizes: tuple[int, ...]) -> int:
+        """Returns which of a micro-batch's sizes are its rows; 0 where it has none there."""
+        return sizes[self.arrival.dimension] if self.arrival.dimension < len(sizes) else 0
+
+    @property
+    def samples_counted(self) -> float:
+        """Samples in the micro-batch that `model` has counted; as many as it is set to where none are seen."""
+        return self.arrival.samples(self.rows_in(self._counted), self.asked) or self.asked
+
+    @property
+    def rows(self) -> list[int]:
+        """Of the first training micro-batches, in order."""
+        return [rows for sizes in self.sizes if (rows := self.rows_in(sizes))]
 
     def loss_arrived(self, loss: torch.Tensor) -> None:
         """Notes the loss of one micro-batch; of a pipeline, that of an optimizer step."""
@@ -341,11 +270,14 @@ class EngineWatch:
         """Returns by how much DeepSpeed divides each loss."""
         return int(self.engine.gradient_accumulation_steps())
 
-    def take_samples(self) -> tuple[float, int]:
-        """Returns the samples that arrived at this rank since the last call, and the tokens in them."""
-        taken = self.samples, self.tokens
-        self.samples, self.tokens = 0.0, 0
-        return taken
+    def take_arrived(self) -> dict[str, float]:
+        """Returns what has arrived at this rank since the last call, for `samples_in`; `tokens` are among it."""
+        arrived, self._arrived = self._arrived, _nothing_arrived()
+        return arrived
+
+    def samples_in(self, arrived: Mapping[str, float]) -> float:
+        """Returns the samples in what has arrived, by all that is known by now of how they show."""
+        return self.arrival.samples(arrived[_ROWS[self.arrival.dimension]], self.asked * arrived["micro_batches"])
 
 
 class PipelineWatch(EngineWatch):

@@ -26,6 +26,14 @@ def total(values: list[float], engine: Any) -> list[float]:
     return _reduced(values, torch.distributed.ReduceOp.SUM, engine)
 
 
+def of_each(values: list[float], engine: Any) -> list[list[float]]:
+    """Returns the values of each rank, in rank order."""
+    ranks, width = torch.distributed.get_world_size(), len(values)
+    own = torch.distributed.get_rank() * width
+    summed = total([*[0.0] * own, *values, *[0.0] * (ranks * width - own - width)], engine)
+    return [summed[start : start + width] for start in range(0, ranks * width, width)]
+
+
 @contextlib.contextmanager
 def by_files(meeting: Meeting) -> Iterator[None]:
     """Has the ranks agree without a collective meanwhile: the program may be in one, or have no process group left."""

@@ -233,16 +233,16 @@ class Probe:
         if not self.is_pipeline:
             self._warm_up.begin(self._watch)
 
-    def first_batch_arrived(self, rows: int, tokens: int | None) -> None:
-        """Takes up what the first batch of the program as typed says of all batches."""
-        watch = self._watch
+    def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
+        """Takes up what the first batch says of all batches."""
+        watch, as_typed = self._watch, self._settings.as_typed
         assert watch is not None
-        if self._settings.as_typed:
-            watch.arrival = Arrival.of_typed(watch.asked, rows, tokens)
-            self.facts.rows_per_sample, self.facts.tokens_per_micro_batch = watch.arrival.rows_per_sample, tokens
+        watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
+        self.facts.note_arrival(watch.arrival)
+        if as_typed:
             # Whatever ends the program from here on, this much is known of it.
             self._tell_engine_built()
-        self._arrived = rows, tokens
+        self._arrived = watch.rows_in(sizes), tokens
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Turns to another engine where the first never trains, though it has an optimizer."""
@@ -292,13 +292,12 @@ class Probe:
         if not applied and self._survey is None:
             self._end_if_it_never_trains()
         self._warm_up.step_ended(watch, self._steps_seen)
-        parts, loss, (samples, tokens) = watch.parts.take(), watch.take_loss(), watch.take_samples()
+        parts, loss, arrived = watch.parts.take(), watch.take_loss(), watch.take_arrived()
         self._step_losses.add(loss)
         if self._survey is not None:
             self._go_on_surveying()
         elif applied and self._steps_seen >= self._settings.window.start_step:
-            counts = {"samples": float(samples), "tokens": float(tokens)}
-            self._counted.steps.append({"latency": seconds, "cpu": cpu_seconds, **counts, **parts})
+            self._counted.steps.append({"latency": seconds, "cpu": cpu_seconds, **arrived, **parts})
             if watch.loss is not None:
                 self._counted.losses.append(watch.loss)
             self._decide()
@@ -311,7 +310,7 @@ class Probe:
         is_moment = len(counted) >= next_moment(window, counted.slowest)
         if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
             return
-        samples = counted.agree(self._watch.engine)
+        samples = counted.agree(self._watch)
         if is_moment and is_enough(window, counted.slowest):
             self._end_phase("steps")
             if self._settings.with_profile and not self.is_pipeline:
@@ -333,7 +332,6 @@ class Probe:
             self._survey = Surveys(
                 self._watch,
                 self.facts,
-                self._counted,
                 self._settings.as_typed,
                 self.on_most_demanding_rank,
                 lambda: self._keep(self._measurement()),
@@ -342,9 +340,8 @@ class Probe:
 
     def _end_if_it_never_trains(self) -> None:
         """Ends a trial whose steps are skipped for good: DeepSpeed skips those whose gradients are not finite."""
-        watch = self._watch
-        assert watch is not None
-        if watch.loss is not None and not bool(torch.isfinite(watch.loss).all()):
+        loss = None if self._watch is None else self._watch.loss
+        if loss is not None and not bool(torch.isfinite(loss).all()):
             self.refuse("diverged", _NOT_FINITE)
         if self._skipped_in_a_row == _MOST_SKIPPED_IN_A_ROW:
             reason = f"{_MOST_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: their gradients were not finite."
@@ -402,7 +399,7 @@ class Probe:
         assert self._watch is not None
         self._counted.keep(counted)
         self._step_losses.keep(steps)
-        self._counted.agree(self._watch.engine)
+        self._counted.agree(self._watch)
         self._end_phase("steps" if self._survey is None else "survey")
         measurement = self._measurement()
         measurement["note"] = " ".join(part for part in (measurement["note"], note) if part)

@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trial_lib.experiment.arrival import Arrival
+
 
 @dataclass
 class ProgramFacts:
@@ -15,6 +17,8 @@ class ProgramFacts:
         typed_batch: the batch of the engine that trains (`train_batch_size`, `micro_batch_size`,
             `gradient_accumulation_steps`) in a run of the program as it was typed; None in any other run.
         rows_per_sample: rows of a batch that one sample takes; 0 where rows do not show samples.
+        batch_dimension: which dimension of a batch's first tensor has the rows.
+        other_rows_per_sample: what `rows_per_sample` is if the other one has them; see `Arrival`.
         tokens_per_micro_batch: tokens in the first micro-batch; None where the batches show none.
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
         batch: the batch keys (`train_micro_batch_size_per_gpu`, `gradient_accumulation_steps`) that the program would
@@ -37,6 +41,8 @@ class ProgramFacts:
     ds_config: dict[str, Any] | None = None
     typed_batch: dict[str, int] | None = None
     rows_per_sample: int = 1
+    batch_dimension: int = 0
+    other_rows_per_sample: int = 1
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
     batch: dict[str, int] = field(default_factory=dict)
@@ -64,6 +70,12 @@ class ProgramFacts:
             "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
             "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
         }
+
+    def note_arrival(self, arrival: Arrival) -> None:
+        """Keeps how samples show in batches."""
+        self.rows_per_sample, self.batch_dimension = arrival.rows_per_sample, arrival.dimension
+        self.other_rows_per_sample = arrival.other_rows_per_sample
+        self.tokens_per_micro_batch = arrival.typed_tokens
 
     def note_optimizer(self, optimizer: object, by_accelerate: bool = False) -> None:
         """Keeps the class of an optimizer, if it is the first that the program made."""

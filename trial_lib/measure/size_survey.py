@@ -1,14 +1,17 @@
 """Whether the micro-batches of a program differ in size, seen while it runs as it was typed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from trial_lib.experiment.arrival import Arrival
 from trial_lib.measure.engine_watch import EngineWatch
 from trial_lib.measure.loader_batches import loader_batches
 from trial_lib.measure.program_facts import ProgramFacts
 
 # Micro-batches that tell, and for how long they are waited for.
 _ENOUGH, _SECONDS = 8, 10.0
+_NONE = 2**62
 
 
 class SizeSurvey:
@@ -41,15 +44,38 @@ class SizeSurvey:
         return loader_batches.has_fixed_size and set(rows) == {self._watch.asked}
 
     def conclude(self) -> None:
-        """Takes up whether the sizes vary, on any rank or from rank to rank. Every rank takes part."""
-        rows = self._watch.rows
-        largest = max(rows, default=0)
-        unsteady, top, negative_top = self._most([float(vary(rows)), float(largest), -float(largest or 2**62)])
-        # A stage of a pipeline that sees no batch has none to differ in.
-        self._facts.batch_varies = bool(unsteady) or (top > 0 and -negative_top < 2**62 and top != -negative_top)
+        """Takes up which dimension has the rows, and whether they vary: then each is a sample. Every rank takes part.
+
+        What differs from batch to batch, or from rank to rank, in a second dimension is a length.
+        """
+        watch = self._watch
+        first, second = ([each[axis] for each in watch.sizes if axis < len(each)] for axis in (0, 1))
+        figures = self._most([*_figures(first), *_figures(second)])
+        rows_vary, lengths_vary = _differ(*figures[:3]), _differ(*figures[3:])
+        arrival = watch.arrival
+        if lengths_vary and watch.sizes:
+            arrival = Arrival.of_typed(watch.asked, watch.sizes[0][:1], arrival.typed_tokens)
+        elif rows_vary and figures[4] == watch.asked:
+            arrival = replace(arrival, rows_per_sample=1, dimension=1, other_rows_per_sample=0)
+            rows_vary = False
+        if rows_vary:
+            arrival = replace(arrival, rows_per_sample=1, varies=True, other_rows_per_sample=0)
+        watch.arrival, self._facts.batch_varies = arrival, rows_vary
+        self._facts.note_arrival(watch.arrival)
+        watch.first_micro_batch = round(watch.arrival.samples(watch.rows[0], watch.asked)) if watch.rows else None
 
 
-def vary(rows: list[int]) -> bool:
+def _figures(sizes: Sequence[int]) -> list[float]:
+    """Returns what tells, with the other ranks', whether sizes differ; a rank that sees none changes nothing."""
+    largest = max(sizes, default=0)
+    return [float(vary(sizes)), float(largest), -float(largest or _NONE)]
+
+
+def _differ(unsteady: float, top: float, negative_top: float) -> bool:
+    return bool(unsteady) or (top > 0 and -negative_top < _NONE and top != -negative_top)
+
+
+def vary(rows: Sequence[int]) -> bool:
     """Returns whether sizes vary, but for a last batch of the data that is smaller than the others.
 
     Args:

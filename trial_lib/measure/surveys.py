@@ -1,9 +1,7 @@
 """What the runs of a profile trial look for once their step is measured, while the code trains on."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from trial_lib.measure.counted_steps import CountedSteps
 from trial_lib.measure.engine_watch import EngineWatch
 from trial_lib.measure.longest_batch import SequenceSurvey
 from trial_lib.measure.program_facts import ProgramFacts
@@ -18,7 +16,6 @@ class Surveys:
     Args:
         watch: of the engine that trains.
         facts: take up what is found.
-        counted: the steps that are measured.
         as_typed: whether the program runs as it was typed.
         most: returns the largest of each value over all ranks; each of them calls it.
         keep: see `SequenceSurvey`.
@@ -28,14 +25,12 @@ class Surveys:
         self,
         watch: EngineWatch,
         facts: ProgramFacts,
-        counted: CountedSteps,
         as_typed: bool,
         most: Callable[[list[float]], list[float]],
         keep: Callable[[], None],
     ) -> None:
         self._watch = watch
         self._facts = facts
-        self._counted = counted
         self._sizes = SizeSurvey(watch, facts, most) if as_typed else None
         self._lengths = SequenceSurvey(watch, facts, most, keep)
         self._looks_at_sizes = as_typed
@@ -54,13 +49,6 @@ class Surveys:
         return self._lengths.step_ended()
 
     def conclude(self) -> None:
-        """Takes up whether batches vary: then each row counts as a sample. Every rank takes part."""
-        watch = self._watch
-        if self._sizes is None or watch.arrival.varies:
-            return
-        self._sizes.conclude()
-        if self._facts.batch_varies:
-            self._counted.count_rows_as_samples(watch.arrival.rows_per_sample)
-            self._facts.rows_per_sample = 1
-            watch.arrival = replace(watch.arrival, rows_per_sample=1, varies=True)
-            watch.first_micro_batch = watch.rows[0] if watch.rows else None
+        """Takes up what is seen of sizes by now; every rank takes part."""
+        if self._sizes is not None and not self._watch.arrival.varies:
+            self._sizes.conclude()

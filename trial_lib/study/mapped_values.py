@@ -51,11 +51,20 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
     fed = next((place.value for place in places if place.key == MICRO_BATCH), None)
     if typed is None or fed is None or fed == typed.micro_batch_size or program.batch_varies:
         return program
-    if program.rows_per_sample * typed.micro_batch_size != fed:
+    readings = (
+        (program.rows_per_sample, program.batch_dimension),
+        (
+            program.other_rows_per_sample,
+            1 - program.batch_dimension,
+        ),
+    )
+    found = [dimension for rows, dimension in readings if rows * typed.micro_batch_size == fed]
+    if not found:
         return program
     replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
     batch = Batch(fed * typed.gradient_accumulation_steps * replicas, fed, typed.gradient_accumulation_steps)
-    return program.model_copy(update={"typed_batch": batch, "rows_per_sample": 1})
+    rows = {"rows_per_sample": 1, "batch_dimension": found[0], "other_rows_per_sample": 0}
+    return program.model_copy(update={"typed_batch": batch, **rows})
 
 
 def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace]) -> str | None:

@@ -13,8 +13,11 @@ from trial_lib.experiment.overrides import TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 
-# What only the run at a small size looks for.
-_OF_THE_DATA = ("longest_sequence", "shortest_sequence", "is_stretchable")
+# What only the run at a small size looks for, and what two sizes tell better than one.
+_OF_THE_DATA = (
+    *("longest_sequence", "shortest_sequence", "is_stretchable"),
+    *("rows_per_sample", "batch_dimension", "other_rows_per_sample"),
+)
 
 
 def run_profile(

@@ -3,13 +3,9 @@ from collections import UserDict
 import pytest
 import torch
 
-from trial_lib.measure.batch_shape import arrived_rows, batch_dimension, tensors_in, tokens_per_row
+from trial_lib.measure.batch_shape import batch_sizes, elements_in, tensors_in, tokens_in, tokens_per_row
 
 TOKENS = torch.zeros(8, 64, dtype=torch.long)
-
-
-def rows(inputs, asked):
-    return arrived_rows(inputs, batch_dimension(inputs, asked))
 
 
 @pytest.mark.parametrize(
@@ -25,30 +21,34 @@ def rows(inputs, asked):
         [(torch.zeros(8),), {}],
     ],
 )
-@pytest.mark.parametrize("asked", [1, 8])
-def test_the_batch_is_the_first_dimension_of_the_first_tensor_that_has_one(inputs, asked):
-    assert rows(inputs, asked) == 8
+def test_the_batch_is_first_of_all_the_first_dimension_of_the_first_tensor_that_has_one(inputs):
+    assert batch_sizes(inputs)[0] == 8
 
 
-def test_sequences_first_are_known_by_their_second_dimension():
-    assert rows([torch.zeros(64, 8, dtype=torch.long)], asked=8) == 8
-    assert rows([torch.zeros(64, 8, 512)], asked=8) == 8
-    assert rows([torch.zeros(64, 1, dtype=torch.long)], asked=1) == 1
+def test_the_second_dimension_may_be_the_batchs_too():
+    assert batch_sizes([torch.zeros(64, 8, dtype=torch.long)]) == (64, 8)
+    assert batch_sizes([torch.zeros(64, 8, 512)]) == (64, 8)
 
 
-def test_as_many_features_as_samples_were_asked_for_do_not_make_sequences():
-    assert rows([torch.zeros(8, 16)], asked=16) == 8
-    assert rows([torch.zeros(8, 1)], asked=1) == 8
+def test_the_second_dimension_of_a_matrix_of_features_is_not():
+    assert batch_sizes([torch.zeros(8, 16)]) == (8,)
+    assert batch_sizes([torch.zeros(8)]) == (8,)
 
 
 def test_inputs_without_a_batch_have_no_size():
-    assert rows([(), {"text": ["a", "b"]}], asked=2) is None
-    assert rows([torch.tensor(1.0)], asked=1) is None
+    assert batch_sizes([(), {"text": ["a", "b"]}]) == ()
+    assert batch_sizes([torch.tensor(1.0)]) == ()
 
 
-def test_tokens_are_the_length_of_the_first_matrix_of_integers():
-    assert tokens_per_row([torch.zeros(8, 3), TOKENS, torch.zeros(8, 9, dtype=torch.long)]) == 64
-    assert tokens_per_row([torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)]) is None
+def test_tokens_are_those_of_the_first_matrix_of_integers():
+    inputs = [torch.zeros(8, 3), TOKENS, torch.zeros(8, 9, dtype=torch.long)]
+    assert (tokens_per_row(inputs), tokens_in(inputs)) == (64, 8 * 64)
+    inputs = [torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)]
+    assert (tokens_per_row(inputs), tokens_in(inputs)) == (None, None)
+
+
+def test_all_numbers_of_the_inputs_are_counted():
+    assert elements_in([(torch.zeros(8, 3), 5), {"mask": torch.zeros(8)}]) == 32
 
 
 def test_tensors_are_found_in_order_at_any_depth():

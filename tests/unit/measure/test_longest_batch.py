@@ -9,9 +9,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trial_lib.measure import longest_batch
 from trial_lib.measure.batch_shape import tokens_per_row
-from trial_lib.measure.engine_watch import ModelCounter
 from trial_lib.measure.loader_batches import LoaderBatches
 from trial_lib.measure.longest_batch import SequenceSurvey, StretchedWarmUp
+from trial_lib.measure.model_counter import ModelCounter
 from trial_lib.measure.program_facts import ProgramFacts
 
 LENGTHS = [3, 4, 5, 9, 3, 4, 5, 4, 4, 4]

@@ -28,6 +28,12 @@ def test_what_the_program_feeds_goes_before_what_its_engine_is_set_to() -> None:
     assert wrong_mapping(found, [place(MICRO_BATCH, 8)]) is None
 
 
+def test_what_the_program_feeds_may_stand_in_the_second_dimension() -> None:
+    update = {"typed_batch": Batch(4, 1, 2), "rows_per_sample": 128, "other_rows_per_sample": 8}
+    found = as_mapped(SEEN.model_copy(update=update), [place(MICRO_BATCH, 8)])
+    assert (found.typed_batch, found.rows_per_sample, found.batch_dimension) == (Batch(32, 8, 2), 1, 1)
+
+
 def test_a_sample_of_several_rows_stays_one() -> None:
     pairs = SEEN.model_copy(update={"rows_per_sample": 2})
     assert as_mapped(pairs, [place(MICRO_BATCH, 8)]) == pairs

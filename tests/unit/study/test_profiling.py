@@ -79,7 +79,7 @@ def ended(outcome: Outcome = Outcome.COMPLETED, program: ProgramProfile | None =
 
 
 def completes(size: int) -> TrialResult:
-    return ended(program=ProgramProfile(longest_sequence=64), reason="")
+    return ended(program=ProgramProfile(longest_sequence=64, rows_per_sample=2, batch_dimension=1), reason="")
 
 
 def test_the_profile_is_that_of_one_sample_and_keeps_what_was_typed(tmp_path: Path) -> None:
@@ -89,6 +89,7 @@ def test_the_profile_is_that_of_one_sample_and_keeps_what_was_typed(tmp_path: Pa
     assert result.program is not None
     assert (result.program.typed_batch, result.program.rows_per_sample) == (Batch(32, 8, 2), 2)
     assert result.program.longest_sequence == 64
+    assert result.program.batch_dimension == 1, "two sizes tell better than one which dimension has the rows"
     assert ranks.ran_with() == Candidate(micro_batch_size=1, gradient_accumulation_steps=2, slots=2)
     assert ranks.primed == [["transformers"]]
 
