@@ -199,3 +199,25 @@ def test_a_model_that_accelerate_trains_without_deepspeed_says_so_at_once(run: R
     assert result.outcome is Outcome.CRASHED
     assert "Accelerate trains this model without DeepSpeed" in result.reason
     assert "--use_deepspeed" in result.reason
+
+
+@pytest.mark.parametrize("first", ["student", "teacher"])
+def test_of_two_plugins_the_one_that_trains_follows_and_the_other_keeps_its_own(
+    run: Run, trials: Trials, first: str
+) -> None:
+    result, record = run(
+        "accelerate_teacher.py",
+        "--batch-size=3",
+        f"--first={first}",
+        micro_batch=3,
+        accumulation=4,
+        zero={"stage": 2},
+        purpose=Purpose.PROFILE,
+    )
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    log = trials.log(result)
+    assert "student: stage 2, 3 samples" in log
+    assert "teacher: stage 0, 1 samples" in log
+    assert "accumulation: 4" in log
+    assert record["program"]["ds_config"]["zero_optimization"]["stage"] == 1
+    assert round(result.metrics["throughput"] * result.metrics["latency"]) == 3 * 4

@@ -2,7 +2,8 @@
 
 `Accelerator()` makes DeepSpeed's configuration of a `DeepSpeedPlugin`: of a file, a dictionary or fields. The
 overrides are merged where the plugin reads it (`hugging_face`), before "auto" values are filled in. What the plugin and
-the Accelerator keep beside that configuration follows here. In a trial
+the Accelerator keep beside that configuration follows here; of several plugins those that train (`accelerate_plugins`).
+In a trial
 
 * `save_state` and `save_model` write nothing, and `load_state` reads nothing: a checkpoint is the user's, and one of
   another ZeRO stage could not be read,
@@ -21,16 +22,9 @@ from typing import Any
 
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import ACCUMULATION
+from trial_lib.measure.accelerate_plugins import PluginRoles, take_fields
 from trial_lib.measure.post_import import when_imported
 from trial_lib.measure.program_facts import ProgramFacts
-
-# What a plugin keeps beside the configuration, and where it stands there.
-_FIELDS = {
-    "zero_stage": "zero_optimization.stage",
-    "gradient_accumulation_steps": ACCUMULATION,
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
-}
 
 
 def install(facts: ProgramFacts) -> None:
@@ -41,6 +35,11 @@ def install(facts: ProgramFacts) -> None:
     """
     when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
     when_imported("accelerate.accelerator", functools.partial(_only_train, facts))
+
+
+def adopt() -> None:
+    """Has the plugins that train, of several, follow a full experiment's configuration, which all of them have read."""
+    when_imported("accelerate.accelerator", functools.partial(_settle_roles, ProgramFacts()))
 
 
 def start_over() -> None:
@@ -64,10 +63,7 @@ def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
         elif ACCUMULATION not in (facts.ds_config or {ACCUMULATION: "auto"}):
             # Where a file says nothing, the plugin says 1, whatever the Accelerator is told.
             facts.batch.setdefault(ACCUMULATION, 1)
-        for name, key in _FIELDS.items():
-            value = plugin.hf_ds_config.get_value(key)
-            if value is not None and value != "auto":
-                setattr(plugin, name, value)
+        take_fields(plugin)
 
     @functools.wraps(original_precision)
     def set_mixed_precision(plugin: Any, mixed_precision: str) -> None:
@@ -83,6 +79,7 @@ def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
 
 
 def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
+    _settle_roles(facts, module)
     accelerator_class: Any = module.Accelerator
     original = accelerator_class.prepare
 
@@ -102,6 +99,19 @@ def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
     for name in ("save_model", "load_state", "init_trackers"):
         original_method = getattr(accelerator_class, name)
         setattr(accelerator_class, name, _in_its_place(original_method, lambda *args, **kwargs: None))
+
+
+def _settle_roles(facts: ProgramFacts, module: ModuleType) -> None:
+    accelerator_class: Any = module.Accelerator
+    original = accelerator_class.prepare
+    roles = PluginRoles(facts)
+
+    @functools.wraps(original)
+    def prepare(accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
+        roles.prepare(accelerator, objects)
+        return original(accelerator, *objects, **kwargs)
+
+    accelerator_class.prepare = prepare
 
 
 def _note_optimizer(facts: ProgramFacts, objects: tuple[Any, ...]) -> None:

@@ -19,11 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trial_lib.experiment.overrides import (
-    TRAINING_ARGUMENTS,
-    difference,
-    overwrite_deepspeed_config,
-)
+from trial_lib.experiment.overrides import TRAINING_ARGUMENTS, difference
+from trial_lib.measure.accelerate_plugins import merge_into
 from trial_lib.measure.post_import import when_imported
 from trial_lib.measure.program_facts import ProgramFacts
 
@@ -83,8 +80,7 @@ def _merge_difference(ds_config: Mapping[str, Any], module: ModuleType) -> None:
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def read(config: Any, *args: Any, **kwargs: Any) -> None:
             original(config, *args, **kwargs)
-            config.config = overwrite_deepspeed_config(config.config, difference(config.config, ds_config))
-            config.set_stage_and_offload()
+            merge_into(config, difference(config.config, ds_config))
 
         return read
 
@@ -98,8 +94,7 @@ def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any]
         def read(config: Any, *args: Any, **kwargs: Any) -> None:
             original(config, *args, **kwargs)
             facts.note_config(config.config)
-            config.config = overwrite_deepspeed_config(config.config, overrides)
-            config.set_stage_and_offload()
+            merge_into(config, overrides)
 
         return read
 

@@ -63,6 +63,11 @@ class ProgramFacts:
             # What JSON has no word for (a dtype, a path) is of no use to a search.
             self.ds_config = json.loads(json.dumps(config, default=str))
 
+    def note_trained_config(self, config: dict[str, Any]) -> None:
+        """Keeps a copy of the configuration of the engine that trains, whatever the program handed over before."""
+        self.ds_config = None
+        self.note_config(config)
+
     def note_typed_batch(self, engine: Any) -> None:
         """Keeps the batch of the engine that trains, in a run of the program as it was typed."""
         self.typed_batch = {

@@ -136,7 +136,7 @@ def train(payload: dict[str, Any], rank: int) -> None:
         rank: this rank.
     """
     try:
-        from trial_lib.measure import hugging_face, post_import, zero_init
+        from trial_lib.measure import accelerate, hugging_face, post_import, zero_init
 
         hugging_face.adopt(payload["ds_config"], payload["is_in_code"])
         zero_init.adopt(payload["ds_config"], payload["is_in_code"])
@@ -145,6 +145,7 @@ def train(payload: dict[str, Any], rank: int) -> None:
             from trial_lib.measure import interception
 
             interception.adopt(payload["ds_config"])
+            accelerate.adopt()
         else:
             post_import.when_imported("deepspeed", _let_config_count)
         try:
