@@ -97,6 +97,9 @@ def difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedC
     """Returns the overrides that make one complete configuration of another, "auto" left out."""
     base, config = overwrite_deepspeed_config(base, {}), overwrite_deepspeed_config(config, {})
     overrides = _difference(base, config)
+    if TRAIN_BATCH in base and TRAIN_BATCH not in config:
+        # It is dropped where both of these are named, whether they differ or not: it follows from them.
+        overrides |= {key: config[key] for key in (MICRO_BATCH, ACCUMULATION) if config.get(key, "auto") != "auto"}
     before, after = (each.get(_ZERO) or {} for each in (base, config))
     withdrawn = {section: None for section in _OFFLOADS.values() if section in before and section not in after}
     return {**overrides, _ZERO: {**overrides.get(_ZERO, {}), **withdrawn}} if withdrawn else overrides

@@ -137,6 +137,13 @@ def test_a_zero_section_that_is_a_switch_is_a_stage() -> None:
     assert raised == {"zero_optimization": {"stage": 3}}
 
 
+@pytest.mark.parametrize("batch", [(8, 4), (4, 8), (4, 4)])
+def test_a_global_batch_that_follows_from_others_is_no_longer_said(batch: tuple[int, int]) -> None:
+    own = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
+    winner = {"train_micro_batch_size_per_gpu": batch[0], "gradient_accumulation_steps": batch[1]}
+    assert overwrite_deepspeed_config(own, difference(own, winner)) == winner
+
+
 @pytest.mark.parametrize("offload", [{"cpu_offload": True}, {"offload_optimizer": {"device": "cpu"}}])
 def test_what_takes_an_offload_away_is_a_difference(offload: dict[str, Any]) -> None:
     own = {"zero_optimization": {"stage": 2, **offload}}
