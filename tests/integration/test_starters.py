@@ -133,6 +133,13 @@ def test_a_starter_that_comes_to_nothing_is_told_with_its_last_words(folder: Pat
     assert "Put `zerotune tune --` before the command that starts your ranks" in refused.value.remedy
 
 
+@pytest.mark.parametrize(("does", "code"), [("exit 255", 255), ("kill -TERM $$", 143)])
+def test_the_exit_code_of_a_starter_is_the_one_that_a_shell_would_tell(folder: Path, does: str, code: int) -> None:
+    (folder / "run.sh").write_text(does)
+    with pytest.raises(InputError, match=rf"ended \(exit code {code}\) before"):
+        follow(folder, "bash run.sh")
+
+
 def test_a_starter_that_takes_its_time_is_told_of_and_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trial_lib.launch.starter._FIRST_WORD_S", 0.2)
     told: list[float] = []

@@ -50,9 +50,8 @@ class Leashed:
 
     @property
     def status(self) -> int | None:
-        """The exit status of a command that has ended by itself, negative for a signal; None while it runs."""
-        status = self._process.poll()
-        return status if status is None or status < 128 else 128 - status
+        """The exit code of a command that has ended by itself, as a shell tells it; None while it runs."""
+        return self._process.poll()
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -95,7 +94,7 @@ def main(arguments: list[str]) -> None:
     rank_process.go_on_without_parent(keeper)
     status = _hold(driver, arguments[1:], os.getppid())
     kill_descendants()
-    # As a shell says it: an exit status cannot be negative.
+    # Of a signal as a shell tells it: an exit code cannot be negative.
     sys.exit(status if status >= 0 else 128 - status)
 
 

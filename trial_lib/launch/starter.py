@@ -70,7 +70,7 @@ class NoLaunch:
     """A starter that has come to nothing.
 
     Attributes:
-        status: with which it ended, negative for a signal; None where it was given up.
+        status: its exit code, as a shell tells it; None where it was given up.
         last_words: the last line that it printed.
     """
 
