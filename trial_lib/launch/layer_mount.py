@@ -76,7 +76,8 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     # Nothing that is mounted here is seen elsewhere.
     _call("mount", b"none", b"/", None, _RECURSIVE | _SLAVE, None)
-    through = sorted({*filter(os.path.isdir, layer.through), *_mounts_within(layer.folder)})
+    mounts = _mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
+    through = sorted({*filter(os.path.isdir, layer.through), *mounts})
     with contextlib.ExitStack() as opened:
         folder, upper, work = (opened.enter_context(_held(path)) for path in (layer.folder, layer.upper, layer.work))
         as_they_are = [(path, opened.enter_context(_held(path))) for path in through]
@@ -114,11 +115,15 @@ def _bind(source: str, target: str | Path) -> None:
     _call("mount", source.encode(), os.fsencode(target), None, _BIND | _RECURSIVE, None)
 
 
-def _mounts_within(folder: str) -> list[str]:
-    """Returns where other file systems are mounted below a folder: a layer would hide them."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    # Spaces and the like are written as octal numbers.
-    points = (line.split()[4].encode().decode("unicode_escape").encode("latin-1") for line in lines)
+def _mounts_within(folder: str, table: bytes) -> list[str]:
+    """Returns where other file systems are mounted below a folder: a layer would hide them.
+
+    Args:
+        folder: that the layer is over.
+        table: the kernel's mountinfo.
+    """
+    # Spaces and the like are written as octal numbers; any other byte of a name stands as it is.
+    points = (line.split(b" ")[4].decode("unicode_escape").encode("latin-1") for line in table.split(b"\n") if line)
     return [text for text in map(os.fsdecode, points) if text.startswith(folder.rstrip(os.sep) + os.sep)]
 
 

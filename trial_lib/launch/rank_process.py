@@ -39,7 +39,7 @@ def is_stopped(pid: int) -> bool:
     """Returns whether somebody has stopped a process, as SIGSTOP does."""
     try:
         # What follows the name, which may hold anything.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False
     return state == "T"

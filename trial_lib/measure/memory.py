@@ -15,7 +15,7 @@ _LARGEST_MAPPED = (32 << 20) - (64 << 10)
 
 def _status_bytes(field: str) -> int:
     """Returns a size that the kernel shows of this process; 0 where it does not (proc_pid_status(5))."""
-    shown = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    shown = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
     return int(shown.get(field, "0").split()[0]) * 1024
 
 

@@ -149,7 +149,7 @@ def _bytes_of(process: psutil.Process) -> float:
 def _sleeps(thread: threading.Thread) -> int:
     """Returns how often a thread has gone to sleep: one that is blocked does not do so again and again."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines():
+        for line in Path(f"/proc/self/task/{thread.native_id}/status").read_text(errors="replace").splitlines():
             if line.startswith("voluntary_ctxt_switches"):
                 return int(line.split()[1])
     return 0

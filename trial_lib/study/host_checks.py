@@ -57,7 +57,7 @@ def abandoned_buffers(folder: Path) -> dict[Path, int]:
     buffers = {str(path): path for path in folder.glob("deepspeed_allreduce_buffer_*")}
     for maps in Path("/proc").glob("[0-9]*/maps") if buffers else ():
         with contextlib.suppress(OSError):
-            text = maps.read_text()
+            text = maps.read_text(errors="replace")
             buffers = {name: path for name, path in buffers.items() if name not in text}
     sizes = {}
     for path in buffers.values():
