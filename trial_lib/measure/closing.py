@@ -55,6 +55,8 @@ class Closing:
         self.fail = fail
         self._leave = leave
         self._closes = threading.Lock()
+        self._closer: threading.Thread | None = None
+        self._raised: Exception | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -105,9 +107,20 @@ class Closing:
     def _close(self, kind: str, doing: Doing, seconds: float) -> None:
         """Agrees with the other ranks; returns only where a failure of this rank's is a failure."""
         if not self._closes.acquire(blocking=False):
+            if self._closer is threading.current_thread() and self._raised is not None:
+                # The program has caught it, and has come to its end again.
+                raise self._raised
             # Another thread of this rank is about to end the process.
             while True:
-                time.sleep(seconds if seconds < _WAITING_S else _WAITING_S)
+                time.sleep(_WAITING_S)
+        self._closer = threading.current_thread()
+        try:
+            self._agree(kind, doing, seconds)
+        except (EndedEarlyError, WaitsForEverError) as error:
+            self._raised = error
+            raise
+
+    def _agree(self, kind: str, doing: Doing, seconds: float) -> None:
         probe = self.probe
         brought = self.meeting.gather(asdict(self.end(kind, doing)), seconds)
         ends = [] if brought is None else [RankEnd(**each) for each in brought]
