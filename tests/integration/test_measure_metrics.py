@@ -197,6 +197,12 @@ def test_a_loss_whose_own_backward_is_called_is_measured_too(trials):
     assert 0 < metrics["loss_first"] < 10
 
 
+def test_outputs_that_a_program_gives_their_gradient_are_no_loss(trials):
+    result = trials.run("torch_style.py", "--through", "outputs", accumulation=2, window=SHORT)
+    assert "loss_first" not in completed(result)
+    assert result.losses == []
+
+
 @pytest.mark.parametrize("how", ["return", "destroy", "exit 0"])
 def test_a_program_that_ends_by_itself_after_enough_steps_is_measured(trials, how):
     window = StepWindow(3, 5, max_steps=1000, max_seconds=60, relative_error=0.0)

@@ -252,7 +252,12 @@ class EngineWatch:
         return [rows for sizes in self.sizes if (rows := self.rows_in(sizes))]
 
     def loss_arrived(self, loss: torch.Tensor) -> None:
-        """Notes the loss of one micro-batch; of a pipeline, that of an optimizer step."""
+        """Notes the loss of one micro-batch; of a pipeline, that of an optimizer step.
+
+        What is no single number is no loss: outputs, say, whose gradient the code works out itself.
+        """
+        if loss.numel() != 1:
+            return
         self.loss = loss.detach()
         self.micro_batch_losses.append(self.loss)
 
