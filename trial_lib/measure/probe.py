@@ -61,6 +61,7 @@ class Probe:
         has_finished: whether the measurement has been handed over.
         has_frozen_engine: whether the code has built an engine that does not train.
         thread: that in which the code trains; before it does, the one that has built its engine, or the main one.
+        device: of the measured engine; None before there is one.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Probe:
         self.has_finished = False
         self.has_frozen_engine = False
         self.thread = threading.main_thread()
+        self.device: torch.device | None = None
         self._end_early = end_early
         self._settings = settings
         self._phases = phases
@@ -135,7 +137,7 @@ class Probe:
         global current
         current = self
         assert previous._watch is not None
-        self._watch, self.thread = previous._watch, previous.thread
+        self._watch, self.thread, self.device = previous._watch, previous.thread, previous.device
         self._watch.start_over(int(self._settings.overrides[MICRO_BATCH]), self)
         self._memory_after_initialize = previous._memory_after_initialize
         self._initialize_peak = self._peak = previous._initialize_peak
@@ -201,7 +203,7 @@ class Probe:
         if self._watch is not None:
             self._watch.leave_out(engine)
             return
-        self.thread = threading.current_thread()
+        self.thread, self.device = threading.current_thread(), engine.device
         self._plain_hook.remove()
         self._end_phase("initialize")
         self._initialize_peak = self._peak = memory.peak_bytes()

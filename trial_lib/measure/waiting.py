@@ -71,7 +71,7 @@ class Watcher(threading.Thread):
         if now - self._fed_at < short:
             self._say(closing, None)
             return
-        does = doing(frame, self._model_dir, _device_is_busy()) if now - self._moved_at >= short else None
+        does = doing(frame, self._model_dir, _is_busy(closing.probe.device)) if now - self._moved_at >= short else None
         if does is not None and does.waits_in:
             self._say(closing, closing.end(WAITS, does))
             self._decide(closing, does, now - self._moved_at)
@@ -132,8 +132,7 @@ class Activity:
         return time.process_time() - own + sum(self._of_children(lambda child: sum(child.cpu_times()[:2])))
 
     def _bytes(self) -> float:
-        io = self._process.io_counters()
-        return io.read_bytes + io.write_bytes + sum(self._of_children(_bytes_of))
+        return _bytes_of(self._process) + sum(self._of_children(_bytes_of))
 
     def _of_children(self, figure: Callable[[psutil.Process], float]) -> Iterator[float]:
         for child in self._process.children(recursive=True):
@@ -142,8 +141,11 @@ class Activity:
 
 
 def _bytes_of(process: psutil.Process) -> float:
-    io = process.io_counters()
-    return float(io.read_bytes + io.write_bytes)
+    # Not every kernel keeps account of them.
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+        io = process.io_counters()
+        return float(io.read_bytes + io.write_bytes)
+    return 0.0
 
 
 def _sleeps(thread: threading.Thread) -> int:
@@ -155,5 +157,10 @@ def _sleeps(thread: threading.Thread) -> int:
     return 0
 
 
-def _device_is_busy() -> bool:
-    return torch.cuda.is_initialized() and not torch.cuda.current_stream().query()
+def _is_busy(device: torch.device | None) -> bool:
+    """Returns whether a device has work left.
+
+    It is named, for this thread's own is the first one, on which the process would only now take memory.
+    """
+    on_device = device is not None and device.type == "cuda" and torch.cuda.is_initialized()
+    return on_device and not torch.cuda.current_stream(device).query()
