@@ -169,6 +169,17 @@ def test_one_training_from_other_weights_is_not_turned_away_for_the_luck_of_its_
     assert sum(not agreement.agrees for agreement in stand_still) >= 0.7 * len(pairs)
 
 
+def test_an_initialisation_that_had_no_effect_is_another_training() -> None:
+    lost = judge([LEARNING], [[loss * 10 for loss in LEARNING]], weights=OTHER_WEIGHTS)
+    assert not lost.agrees
+    assert lost.said.endswith(
+        "(loss 21 at step 1, with your own configuration 2.1): that far apart they are no draws of one initialisation"
+    )
+    # Losses around nothing, as of a policy, are as far apart from one batch to the next.
+    around = [0.02, -0.03, 0.01, 0.04, -0.02, 0.0, 0.03, -0.01]
+    assert judge([around], [[*around[1:], 0.02]], weights=OTHER_WEIGHTS).agrees
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_program_that_draws_its_weights_in_each_trial_is_compared_from_where_it_starts(optimizer: str) -> None:
     courses = [trained(seed, optimizer) for seed in range(1, 16)]
