@@ -23,6 +23,7 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.explain import explain, one_error
 from trial_lib.experiment.overrides import MICRO_BATCH, inline_ds_config, overwrite_deepspeed_config
 from trial_lib.experiment.search_space import read_search_space
+from trial_lib.experiment.starter_code import module_file
 from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_yaml
 
 T = TypeVar("T")
@@ -280,7 +281,7 @@ def _refuse_another_config(
 
 
 def _has_module(entrypoint: Entrypoint, module: str, folders: Sequence[Path]) -> bool:
-    return _module_file(module, folders, "__main__.py") is not None or _may_be_installed(entrypoint, module)
+    return module_file(module, folders, "__main__.py") is not None or _may_be_installed(entrypoint, module)
 
 
 def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
@@ -288,20 +289,10 @@ def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
     return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
-def _module_file(module: str, folders: Sequence[Path], of_package: str) -> Path | None:
-    """Returns the file of a module in the first of the folders that has it, `of_package` for one that is a package."""
-    for folder in folders:
-        path = folder.joinpath(*module.split("."))
-        for file in (path.with_suffix(".py"), path / of_package):
-            if _is_file(file):
-                return file
-    return None
-
-
 def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[Path], where: str) -> None:
     """Refuses a trial class whose module is not there, or binds no such name; the module is read, not imported."""
     module, _, class_name = name.partition(":")
-    file = _module_file(module, folders, "__init__.py")
+    file = module_file(module, folders)
     if file is None:
         if _may_be_installed(entrypoint, module):
             return

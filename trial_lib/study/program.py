@@ -16,8 +16,6 @@ from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program
 
-_TRIAL_CLASS_MODULE = TRIAL_CLASS_MODULE
-
 
 def program_of(
     experiment: Experiment,
@@ -44,7 +42,7 @@ def program_of(
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     files: dict[str, str] = {}
     if entrypoint.trial_class is not None:
-        target, arguments = {"module": _TRIAL_CLASS_MODULE}, [str(training_spec)]
+        target, arguments = {"module": TRIAL_CLASS_MODULE}, [str(training_spec)]
     elif as_typed and not experiment.config.hyperparameters.overwrite_deepspeed_args:
         target, arguments = _target_of(experiment), list(entrypoint.arguments)
         environment = {**environment, SPEC_VARIABLE: str(training_spec)}
