@@ -22,19 +22,29 @@ if TYPE_CHECKING:
     from trial_lib.training.hparams import AttrDict as AttrDict
     from trial_lib.training.model_parallel import ModelParallelUnit as ModelParallelUnit
     from trial_lib.training.reducers import MetricReducer as MetricReducer
+    from trial_lib.training.trainer import Batch as Batch
+    from trial_lib.training.trainer import Epoch as Epoch
+    from trial_lib.training.trainer import Record as Record
+    from trial_lib.training.trainer import Trainer as Trainer
+    from trial_lib.training.trainer import init as init
 
 _HOMES = {
     "AttrDict": "trial_lib.training.hparams",
+    "Batch": "trial_lib.training.trainer",
     "DataLoader": "trial_lib.training.data_loader",
     "DeepSpeedTrial": "trial_lib.training.deepspeed_trial",
     "DeepSpeedTrialContext": "trial_lib.training.context",
+    "Epoch": "trial_lib.training.trainer",
     "LOG_FORMAT": "trial_lib.integrations.cluster_info",
     "MetricReducer": "trial_lib.training.reducers",
     "ModelParallelUnit": "trial_lib.training.model_parallel",
     "PyTorchCallback": "trial_lib.training.callbacks",
+    "Record": "trial_lib.training.trainer",
     "TorchData": "trial_lib.training.data_loader",
+    "Trainer": "trial_lib.training.trainer",
     "get_cluster_info": "trial_lib.integrations.cluster_info",
     "get_ds_config_from_hparams": "trial_lib.experiment.overrides",
+    "init": "trial_lib.training.trainer",
     "overwrite_deepspeed_config": "trial_lib.experiment.overrides",
 }
 

@@ -36,6 +36,16 @@ def test_ranks_of_its_own_end_a_trial_at_once(trials, tmp_path: Path, kind: str)
     assert said in result.reason
 
 
+def test_workers_of_one_rank_of_several_may_be_started(trials, tmp_path: Path) -> None:
+    code = (
+        "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=1); raise KeyError"
+    )
+    (tmp_path / "train.py").write_text(code)
+    result = trials.run("train.py", model_dir=tmp_path, deadline_s=60, slots=2)
+    assert result.outcome is Outcome.CRASHED
+    assert "KeyError" in result.reason
+
+
 def test_another_process_may_be_started(trials, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import subprocess\nsubprocess.run(['true'], check=True)\nraise KeyError('end')")
     result = trials.run("train.py", model_dir=tmp_path, deadline_s=60)

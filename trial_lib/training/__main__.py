@@ -2,25 +2,19 @@
 
 import importlib
 import os
-import random
 import sys
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.experiment.training_spec import TrainingSpec, read_training_spec
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.device import rank_device
+from trial_lib.training.device import join_process_group, rank_device
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.errors import InvalidTrialError
 from trial_lib.training.loaders import build_loaders
 from trial_lib.training.loop import TrainingLoop
-
-# The predecessor's name, and ZeroTune's own.
-_MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED")
+from trial_lib.training.random_states import seed_everything
 
 
 def main(arguments: list[str]) -> None:
@@ -84,11 +78,7 @@ def build_trial(trial_class: type[DeepSpeedTrial], spec: TrainingSpec) -> tuple[
         InvalidTrialError: the trial registers no engine.
     """
     device = rank_device(int(os.environ.get("LOCAL_RANK", "0")))
-    is_manual = any(os.environ.get(name, "0").lower() not in ("", "0", "false") for name in _MANUAL_INIT)
-    if not is_manual:
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo" if device.type == "cpu" else None)
+    join_process_group(device)
     context = DeepSpeedTrialContext(spec, DistributedContext.from_torch(), device)
     trial = trial_class(context)
     if not context.models:
@@ -96,13 +86,6 @@ def build_trial(trial_class: type[DeepSpeedTrial], spec: TrainingSpec) -> tuple[
             f"{spec.trial} has registered no engine. Call context.wrap_model_engine(engine) in its __init__."
         )
     return context, trial
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds Python, numpy, and torch on all devices."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ class DeepSpeedTrialContext:
         """Goes on with what another spec says: the same training, with another batch."""
         self._spec = spec
 
+    @property
+    def spec(self) -> TrainingSpec:
+        """What this rank is told."""
+        return self._spec
+
     # -- what the experiment says --------------------------------------------------------------------------------
 
     def get_hparams(self) -> AttrDict:
@@ -159,6 +164,14 @@ class DeepSpeedTrialContext:
     def num_micro_batches_per_slot(self) -> int:
         """Micro-batches that each rank takes for one batch: the first engine's `gradient_accumulation_steps`."""
         return int(self._first_engine("num_micro_batches_per_slot").gradient_accumulation_steps())
+
+    def get_train_micro_batch_size_per_gpu(self) -> int:
+        """Returns `train_micro_batch_size_per_gpu`, under the name that the predecessor gave it last."""
+        return self.train_micro_batch_size_per_gpu
+
+    def get_num_micro_batches_per_slot(self) -> int:
+        """Returns `num_micro_batches_per_slot`, under the name that the predecessor gave it last."""
+        return self.num_micro_batches_per_slot
 
     def _first_engine(self, what: str) -> Any:
         if not self.models:

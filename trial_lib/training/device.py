@@ -1,9 +1,13 @@
-"""Devices: which one a rank has, and moving data to it."""
+"""Devices: which one a rank has, the process group that goes with it, and moving data to it."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+# The predecessor's name, and ZeroTune's own.
+_MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED")
 
 
 def rank_device(local_rank: int) -> torch.device:
@@ -15,6 +19,15 @@ def rank_device(local_rank: int) -> torch.device:
         return torch.device("cpu")
     accelerator.set_device(local_rank)
     return torch.device(accelerator.device_name(local_rank))
+
+
+def join_process_group(device: torch.device) -> None:
+    """Initialises the process group that suits a rank's device, unless that is left to the trial."""
+    if any(os.environ.get(name, "0").lower() not in ("", "0", "false") for name in _MANUAL_INIT):
+        return
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo" if device.type == "cpu" else None)
 
 
 def move_to(device: torch.device, data: Any) -> Any:

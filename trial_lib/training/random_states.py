@@ -10,6 +10,13 @@ import numpy as np
 import torch
 
 
+def seed_everything(seed: int) -> None:
+    """Seeds Python, numpy, and torch on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def capture() -> dict[str, Any]:
     """Returns the states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
 

@@ -23,6 +23,7 @@ BIN = "/opt/env/bin"
         ),
         ("/usr/bin/mpirun -np 2 python train.py", "/usr/bin/mpirun -np 2 python train.py"),
         ("srun -n 2 python train.py", "srun -n 2 python train.py"),
+        ("deepspeed train.py -V", "deepspeed train.py -V"),
     ],
 )
 def test_a_launcher_is_known_by_its_words(words: str, launcher: str) -> None:
@@ -40,6 +41,10 @@ def test_a_launcher_is_known_by_its_words(words: str, launcher: str) -> None:
         "python -c torchrun",
         "python",
         "vim torchrun",
+        "mpirun --version",
+        f"{BIN}/python {BIN}/torchrun --help",
+        "python -m torch.distributed.run -h",
+        "accelerate launch --help",
     ],
 )
 def test_another_process_is_none(words: str) -> None:
