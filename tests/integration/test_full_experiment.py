@@ -248,6 +248,24 @@ def test_a_changed_configuration_is_not_gone_on_with(folder: Folder) -> None:
         go_on_with_newest(arguments, folder.root)
 
 
+@pytest.mark.long
+def test_a_configuration_that_deepspeed_has_refused_may_be_mended(folder: Folder) -> None:
+    config = folder.model / "ds_config.json"
+    sound = json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}})
+    config.write_text(json.dumps({**json.loads(sound), "sparse_attention": {"mode": "fixed"}}))
+    (folder.model / "train.py").write_text(
+        "import argparse, deepspeed, torch\n"
+        "args = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_args()\n"
+        "deepspeed.initialize(args=args, model=torch.nn.Linear(1, 1))\n"
+    )
+    arguments = folder.write_script()
+    end = run_to_its_end(new_full_experiment(arguments, folder.root))
+    assert "DeepSpeed refuses the configuration: sparse_attention: DeepSpeed 0." in end.reason
+    config.write_text(sound)
+    assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
+    assert "sparse_attention" not in folder.record["ds_config"]
+
+
 def test_the_flow_takes_its_parameters_as_json(folder: Folder) -> None:
     from flows.experiment import experiment
 

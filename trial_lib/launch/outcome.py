@@ -11,6 +11,9 @@ from trial_lib.experiment.result import Outcome
 from trial_lib.launch.guard import CANCEL, DEADLINE
 from trial_lib.launch.launcher import GUARD, HOST, Ending
 
+REFUSED = "DeepSpeed refuses the configuration:"
+"""How the reason begins where `deepspeed.initialize` has raised an exception."""
+
 # Each was seen, or stands in the source of torch, NCCL or the C library.
 _OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: can't allocate memory"
@@ -134,7 +137,7 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
         sentence = f"{root.failure['type']}: {message}" if message else str(root.failure["type"])
         if root.failure["in_initialize"] and root.failure["type"] not in ("ImportError", "ModuleNotFoundError"):
             refused = root.failure.get("refusal") or sentence
-            return Outcome.INVALID, f"DeepSpeed refuses the configuration: {refused} Log: {root.log}"
+            return Outcome.INVALID, f"{REFUSED} {refused} Log: {root.log}"
         return Outcome.CRASHED, f"The program raised {sentence} Log: {root.log}"
     if ending.ended_by == DEADLINE:
         waiting = next((rank for rank in ranks if not rank.engine_built), None)

@@ -18,6 +18,7 @@ from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.hostfile import HostfileLauncher
+from trial_lib.launch.outcome import REFUSED
 from trial_lib.launch.training import TrainingPlan
 from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.folder import (
@@ -70,7 +71,8 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_i
 def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
     """Opens the newest full experiment of the same name that has not completed; it goes on where it was.
 
-    What the YAML says now counts, but for the DeepSpeed configuration, which has to be the same.
+    What the YAML says now counts, but for the DeepSpeed configuration, which has to be the same; one that DeepSpeed has
+    refused may be mended.
 
     Args:
         arguments: where it does not name a DeepSpeed configuration, the one counts that it was begun with.
@@ -85,10 +87,10 @@ def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExper
         before = TrainingArguments.model_validate(record.arguments)
         arguments = arguments.model_copy(update={"ds_config": before.ds_config})
     experiment, ds_config, host = _checked(arguments, arguments.config_path)
-    _refuse_change(record, ds_config, paths)
-    record = record.model_copy(
-        update={"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "status": StudyStatus.RUNNING}
-    )
+    if not record.reason.startswith(REFUSED):
+        _refuse_change(record, ds_config, paths)
+    now = {"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "ds_config": ds_config}
+    record = record.model_copy(update={**now, "status": StudyStatus.RUNNING})
     environment = environment_of(experiment, arguments.include)
     opened = _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir))
     keep_experiment(experiment, paths.experiment, paths.shown_experiment)
