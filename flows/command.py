@@ -1,21 +1,15 @@
 """What a command does once its arguments are read: servers up, the flow, the answer; and everything down again."""
 
 import logging
-import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.live import LiveView
-from flows.prefect_server import (
-    PrefectServer,
-    prefect_server,
-    require_configured_server,
-    require_home,
-    require_server_for_all,
-)
+from flows.prefect_server import prefect_server, require_home, require_server_for_all
 from flows.result_text import result_document, tell_failed_training, tell_result
 from flows.service import ServerError
 from flows.terminal import print_document, say, shown
@@ -31,10 +25,6 @@ if TYPE_CHECKING:
     from prefect import Flow
 
 FULL_EXPERIMENT_FAILED, REGRESSED = 3, 4
-# Some fifteen seconds of patience with a Prefect server that has gone away: one of the command's own is back by then.
-_RETRIES = 3
-# One that is there and hangs.
-_PATIENCE_S = 10.0
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
 
@@ -96,7 +86,10 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             def check() -> None:
                 require_accepted_config(study, interrupts.aside)
 
-            run_flow(server, _tune_flow, runs, study.driver.log, check, study_dir=study.paths.root, **shown)
+            def is_down() -> bool:
+                return last_opened(study).is_down
+
+            run_flow(server, _tune_flow, runs, study.driver.log, is_down, check, study_dir=study.paths.root, **shown)
         # The flow opens the study anew where it starts it again.
         study = last_opened(study)
         if study.record.status is StudyStatus.COMPLETED:
@@ -143,75 +136,6 @@ def _flow_runs(study: OpenStudy) -> list[str]:
     """Returns the name of the study's flow run, and that of its full experiment's."""
     full_experiment = [full_experiment_id(study.record.study_id)] if study.driver.arguments.run_full_experiment else []
     return [study.record.study_id, *full_experiment]
-
-
-def run_flow(
-    server: PrefectServer | None,
-    load: Callable[[], "Flow[..., Any]"],
-    names: Sequence[str],
-    log: logging.Logger,
-    check: Callable[[], None] = lambda: None,
-    **parameters: Any,
-) -> None:
-    """Runs a flow against a server, and returns when that has its whole history, or has gone away.
-
-    Args:
-        server: one that is coming up; None for the user's own.
-        load: imports the flow, which has to know the server by then.
-        names: of the flow's run, and of those within it.
-        log: of what is run.
-        check: called before the server is waited for: what it raises ends the command.
-        parameters: of the flow.
-
-    Raises:
-        InputError: the check says so.
-        ServerError: the server does not answer.
-    """
-    if server is not None:
-        server.use()
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    flow = interrupts.aside(load)
-    from tasks.without_secrets import keep_secrets_from_prefect
-
-    keep_secrets_from_prefect()
-    quiet_console()
-    check()
-    if server is None:
-        require_configured_server()
-    else:
-        server.wait_until_ready()
-        log.debug("the Prefect server is ready")
-    import httpx
-    from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-
-    patience = {PREFECT_CLIENT_MAX_RETRIES: _RETRIES, PREFECT_API_REQUEST_TIMEOUT: _PATIENCE_S}
-    try:
-        with temporary_settings(set_defaults=patience):
-            flow.with_options(flow_run_name=names[0])(**parameters, return_state=True)
-    except httpx.HTTPError as error:
-        # Of the flow's own state: whatever else Prefect is told, it does without.
-        log.warning("Prefect was not told how it ended: %s: %s", type(error).__name__, error)
-    finally:
-        from tasks.run_history import wait_for_history
-
-        complete = [wait_for_history(name) for name in names]
-        if all(complete):
-            log.debug("Prefect has the whole history")
-        else:
-            log.warning("Prefect has not recorded the end of every task run")
-            interrupts.prefect_is_away = True
-
-
-def quiet_console() -> None:
-    """Keeps Prefect's own lines from the terminal, which the live view has; the server gets them all the same."""
-    from prefect.logging.configuration import setup_logging
-    from prefect.logging.handlers import PrefectConsoleHandler
-
-    setup_logging()
-    for logger in [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]:
-        for handler in list(logger.handlers):
-            if isinstance(handler, PrefectConsoleHandler):
-                logger.removeHandler(handler)
 
 
 class NoteHandler(logging.Handler):

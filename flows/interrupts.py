@@ -92,7 +92,7 @@ class Interrupts:
         Raises:
             BaseException: what the command raises, unless a signal has ended it.
         """
-        working = _Aside(command)
+        working = Aside(command)
         while working.goes_on and not self.heard:
             working.wait()
         if working.goes_on:
@@ -111,14 +111,14 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: a signal has been heard; the work goes on, and what it comes to is lost.
         """
-        working = _Aside(work)
+        working = Aside(work)
         while working.goes_on:
             self.check()
             working.wait()
         result: Result = working.result()
         return result
 
-    def _wind_up(self, working: "_Aside") -> None:
+    def _wind_up(self, working: "Aside") -> None:
         """Has what was heard noted and waits for the command's end; ends the process where that does not come."""
         import time
 
@@ -238,7 +238,7 @@ class Interrupts:
             os._exit(EXIT_CODE)
 
 
-class _Aside:
+class Aside:
     """Work that goes on in a thread of its own."""
 
     def __init__(self, work: "Callable[[], Any]") -> None:
@@ -259,6 +259,7 @@ class _Aside:
 
     @property
     def goes_on(self) -> bool:
+        """Whether it has not ended."""
         return self._thread.is_alive()
 
     def wait(self) -> None:

@@ -190,7 +190,9 @@ def require_configured_server() -> None:
     """
     from prefect.client.orchestration import get_client
 
-    with get_client(sync_client=True) as client:
+    from tasks.telling import impatient
+
+    with impatient(retries=1), get_client(sync_client=True) as client:
         error = client.api_healthcheck()
         if error is not None:
             raise ServerError(

@@ -4,7 +4,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.command import FULL_EXPERIMENT_FAILED, NoteHandler, run_flow
+from flows.command import FULL_EXPERIMENT_FAILED, NoteHandler
+from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.prefect_server import prefect_server, require_home
 from flows.service import ServerError
@@ -52,7 +53,11 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
     try:
         with interrupts.noting(full_experiment.interrupt, LONGEST_END_S), prefect_server() as server:
             name, root = full_experiment.record.experiment_id, full_experiment.paths.root
-            run_flow(server, _experiment_flow, [name], log, experiment_dir=root, **dict(arguments))
+
+            def is_down() -> bool:
+                return full_experiment.is_down
+
+            run_flow(server, _experiment_flow, [name], log, is_down, experiment_dir=root, **dict(arguments))
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if interrupts.heard:

@@ -18,6 +18,7 @@ from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
+from tasks.telling import impatient_if_away
 from tasks.trial import TrialFuture, submit
 from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.experiment.errors import InputError
@@ -168,7 +169,7 @@ def train_with_winner(study: OpenStudy) -> None:
     root = full_experiment.paths.root
     try:
         # The automation that misses runs without a heartbeat looks for it.
-        with tags("zerotune"), interrupts.noting(full_experiment.interrupt, LONGEST_END_S):
+        with tags("zerotune"), interrupts.noting(full_experiment.interrupt, LONGEST_END_S), impatient_if_away():
             state = named(experiment_dir=root, return_state=True)
     except httpx.HTTPError as error:
         study.driver.log.warning("Prefect has no run of the full experiment, or not its end: %s", error)

@@ -22,10 +22,12 @@ class _Server:
     Attributes:
         is_away: whether it did not answer.
         patient_at: when it was last given its time to answer.
+        is_said: whether people have been told since it last answered.
     """
 
     is_away = False
     patient_at = 0.0
+    is_said = False
 
 
 @functools.cache
@@ -54,14 +56,30 @@ def told_if_possible(log: logging.Logger) -> Iterator[None]:
     try:
         with impatient(0 if _Server.is_away else _RETRIES, _SHORT_PATIENCE_S if is_short else _PATIENCE_S):
             yield
-        _Server.is_away = False
+        _Server.is_away = _Server.is_said = False
     except Exception as error:  # noqa: BLE001 - a server that is away, or full, is not the study's failure
         is_away = is_of_server(error)
-        if not (is_away and _Server.is_away):
+        if not is_away:
             log.warning("Prefect was not told: %s: %s", type(error).__name__, error)
+        elif not _Server.is_away:
+            reason = f"{type(error).__name__}: {error}"
+            say_once(log, f"Prefect was not told: its server does not answer ({reason}). The folder has it all.")
         _Server.is_away = is_away
         if not is_short:
             _Server.patient_at = time.monotonic()
+
+
+def say_once(log: logging.Logger, sentence: str) -> None:
+    """Tells people that the server is away, unless that has been done since it last answered; the file has it all."""
+    log.log(logging.DEBUG if _Server.is_said else logging.WARNING, "%s", sentence)
+    _Server.is_said = True
+
+
+@contextlib.contextmanager
+def impatient_if_away() -> Iterator[None]:
+    """Where the server is known to be away, has Prefect's client ask it once, whatever it is asked."""
+    with impatient(retries=0) if _Server.is_away else contextlib.nullcontext():
+        yield
 
 
 def is_of_server(error: Exception) -> bool:

@@ -127,6 +127,7 @@ class FullExperiment:
         # A daemon: nothing that it waits for may hold the end of this process up.
         self._thread = threading.Thread(target=self._train, daemon=True, name="training")
         self._closed = False
+        self._is_down = False
         self._interrupted = False
         self._reader = MetricsReader(self.paths.metrics)
         self._batch = 0
@@ -144,6 +145,11 @@ class FullExperiment:
     def is_closed(self) -> bool:
         """Whether it has been closed."""
         return self._closed
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing of it is left to do: closing waits a while for the tracking server."""
+        return self._is_down
 
     @property
     def percent(self) -> float | None:
@@ -270,6 +276,7 @@ class FullExperiment:
         finally:
             if self._ended.is_set() or not self._thread.is_alive():
                 self._lock.release()
+            self._is_down = True
 
     def _train(self) -> None:
         """Runs in a thread of its own."""

@@ -80,6 +80,7 @@ class OpenStudy:
         self.config_check = config_check
         self.is_new = is_new
         self._closed = False
+        self._is_down = False
         self._writing = threading.RLock()
         self._interrupted = False
 
@@ -87,6 +88,11 @@ class OpenStudy:
     def is_closed(self) -> bool:
         """Whether it has been closed."""
         return self._closed
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing of it is left to do: closing waits a while for the tracking server."""
+        return self._is_down
 
     @property
     def record(self) -> StudyRecord:
@@ -175,6 +181,7 @@ class OpenStudy:
             return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
         finally:
             self._lock.release()
+            self._is_down = True
 
     def _update(self, **changes: object) -> None:
         with self._writing:

@@ -8,7 +8,7 @@ import pytest
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES
 
 from tasks import telling
-from tasks.telling import is_of_server, told_if_possible
+from tasks.telling import is_of_server, say_once, told_if_possible
 
 LOG = logging.getLogger("telling")
 
@@ -17,7 +17,7 @@ LOG = logging.getLogger("telling")
 def away() -> Iterator[None]:
     """A server that nobody has told anything yet; afterwards it is there again."""
     yield
-    telling._Server.is_away, telling._Server.patient_at = False, 0.0
+    telling._Server.is_away, telling._Server.patient_at, telling._Server.is_said = False, 0.0, False
 
 
 def tell() -> tuple[int, float]:
@@ -47,3 +47,19 @@ def test_a_server_that_hangs_is_given_its_time_only_now_and_then(away: None, mon
     now += 31
     assert tell() == (0, 10.0)
     assert tell() == (0, 0.5)
+
+
+def test_people_are_told_once_that_a_server_is_away_until_it_answers_again(
+    away: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    tell()
+    tell()
+    say_once(LOG, "not recorded")
+    with told_if_possible(LOG):
+        pass
+    tell()
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 2
+    assert all("does not answer" in sentence for sentence in warned)
+    assert "not recorded" in caplog.text

@@ -1,0 +1,40 @@
+"""A Prefect server stops answering, as SIGSTOP makes it: it takes connections, and is silent."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from study_fixtures import Zerotune
+from test_study_kills import users_server  # noqa: F401
+from worker_fixtures import is_training
+
+QUICK = "--largest_micro_batch 40 --num_steps 20 --step_seconds 0.05"
+SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
+# What `docs/operations.md` promises, and what a busy machine takes for the rest.
+END_S, REST_S = 30.0, 10.0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_server_that_hangs_holds_the_end_up_for_no_longer_than_promised_and_is_told_of_in_one_sentence(
+    tmp_path: Path,
+    home: Path,
+    users_server: tuple[subprocess.Popen[bytes], str],  # noqa: F811
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    zerotune = Zerotune(folder, home, program=QUICK)
+    process, url = users_server
+    command = zerotune.start(*SEARCH, PREFECT_API_URL=url)
+    command.wait_until(lambda: is_training(zerotune, 2), "trial 2", 120)
+    os.kill(process.pid, signal.SIGSTOP)
+    ended = command.end(timeout=300)
+    took = time.time() - zerotune.study.paths.best_command.stat().st_mtime
+    assert ended.returncode == 0, ended.stderr
+    assert took < END_S + REST_S
+    about_it = [line for line in ended.stderr.splitlines() if "refect" in line]
+    assert len(about_it) == 1, ended.stderr
+    assert "does not answer" in about_it[0]
