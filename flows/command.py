@@ -14,11 +14,11 @@ from flows.result_text import result_document, tell_failed_training, tell_result
 from flows.service import ServerError
 from flows.terminal import print_document, say, shown
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.full_experiment import full_experiment_id
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.accepted_config import require_accepted_config
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import INTERRUPTED
-from trial_lib.study.open_full_experiment import full_experiment_id
 from trial_lib.study.open_study import OpenStudy, last_opened, open_planned, plan_study, resume_study
 
 if TYPE_CHECKING:

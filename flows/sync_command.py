@@ -1,12 +1,17 @@
 """What `zerotune sync` does: it sends to MLflow what could not be sent while the work ran."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from flows.terminal import say
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.study import StudyPaths, work_dir_of
-from trial_lib.study.record_file import read_record, read_record_file
+from trial_lib.study.copies import told_apart
+from trial_lib.study.folder import hold_lock
+from trial_lib.study.full_experiment import write_record
+from trial_lib.study.record_file import read_record, read_record_file, write_study_record
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracker import Sync
@@ -46,12 +51,22 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
     """Returns what sends a folder's contents, in order: a full experiment's run hangs on its study's."""
     study, own = StudyPaths(root), FullExperimentPaths(root)
     if study.record.is_file():
-        read_record(study)
         full_experiment = FullExperimentPaths(study.full_experiment.root)
-        after = [_full_experiment(full_experiment, tracking_uri)] if full_experiment.record.is_file() else []
+        trained = _record_of(full_experiment) if full_experiment.record.is_file() else None
+        record, copied = told_apart(read_record(study), study.record, goes_on=False)
+        if copied:
+            with _written_by_us(root, study.lock, "study", copied):
+                if trained is not None:
+                    write_record(full_experiment, trained.of_study(record.study_id))
+                write_study_record(study, record)
+        after = [] if trained is None else [FullExperimentSync(full_experiment, tracking_uri)]
         return [StudySync(study, tracking_uri), *after]
     if own.record.is_file():
-        return [_full_experiment(own, tracking_uri)]
+        own_record, copied = told_apart(_record_of(own), own.record, goes_on=False)
+        if copied:
+            with _written_by_us(root, own.lock, "full experiment", copied):
+                write_record(own, own_record)
+        return [FullExperimentSync(own, tracking_uri)]
     raise InputError(
         "this is neither a study's folder nor a full experiment's.",
         where=str(root),
@@ -59,6 +74,23 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
     )
 
 
-def _full_experiment(paths: FullExperimentPaths, tracking_uri: str) -> Sync:
-    read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", "Restore the file.")
-    return FullExperimentSync(paths, tracking_uri)
+def _record_of(paths: FullExperimentPaths) -> FullExperimentRecord:
+    return read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", "Restore the file.")
+
+
+@contextlib.contextmanager
+def _written_by_us(root: Path, lock: Path, what: str, copied: str) -> Iterator[None]:
+    """Has a copy's records written in the body, while nobody drives it, and tells people."""
+    try:
+        held = hold_lock(lock, what)
+        try:
+            yield
+        finally:
+            held.release()
+    except OSError as error:
+        raise InputError(
+            f"{copied} That cannot be written into its record ({error.strerror}).",
+            where=str(root),
+            remedy="Make the folder writable, or sync the original.",
+        ) from None
+    say(f"note: {copied}")

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trial_lib.experiment.study import StudyStatus
+from trial_lib.experiment.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class FullExperimentRecord(BaseModel):
         best_metric: the validation metric of that checkpoint.
         flow_run_id: the Prefect flow run that began it, and goes on with it when it is retried; None for a command's,
             and for a study's.
+        whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -139,3 +141,13 @@ class FullExperimentRecord(BaseModel):
     best_checkpoint: str | None = None
     best_metric: float | None = None
     flow_run_id: str | None = None
+    whereabouts: Whereabouts | None = None
+
+    def of_study(self, study_id: str) -> "FullExperimentRecord":
+        """Returns it as a study's of that id."""
+        return self.model_copy(update={"experiment_id": full_experiment_id(study_id), "study_id": study_id})
+
+
+def full_experiment_id(study_id: str) -> str:
+    """Returns the id of a study's full experiment."""
+    return f"{study_id}-full-experiment"

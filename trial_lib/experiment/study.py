@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trial_lib.experiment.whereabouts import Whereabouts
+
 STUDIES, FULL_EXPERIMENTS = "zerotune-studies", "zerotune-experiments"
 """The folders, in that where a command runs, which have one for each study and each full experiment."""
 
@@ -230,6 +232,7 @@ class StudyRecord(BaseModel):
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
         flow_run_id: the Prefect flow run that began it, and goes on with it when it is retried; None for a command's.
+        whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -251,3 +254,4 @@ class StudyRecord(BaseModel):
     started_at: float = 0.0
     ended_at: float | None = None
     flow_run_id: str | None = None
+    whereabouts: Whereabouts | None = None

@@ -19,10 +19,12 @@ from trial_lib.experiment.environment import REDACTED, redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
 from trial_lib.experiment.known_secrets import KnownSecrets
+from trial_lib.experiment.whereabouts import Whereabouts
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.own_folder import own_folder
+from trial_lib.study.copies import is_copy
 
 INTERRUPTED = "interrupted"
 """Why a study, or a full experiment, ended that somebody has interrupted."""
@@ -43,9 +45,17 @@ def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
     """
     for record in records:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            if json.loads(record.read_text()).get("flow_run_id") == flow_run_id:
+            begun = json.loads(record.read_text())
+            if begun.get("flow_run_id") == flow_run_id and not _is_copy(begun, record):
                 return record.parent
     return None
+
+
+def _is_copy(begun: dict[str, Any], record: Path) -> bool:
+    if begun.get("whereabouts") is None:
+        return False
+    own_id = begun.get("study_id") or begun.get("experiment_id", "")
+    return is_copy(Whereabouts.model_validate(begun["whereabouts"]), record, own_id, goes_on=False)
 
 
 def new_id(name: str) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import OWNERS_FOLDER, write_all, write_whole
-from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord, full_experiment_id
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
 from trial_lib.experiment.study import FULL_EXPERIMENTS, StudyStatus, work_dir_of
+from trial_lib.experiment.whereabouts import whereabouts_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hardware import Host
@@ -21,6 +22,7 @@ from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.outcome import REFUSED
 from trial_lib.launch.training import TrainingPlan
 from trial_lib.study.answer import without_tuning_keys
+from trial_lib.study.copies import told_apart
 from trial_lib.study.folder import (
     FinishedError,
     check_include,
@@ -143,6 +145,8 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         if record.status is StudyStatus.COMPLETED:
             return None
         _refuse_change(record, ds_config, paths)
+        # A copied study has another id, and so has its training.
+        record = record.of_study(study.record.study_id)
     else:
         paths.root.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
         keep_experiment(experiment, paths.experiment, paths.shown_experiment)
@@ -158,11 +162,6 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
     opened = _open(record, experiment, driver.environment, driver.host, paths, tracking_uri)
     opened.log.parent = driver.log  # what the study's log and its live view show as well
     return opened
-
-
-def full_experiment_id(study_id: str) -> str:
-    """Returns the id of a study's full experiment."""
-    return f"{study_id}-full-experiment"
 
 
 def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
@@ -217,12 +216,13 @@ def _refuse_change(record: FullExperimentRecord, ds_config: Mapping[str, Any], p
 
 def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperimentRecord]:
     """Returns the newest full experiment of that name that has not completed."""
-    found: list[tuple[float, FullExperimentPaths, FullExperimentRecord]] = []
+    found: list[tuple[tuple[float, bool], FullExperimentPaths, FullExperimentRecord]] = []
     for file in (work_dir / FULL_EXPERIMENTS).absolute().glob("*/record.json"):
         paths = FullExperimentPaths(file.parent)
         record = _read_record(paths)
         if record.name == name and record.status is not StudyStatus.COMPLETED:
-            found.append((record.started_at, paths, record))
+            is_own = not told_apart(record, file, goes_on=False)[1]
+            found.append(((record.started_at, is_own), paths, record))
     if not found:
         raise InputError(
             f"there is no full experiment named {name} here that has not come to its end.",
@@ -291,9 +291,14 @@ def _open(
     tracking_uri: str,
 ) -> FullExperiment:
     lock = hold_lock(paths.lock, "full experiment")
+    record, copied = told_apart(record, paths.record, goes_on=True) if record.study_id is None else (record, "")
+    record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     write_record(paths, record)
     write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
     log = file_logger(record.experiment_id, paths.log)
+    if copied:
+        log.warning("%s", copied)
+        experiment = dataclasses.replace(experiment, notes=(copied, *experiment.notes))
     spec = full_length_spec(experiment, record.ds_config, paths)
     plan = TrainingPlan(
         program=program_of(experiment, environment, paths.ds_config, record.ds_config, paths.training_spec),

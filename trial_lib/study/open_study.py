@@ -16,12 +16,14 @@ from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.study import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of
+from trial_lib.experiment.whereabouts import whereabouts_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.config_check import ConfigCheck
 from trial_lib.study.confirming import answer_of, since_last_study, untried
+from trial_lib.study.copies import told_apart
 from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier_studies import keep_earlier_studies
@@ -41,7 +43,7 @@ from trial_lib.study.folder import (
 )
 from trial_lib.study.followed import followed
 from trial_lib.study.places import cluster_of, launcher_of, slots_for
-from trial_lib.study.record_file import read_record
+from trial_lib.study.record_file import read_record, write_study_record
 from trial_lib.study.study_metric import INSTEAD
 from trial_lib.study.typed_command import read_command
 from trial_lib.tracking.tracker import StudyTracker
@@ -187,7 +189,7 @@ class OpenStudy:
         with self._writing:
             self._record = self._record.model_copy(update={"metric": self.driver.arguments.metric, **changes})
             with disk_full_told(self.paths.root):
-                _write_record(self.paths, self._record)
+                write_study_record(self.paths, self._record)
         self.tracker.notify()
 
 
@@ -417,10 +419,15 @@ def _open(
     is_new: bool = False,
 ) -> OpenStudy:
     lock = hold_lock(paths.lock, "study")
+    record, copied = told_apart(record, paths.record, goes_on=True)
+    record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     # From here on `resume` goes on with it, whatever ends this process.
     with disk_full_told(paths.root):
-        _write_record(paths, record)
+        write_study_record(paths, record)
     log = file_logger(record.study_id, paths.log)
+    if copied:
+        log.warning("%s", copied)
+        experiment = replace(experiment, notes=(copied, *experiment.notes))
     place: Place
     launcher = None
     if arguments.ray_address is None:
@@ -435,8 +442,3 @@ def _open(
     study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)
     _opened[paths.root] = study
     return study
-
-
-def _write_record(paths: StudyPaths, record: StudyRecord) -> None:
-    """Writes a study's record, for this user alone: its arguments and its configuration may hold secrets."""
-    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)

@@ -6,6 +6,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.study import StudyPaths, StudyRecord
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -63,3 +64,8 @@ def read_record(paths: StudyPaths) -> StudyRecord:
             remedy="Name one of the folders in zerotune-studies.",
         )
     return read_record_file(paths.record, StudyRecord, "the study's record", "Restore the file.")
+
+
+def write_study_record(paths: StudyPaths, record: StudyRecord) -> None:
+    """Writes a study's record, for this user alone: its arguments and its configuration may hold secrets."""
+    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
