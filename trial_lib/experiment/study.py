@@ -5,8 +5,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.whereabouts import Whereabouts
 
 STUDIES, FULL_EXPERIMENTS = "zerotune-studies", "zerotune-experiments"
@@ -255,3 +256,10 @@ class StudyRecord(BaseModel):
     ended_at: float | None = None
     flow_run_id: str | None = None
     whereabouts: Whereabouts | None = None
+
+    @field_validator("metric")
+    @classmethod
+    def _is_metric(cls, metric: str) -> str:
+        if metric not in SEARCH_METRICS:
+            raise ValueError("no metric of a search")
+        return metric

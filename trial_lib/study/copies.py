@@ -74,7 +74,7 @@ def _has_another(original: Path, file: Path, own_id: str) -> bool:
     except PermissionError:
         # Another user's.
         return True
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return False
     return json.dumps(own_id) in text
 
@@ -82,5 +82,5 @@ def _has_another(original: Path, file: Path, own_id: str) -> bool:
 def _number(folder: Path) -> int | None:
     try:
         return folder.stat().st_ino
-    except OSError:
+    except (OSError, ValueError):
         return None

@@ -44,7 +44,7 @@ def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
         records: of studies or of full experiments.
     """
     for record in records:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             begun = json.loads(record.read_text())
             if begun.get("flow_run_id") == flow_run_id and not _is_copy(begun, record):
                 return record.parent

@@ -105,7 +105,7 @@ def read_study(root: Path) -> StudyView:
         },
         withdrawn=told.withdrawn,
         stopped=told.stopped,
-        max_trials=int(record.arguments.get("max_trials", 0)),
+        max_trials=_max_trials(record, paths),
         searched=sum(told.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in told.results),
         failed=sum(not trial.completed for trial in trials),
         # A clock may have been set back meanwhile.
@@ -115,6 +115,14 @@ def read_study(root: Path) -> StudyView:
         facts=study_facts(paths, record, told.results.values()),
     )
     return shown_view(view, secrets)
+
+
+def _max_trials(record: StudyRecord, paths: StudyPaths) -> int:
+    max_trials = record.arguments.get("max_trials", 0)
+    if not isinstance(max_trials, int):
+        said = "the study's record is damaged or of another version (max_trials is no number)."
+        raise InputError(said, where=str(paths.record), remedy=_RESTORE)
+    return max_trials
 
 
 def _told(paths: StudyPaths) -> _Told:
