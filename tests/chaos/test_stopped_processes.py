@@ -33,6 +33,42 @@ def test_a_stopped_guard_does_not_hold_up_a_cancelled_trial_and_nothing_is_left(
     assert not [path for path in its_own if path.exists()]
 
 
+def test_a_keeper_that_stays_stopped_is_woken_when_its_trial_has_ended(trials):
+    running = started(trials, "--hang", "spin")
+    rank = psutil.Process(ranks_of(running)[0])
+    guard, keeper = rank.parent(), rank.parent().parent()
+    stop(keeper)
+    running.cancel()
+    assert running.result().outcome == "cancelled"
+    gone(trials, [*running.pids(), guard.pid, keeper.pid])
+
+
+def test_a_guard_and_its_keeper_that_are_stopped_do_not_hold_up_a_cancelled_trial_and_nothing_is_left(trials):
+    running = started(trials, "--hang", "spin")
+    rank = psutil.Process(ranks_of(running)[0])
+    its_own, guard, keeper = left_by(rank), rank.parent(), rank.parent().parent()
+    stop(guard)
+    stop(keeper)
+    running.cancel()
+    assert running.result().outcome == "cancelled"
+    gone(trials, [*running.pids(), guard.pid, keeper.pid])
+    assert not [path for path in its_own if path.exists()]
+
+
+@pytest.mark.long
+def test_a_guard_and_its_keeper_that_stay_stopped_cost_their_trial_which_says_so(trials):
+    running = started(trials, "--hang", "spin")
+    rank = psutil.Process(ranks_of(running)[0])
+    its_own, guard, keeper = left_by(rank), rank.parent(), rank.parent().parent()
+    stop(guard)
+    stop(keeper)
+    result = running.result()
+    assert (result.outcome, result.from_outside) == ("crashed", True)
+    assert "guard" in result.reason
+    gone(trials, [*running.pids(), guard.pid, keeper.pid])
+    assert not [path for path in its_own if path.exists()]
+
+
 @pytest.mark.long
 def test_a_guard_that_stays_stopped_costs_its_trial(trials):
     running = started(trials, "--hang", "spin")

@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +21,9 @@ import psutil
 
 from trial_lib.experiment.files import open_own
 from trial_lib.experiment.layer import Layer
+from trial_lib.experiment.shared_memory import held_by
 from trial_lib.launch import bootstrap, channel, layer_mount, rank_process
+from trial_lib.launch.leavings import look_before, remove_leavings
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
@@ -33,6 +34,7 @@ _CANCELLED_POLL_S = 0.05
 
 # What ended a trial's processes.
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
+LEAVINGS = "leavings"
 
 
 def become_subreaper() -> None:
@@ -40,29 +42,38 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_descendants() -> None:
+def kill_descendants() -> tuple[set[str], set[int]]:
     """Kills every descendant of this process and waits until none is left.
 
     No longer than half a minute: a process that is stuck in a driver dies when the driver lets it.
+
+    Returns:
+        The segments of shared memory that they had, and their process ids.
     """
     deadline = time.monotonic() + _STUCK_S
+    held, pids = set[str](), set[int]()
     while time.monotonic() < deadline:
-        for process in psutil.Process().children(recursive=True):
+        descendants = psutil.Process().children(recursive=True)
+        held |= held_by(process.pid for process in descendants if process.pid not in pids)
+        pids.update(process.pid for process in descendants)
+        for process in descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return
+            break
         time.sleep(_POLL_S)
+    return held, pids
 
 
 def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
     """Goes on as a fork, which is to become a guard; this process stays behind as the guard's parent, its keeper.
 
     When the guard is killed, what its ranks have started in sessions of their own comes here. A guard that is stopped
-    guards nothing: it is killed when the driver wants the trial's end, and when it stays so. The keeper has what the
+    guards nothing: it is killed when the driver wants the trial's end, and when it stays so. The driver is told of the
+    keeper, and wakes one that is stopped. The keeper has what the
     guard has, the slots and the end of the driver's socket: before the last rank is gone, which may take a GPU's driver
     seconds, nobody else is given the slots, and the driver does not take the trial for ended.
 
@@ -72,16 +83,20 @@ def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
     """
     become_subreaper()
     rank_process.go_on_without_parent(os.getppid())
+    look_before(request)
     keeper = os.getpid()
+    # Before there are two that write.
+    with contextlib.suppress(OSError):
+        channel.send(driver, {"keeper": keeper})
     guard = os.fork()
     if guard:
         status, was_cancelled = _keep(guard, driver)
-        kill_descendants()
-        if status:
-            remove_leavings(request, guard)
+        held = kill_descendants()
+        left = remove_leavings(request, guard, *held) if status else {}
         if was_cancelled:
             with contextlib.suppress(OSError):
-                channel.send(driver, {"ended_by": CANCEL, "statuses": [None] * len(request["ranks"])})
+                statuses = [None] * len(request["ranks"])
+                channel.send(driver, {"ended_by": CANCEL, "statuses": statuses, LEAVINGS: left})
         os._exit(0)
     rank_process.die_with_parent(keeper)
 
@@ -112,27 +127,6 @@ def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
             time.sleep(_CANCELLED_POLL_S)
 
 
-def remove_leavings(request: dict[str, Any], guard: int) -> None:
-    """Removes what the processes of a trial leave outside its folder, when none of them is left.
-
-    Args:
-        request: the launch.
-        guard: the process id of its guard.
-    """
-    environment = request["ranks"][0]["environment"]
-    remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"])
-    shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
-
-
-def remove_shared_memory(address: str, port: str) -> None:
-    """Removes the buffers that DeepSpeed's CPU collectives leave in shared memory, some 70 MB a rank.
-
-    Their names end in the address and port of the rendezvous, and those are one trial's alone.
-    """
-    for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{address}_{port}_*"):
-        buffer.unlink(missing_ok=True)
-
-
 class Guard:
     """Supervises the ranks of one trial.
 
@@ -158,13 +152,17 @@ class Guard:
             layer_mount.enter(Layer(**layer))
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
-        kill_descendants()
-        remove_leavings(self._request, os.getpid())
+        held, pids = kill_descendants()
+        left = remove_leavings(self._request, os.getpid(), held, {*pids, *ranks})
         # A driver that has died cannot be told.
         with contextlib.suppress(OSError):
             channel.send(
                 self._driver,
-                {"ended_by": ended_by, "statuses": [self._statuses.get(rank) for rank in range(len(ranks))]},
+                {
+                    "ended_by": ended_by,
+                    "statuses": [self._statuses.get(rank) for rank in range(len(ranks))],
+                    LEAVINGS: left,
+                },
             )
         os._exit(0)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from trial_lib.experiment.files import open_own
 from trial_lib.launch import bootstrap, hosted_rank, rank_process
-from trial_lib.launch.guard import become_subreaper, kill_descendants, remove_shared_memory
+from trial_lib.launch.guard import become_subreaper, kill_descendants
+from trial_lib.launch.leavings import remove_shared_memory
 
 RANKS_ENDED, RANK_FAILED, LOST = 0, 1, 2
 """The exit codes: all its ranks have ended well, one has not, or the guard itself was killed. Any other, or a signal,

@@ -1,19 +1,26 @@
 """The one interface of all launchers: a request becomes processes, and their end becomes an `Ending`."""
 
+import contextlib
+import select
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from trial_lib.experiment.layer import Layer
-from trial_lib.launch import channel
+from trial_lib.launch import channel, rank_process
 from trial_lib.launch.config_check import Judgement
 
 HOST, GUARD = "host", "guard"
 """What ended a trial's processes: the death of a host, or of their guard."""
 
+KEEPER = "keeper"
+"""What the first message of a trial's processes names: the process id of their guard's keeper."""
+
 _POLL_S = 0.1
+_LOOK_S = 2.0
+_STOPPED_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -77,12 +84,14 @@ class Ending:
         statuses: exit status by rank; negative for a signal, None for a rank that was killed here.
         host: the host that has died, or could not be reached.
         host_rank: the first rank there.
+        leavings: the bytes of segments of shared memory by their names: `removed`, and `left` by who knows whom.
     """
 
     ended_by: str
     statuses: list[int | None]
     host: str = ""
     host_rank: int = 0
+    leavings: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class Launched:
@@ -93,19 +102,33 @@ class Launched:
         self._ranks = ranks
         self._lock = threading.Lock()
         self._open = True
+        self._is_cancelled = False
 
     def wait(self) -> Ending:
-        """Waits until no process of the trial is left."""
-        try:
-            received = channel.receive(self._guard)
-        except OSError:
-            received = None
+        """Waits until no process of the trial is left.
+
+        A keeper that somebody has stopped is woken: where its guard is stopped as well, nobody else ends the trial.
+        """
+        received, keeper, stopped_for = None, 0, 0
+        with contextlib.suppress(OSError):
+            while True:
+                if select.select([self._guard], [], [], _LOOK_S)[0]:
+                    received = channel.receive(self._guard)
+                    if received is None or KEEPER not in received[0]:
+                        break
+                    keeper = received[0][KEEPER]
+                stopped_for = stopped_for + 1 if rank_process.is_stopped(keeper) else 0
+                if stopped_for and (self._is_cancelled or stopped_for > _STOPPED_LOOKS):
+                    rank_process.wake(keeper)
+        # It would hold the trial's slots for as long as it stays stopped.
+        rank_process.wake(keeper)
         with self._lock:
             self._open = False
             self._guard.close()
         if received is None:
             return Ending(GUARD, [None] * self._ranks)
-        return Ending(received[0]["ended_by"], received[0]["statuses"])
+        told = received[0]
+        return Ending(told["ended_by"], told["statuses"], leavings=told.get("leavings") or {})
 
     def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
         """Waits like `wait`, and cancels when the event is set."""
@@ -126,6 +149,7 @@ class Launched:
     def cancel(self) -> None:
         """Has all processes killed; `wait` returns once they are gone. Callable from any thread."""
         with self._lock:
+            self._is_cancelled = True
             if self._open:
                 self._guard.shutdown(socket.SHUT_WR)
 

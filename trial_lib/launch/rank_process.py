@@ -45,6 +45,13 @@ def is_stopped(pid: int) -> bool:
     return state == "T"
 
 
+def wake(pid: int) -> None:
+    """Has a process go on that somebody has stopped; does nothing to any other."""
+    if is_stopped(pid):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
     """Returns where the workers that a trial's program starts keep their sockets; its guard removes it.
 

@@ -29,6 +29,7 @@ from trial_lib.launch.trial import (
     run_to_end,
     states_of,
     take_result,
+    tell_leavings,
     write_candidate,
 )
 from trial_lib.launch.trial_files import put_away
@@ -101,6 +102,7 @@ def run_sweep(
                 finally:
                     over.set()
             ending = running.result()
+            tell_leavings(ending, f"trials {plans[0].number:04d} to {plans[-1].number:04d}", note)
             if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
                 ending = replace(ending, ended_by="deadline")
             for plan in plans:

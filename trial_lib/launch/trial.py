@@ -19,6 +19,7 @@ from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
+from trial_lib.launch.leavings import LEFT, REMOVED
 from trial_lib.launch.outcome import classify, is_from_outside, kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
@@ -29,6 +30,8 @@ from trial_lib.launch.trial_files import layer_for, put_away, remove
 
 ENTRY = "trial_lib.measure.rank:run"
 """What each rank of a trial calls."""
+
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def run_trial(
             request = request_of(plan, ENTRY, payload_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
             with told_of(f"trial {plan.number:04d}", states_of(plan), note):
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
+            tell_leavings(ending, f"trial {plan.number:04d}", note)
             put_away(plan.paths.scratch)
     return take_result(plan, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
 
@@ -176,6 +180,16 @@ def run_to_end(
         return running.wait_or_cancel(cancelled)
     except LauncherClosedError:
         return Ending("cancel", [])
+
+
+def tell_leavings(ending: Ending, label: str, note: Callable[[str], None]) -> None:
+    """Tells of the shared memory that a program has left behind, and that nobody has any more."""
+    for done, consequence in ((REMOVED, "it was removed"), (LEFT, "remove it if it is nobody's")):
+        if segments := ending.leavings.get(done):
+            names = ", ".join(sorted(segments)[:_MOST_NAMES]) + (", ..." if len(segments) > _MOST_NAMES else "")
+            mib = sum(segments.values()) / 2**20
+            whose = "the program left" if done == REMOVED else "meanwhile somebody left"
+            note(f"{label}: {whose} {mib:.1f} MiB of shared memory in /dev/shm ({names}): {consequence}")
 
 
 def states_of(plan: TrialPlan) -> list[Path]:

@@ -22,6 +22,7 @@ from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.measure.config_refusal import named_refusal
 from trial_lib.measure.endings import EndedEarlyError, WaitsForEverError
+from trial_lib.measure.shared_memory import NotedMemory
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 
 # Libraries of the user's that a training may spend its time in.
@@ -57,6 +58,11 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
     """
     process = os.getpid()
     sizes: Any = None
+    memory = NotedMemory(Path(payload["trials"][0]["scratch"]))
+
+    def end(code: int) -> NoReturn:
+        memory.note_held()
+        _end(code)
 
     def record(trial: dict[str, Any], measurement: dict[str, Any]) -> None:
         measurement["versions"] = _versions()
@@ -69,13 +75,14 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
     def fail(error: BaseException) -> None:
         trial = payload["trials"][0] if sizes is None else sizes.trial
         phases = {} if sizes is None else sizes.phases
+        memory.note_held()
         _fail(trial, rank, phases, error, Path(trial["engine_built"][rank]).exists())
 
     try:
         # Inside: a rank of a broken environment has to leave a record too.
         from trial_lib.measure.sizes import Sizes
 
-        sizes = Sizes(payload, rank, record, fail, _end)
+        sizes = Sizes(payload, rank, record, fail, end)
         sizes.install()
         while _run_program(sizes, process):
             sizes.start_over()

@@ -1,0 +1,84 @@
+"""What the processes of a trial leave outside its folder, when none of them is left.
+
+Runs in the user's environment.
+"""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment import shared_memory
+from trial_lib.launch import rank_process
+
+REMOVED, LEFT = "removed", "left"
+"""What became of shared memory: whose it was, the trial's, is certain; or is not."""
+
+_BEFORE = "segments"
+# torch names a segment for the process that makes it.
+_OF_TORCH = re.compile(r"torch_(\d+)_")
+
+
+def look_before(request: dict[str, Any]) -> None:
+    """Notes in a launch which segments of shared memory there are before its ranks start."""
+    request[_BEFORE] = shared_memory.segments()
+
+
+def remove_leavings(
+    request: dict[str, Any], guard: int, held: Collection[str] = (), pids: Collection[int] = ()
+) -> dict[str, dict[str, int]]:
+    """Removes what the processes of a trial have left.
+
+    Args:
+        request: the launch.
+        guard: the process id of its guard.
+        held: segments of shared memory that they had when they were killed.
+        pids: the process ids of some of them.
+
+    Returns:
+        The bytes of each segment that was removed, and of those that have come meanwhile and that nobody has.
+    """
+    environment = request["ranks"][0]["environment"]
+    remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"])
+    shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
+    before = request.get(_BEFORE)
+    if before is None:
+        return {}
+    new = {name for name, number in shared_memory.segments().items() if before.get(name) != number}
+    if not new:
+        return {}
+    known = {*held, *_noted(request), *(name for name in new if _made_by(name) in pids)}
+    without_holder = new - shared_memory.held_by_anybody()
+    removed, left = {}, {}
+    for name in without_holder:
+        segment = shared_memory.FOLDER / name
+        with contextlib.suppress(OSError):
+            size = segment.stat().st_size
+            if name in known:
+                segment.unlink()
+                removed[name] = size
+            else:
+                left[name] = size
+    return {REMOVED: removed, LEFT: left}
+
+
+def _made_by(name: str) -> int | None:
+    named = _OF_TORCH.match(name)
+    return None if named is None else int(named[1])
+
+
+def _noted(request: dict[str, Any]) -> set[str]:
+    payload = request["payload"]
+    scratch = payload.get("trials", [payload])[0].get("scratch")
+    return set() if scratch is None else shared_memory.noted(Path(scratch))
+
+
+def remove_shared_memory(address: str, port: str) -> None:
+    """Removes the buffers that DeepSpeed's CPU collectives leave in shared memory, some 70 MB a rank.
+
+    Their names end in the address and port of the rendezvous, and those are one trial's alone.
+    """
+    for buffer in shared_memory.FOLDER.glob(f"deepspeed_allreduce_buffer_*_{address}_{port}_*"):
+        buffer.unlink(missing_ok=True)
