@@ -24,13 +24,13 @@ from trial_lib.launch.build_checks import (
 )
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.hardware import Host
+from trial_lib.study.build_folder import build_root, with_build_folder
 from trial_lib.study.folder import host_lock_dir
 from trial_lib.study.host_checks import (
     BUILDS,
     DATA,
     LOCKS,
     STUDIES,
-    build_root,
     check_clock,
     check_layers,
     check_shared_memory,
@@ -70,7 +70,7 @@ def doctor_command(as_json: bool) -> int:
 
 def examine(work_dir: Path) -> list[Check]:
     """Returns all checks: of this host, of the servers, and of what a study in a folder would write."""
-    environment = rank_environment()
+    environment = with_build_folder(rank_environment(), sys.executable)
     with ThreadPoolExecutor() as pool:
         # What takes seconds, side by side.
         asked = pool.submit(environment_report, sys.executable, environment)

@@ -136,14 +136,15 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
         builder = get_accelerator().create_op_builder(name)
         if builder is None or not builder.is_compatible(verbose=False):
             continue
-        build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
-        with _one_at_a_time(build_dir):
-            if not (build_dir / f"{builder.name}.so").exists():
-                note(f"building DeepSpeed's {builder.name} (once on this machine, one to three minutes)")
-            try:
+        try:
+            # It makes the folder, which may be nobody's to write.
+            build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
+            with _one_at_a_time(build_dir):
+                if not (build_dir / f"{builder.name}.so").exists():
+                    note(f"building DeepSpeed's {builder.name} (once on this machine, one to three minutes)")
                 _load(builder)
-            except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
-                note(f"DeepSpeed's {builder.name} cannot be built: {str(error).splitlines()[0]}")
+        except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
+            note(f"DeepSpeed's {builder.name} cannot be built: {[*str(error).splitlines(), type(error).__name__][0]}")
 
 
 def _load(builder: Any) -> None:

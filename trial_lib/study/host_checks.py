@@ -127,12 +127,6 @@ def _elsewhere(what: str) -> str:
     return ways[what]
 
 
-def build_root(environment: Mapping[str, str]) -> Path:
-    """Returns the folder that torch builds extensions in."""
-    root = environment.get("TORCH_EXTENSIONS_DIR")
-    return Path(root or os.path.expanduser("~/.cache/torch_extensions"))  # noqa: PTH111 - Path's own raises where there is no home
-
-
 def check_clock(server_time: float | None, asked_at: float) -> Check:
     """Looks at whether the clock runs evenly, and agrees with the Prefect server's.
 

@@ -15,6 +15,7 @@ from trial_lib.experiment.trial_command import trial_command
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program
+from trial_lib.study.build_folder import with_build_folder
 
 
 def program_of(
@@ -118,11 +119,13 @@ def interpreter_of(experiment: Experiment) -> str:
 
 def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[str, str]:
     """Returns the environment that ranks start from."""
+    interpreter = interpreter_of(experiment)
     environment = {
-        **rank_environment(interpreter_of(experiment)),
+        **rank_environment(interpreter),
         **experiment.environment_variables,
         **experiment.entrypoint.launcher_environment,
     }
+    environment = with_build_folder(environment, interpreter)
     if include:
         # The predecessor copies these beside the code; here they become importable from where they stand.
         folders = [str(path.resolve().parent) for path in include]
