@@ -22,6 +22,7 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
         program: `{"script": path}` or `{"module": name}`.
         arguments: of its command line.
     """
+    _let_workers_name_main()
     if "module" in program:
         sys.argv = [program["module"], *arguments]
         _first_on_path(str(Path.cwd()))
@@ -43,6 +44,16 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
     _before.append(sys.modules["__main__"])
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+
+
+def _let_workers_name_main() -> None:
+    """Has `__mp_main__` stand for the program: a process that it spawns knows the program's classes by that name.
+
+    `multiprocessing` sets it to what is `__main__` when it is imported. A primed rank has imported it before.
+    """
+    stand_in = ModuleType("__mp_main__")
+    stand_in.__getattr__ = lambda name: getattr(sys.modules["__main__"], name)  # type: ignore[method-assign]
+    sys.modules["__mp_main__"] = stand_in
 
 
 def _first_on_path(folder: str) -> None:
