@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.overrides import MICRO_BATCH
+from trial_lib.experiment.overrides import MICRO_BATCH, TRAIN_BATCH
+from trial_lib.measure.program_options import ProgramOption, options_read
 from trial_lib.measure.typed_numbers import TypedNumber, numbers_in_files, numbers_in_words
 
 _BATCH_NAME = re.compile(r"batch|ims_per|(^|[-_.])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
@@ -24,11 +25,13 @@ class BatchSource:
         arguments: of its command line.
         environment: its environment variables.
         folder: its working directory.
+        replicas: how many feed a batch of their own.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
+    replicas: int = 1
 
     def ignored_batch_reason(self, asked: int, arrived: int, configuration: Mapping[str, Any] | None) -> str:
         """Returns the sentence for batches that do not follow the candidate, with the way that fits this program.
@@ -52,6 +55,11 @@ class BatchSource:
         for number in numbers_in_files(self.arguments, self.folder):
             if number.value == str(arrived) and _is_of_a_batch(number):
                 return f"A file of its command line has {number.shown}: {_mapping(number.target)}"
+        for option in options_read():
+            for key, size in ((MICRO_BATCH, arrived), (TRAIN_BATCH, arrived * self.replicas)):
+                if option.value == size and any(map(_BATCH_NAME.search, option.names)):
+                    name = self._spelled(option)
+                    return f"Its option {name} is {size}: {_mapping(name, key)}"
         file = self._file_with(arrived)
         if file is not None:
             return (
@@ -74,6 +82,11 @@ class BatchSource:
             f"Let it read the size {_ENGINE}, from the JSON file that its command line names, or from an option or an "
             f"environment variable, and name that one: {_written('--batch-size')}"
         )
+
+    def _spelled(self, option: ProgramOption) -> str:
+        """Returns an option's name as it was typed, or else the longest."""
+        typed = (name for name in option.names for word in self.arguments if word.partition("=")[0] == name)
+        return next(typed, max(option.names, key=len))
 
     def _variables_of(self, size: int) -> list[str]:
         """Returns the environment variables that are named like a batch size and have this value."""
@@ -105,10 +118,10 @@ def _is_of_a_batch(number: TypedNumber) -> bool:
     return bool(_BATCH_NAME.search(number.name))
 
 
-def _mapping(target: str) -> str:
-    return f"have it set for each trial with {_written(target)}"
+def _mapping(target: str, key: str = MICRO_BATCH) -> str:
+    return f"have it set for each trial with {_written(target, key)}"
 
 
-def _written(target: str) -> str:
+def _written(target: str, key: str = MICRO_BATCH) -> str:
     """Returns a mapping as it is written, on the command line and in the YAML."""
-    return f"--map {MICRO_BATCH}={target} (in a YAML: arg_mappings: {{{MICRO_BATCH}: {target}}})."
+    return f"--map {key}={target} (in a YAML: arg_mappings: {{{key}: {target}}})."

@@ -31,6 +31,7 @@ from trial_lib.measure import (
     memory,
     own_ends,
     own_ranks,
+    program_options,
     trackers,
     zero_init,
 )
@@ -129,6 +130,7 @@ class Sizes:
         facts = ProgramFacts()
         self._probe = self._new_probe(facts)
         self._probe.install()
+        program_options.note_parsers()
         hugging_face.install(facts, self._overrides, self._scratch)
         accelerate.install(facts)
         zero_init.install(self._overrides, facts)
@@ -152,7 +154,9 @@ class Sizes:
             window=StepWindow(**trial["window"]),
             memory_limit=trial["memory_limit"],
             with_profile=trial["with_profile"],
-            batch_source=BatchSource(trial["arguments"], dict(os.environ), Path(trial["model_dir"])),
+            batch_source=BatchSource(
+                trial["arguments"], dict(os.environ), Path(trial["model_dir"]), int(os.environ.get("WORLD_SIZE", "1"))
+            ),
             to_beat=trial["to_beat"],
             longest_sequence=trial["longest_sequence"],
             flops_per_sample=trial["flops_per_sample"],

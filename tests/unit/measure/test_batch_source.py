@@ -1,3 +1,4 @@
+import argparse
 import json
 import re
 import sys
@@ -5,6 +6,7 @@ import sys
 import pytest
 
 from trial_lib.experiment.mapping_targets import MAPPING_TARGET
+from trial_lib.measure import program_options
 from trial_lib.measure.batch_source import BatchSource
 
 
@@ -87,3 +89,39 @@ def test_where_nothing_fits_all_ways_are_named(tmp_path, monkeypatch):
     written = reason(tmp_path, ["--batch-size", "9"], {"BATCH": "9"}, {"train_micro_batch_size_per_gpu": "auto"})
     for way in ("engine.train_micro_batch_size_per_gpu()", "JSON file", "--map", "arg_mappings", "use more data"):
         assert way in written
+
+
+@pytest.fixture
+def parser(monkeypatch):
+    """A parser whose options the program has read, none of them typed."""
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", argparse.ArgumentParser.parse_known_args)
+    monkeypatch.setattr(program_options, "_parsed", [])
+    program_options.note_parsers()
+    return argparse.ArgumentParser()
+
+
+def test_an_option_that_nobody_has_typed_is_the_one_to_map(tmp_path, parser):
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--per_device_batch", type=int, default=8)
+    parser.parse_args([])
+    configuration = {"train_micro_batch_size_per_gpu": 8}
+    written = reason(tmp_path, configuration=configuration)
+    assert "Its option --per_device_batch is 8: " in written
+    assert "--map train_micro_batch_size_per_gpu=--per_device_batch " in written
+
+
+def test_an_option_that_holds_the_batch_of_all_ranks_is_mapped_to_that(tmp_path, parser):
+    parser.add_argument("-b", "--batch-size", type=int, default=256)
+    parser.parse_args(["-b", "16"])
+    source = BatchSource(["-b", "16"], {}, tmp_path, replicas=2)
+    assert "--map train_batch_size=-b " in source.ignored_batch_reason(1, 8, None)
+
+
+def test_a_parameter_of_a_function_that_fire_runs_is_an_option(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fire", sys)
+
+    def train(layers: int = 8, batch_size: int = 8) -> str:
+        return reason(tmp_path)
+
+    assert "Its option --batch_size is 8: " in train()
+    assert "Its option" not in train(batch_size=4)

@@ -1,0 +1,76 @@
+"""The options that a program has read from its command line, those with their defaults included.
+
+Only the program's own parser knows what an option is called that nobody has typed.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from trial_lib.measure.user_program import is_own_file
+
+# They make options of a function's parameters; the first one's keep their underscores.
+_OF_FUNCTIONS = {"fire": "_", "typer": "-", "click": "-"}
+
+
+@dataclass(frozen=True)
+class ProgramOption:
+    """One option, as the program has read it.
+
+    Attributes:
+        names: what it may be written as.
+        value: that it has, typed or by default.
+    """
+
+    names: tuple[str, ...]
+    value: int
+
+
+_INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")
+
+_parsed: list[ProgramOption] = []
+
+
+def note_parsers() -> None:
+    """Has each `argparse` parser that the program uses from here on leave its options' values."""
+    original = argparse.ArgumentParser.parse_known_args
+    if hasattr(original, "__wrapped__"):
+        return
+
+    def parse_known_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for `argparse.ArgumentParser.parse_known_args`."""
+        parsed = original(self, *args, **kwargs)
+        values = vars(parsed[0]) if hasattr(parsed[0], "__dict__") else {}
+        for action in self._actions:
+            value = values.get(action.dest)
+            if action.option_strings and isinstance(value, int) and not isinstance(value, bool):
+                _parsed.append(ProgramOption(tuple(action.option_strings), value))
+        return parsed
+
+    parse_known_args.__wrapped__ = original  # type: ignore[attr-defined]
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
+
+
+def options_read() -> Iterator[ProgramOption]:
+    """Yields the whole numbers among the options, the last that were read first.
+
+    They are those of `argparse`, and the parameters of the functions that are running, where a package is imported that
+    makes options of these.
+    """
+    yield from reversed(_parsed)
+    joint = next((joint for package, joint in _OF_FUNCTIONS.items() if package in sys.modules), None)
+    if joint is None:
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if not is_own_file(code.co_filename) and not _INSTALLED.search(code.co_filename):
+            for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+                value = frame.f_locals.get(name)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    yield ProgramOption((f"--{name.replace('_', joint)}",), value)
+        frame = frame.f_back
