@@ -32,19 +32,20 @@ for _ in range(3):
 class Run(Protocol):
     """Runs a program that makes its engine as given."""
 
-    def __call__(self, made: str, **knobs: Any) -> TrialResult: ...
+    def __call__(self, made: str, as_typed: bool = False, **knobs: Any) -> TrialResult: ...
 
 
 @pytest.fixture
 def run(trials: Trials, tmp_path: Path) -> Run:
-    def run_program(made: str, **knobs: Any) -> TrialResult:
+    def run_program(made: str, as_typed: bool = False, **knobs: Any) -> TrialResult:
         folder = tmp_path / "program"
         folder.mkdir(exist_ok=True)
         (folder / "own.json").write_text(json.dumps(OWN))
         (folder / "train.py").write_text(PROGRAM.format(made=made))
         window = StepWindow(1, 1, max_steps=1)
         plan = trials.plan("train.py", model_dir=folder, config_flag="--any", window=window, purpose=Purpose.PROFILE)
-        return trials.start(dataclasses.replace(plan, candidate=Candidate(knobs=knobs, micro_batch_size=1))).result()
+        candidate = Candidate(knobs=knobs, micro_batch_size=1)
+        return trials.start(dataclasses.replace(plan, candidate=candidate, as_typed=as_typed)).result()
 
     return run_program
 
@@ -152,3 +153,45 @@ def test_it_tells_a_mixture_of_experts_which_deepspeed_refuses_at_stage_3(run: R
     refused = run(EXPERTS, zero_optimization={"stage": 3})
     assert refused.outcome == "invalid"
     assert "MoE is not supported with ZeRO Stage 3" in refused.reason
+
+
+ADDS_GRADIENTS = """
+model = torch.nn.Linear(4, 1)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=OWN)
+for _ in range(3):
+    for _ in range({passes}):
+        engine.backward({model}(torch.ones(1, 4)).sum())
+    engine.step()
+raise SystemExit
+"""
+
+
+@pytest.mark.parametrize(("passes", "repeats"), [(1, False), (2, True)])
+def test_it_tells_whether_the_code_adds_gradients_up_by_itself(passes: int, repeats: bool, run: Run) -> None:
+    result = run(ADDS_GRADIENTS.format(model="engine", passes=passes), as_typed=True)
+    assert result.outcome == "completed", result.reason
+    assert result.program is not None
+    assert result.program.repeats_backward == repeats
+
+
+def test_a_batch_is_counted_that_goes_past_the_engine(run: Run) -> None:
+    result = run(ADDS_GRADIENTS.format(model="model", passes=1))
+    assert (result.outcome, result.micro_batch_arrived) == ("completed", 1), result.reason
+
+
+IN_EVAL_MODE = """
+model = torch.nn.Linear(4, 1)
+{before}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=OWN)
+{after}
+for _ in range(3):
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+raise SystemExit
+"""
+
+
+@pytest.mark.parametrize(("before", "after"), [("model.eval()", ""), ("", "engine.eval()")])
+def test_a_program_that_trains_in_eval_mode_is_counted(before: str, after: str, run: Run) -> None:
+    result = run(IN_EVAL_MODE.format(before=before, after=after))
+    assert (result.outcome, result.micro_batch_arrived) == ("completed", 1), result.reason

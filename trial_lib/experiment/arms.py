@@ -182,11 +182,31 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     if here.has_experts and stage == 3:
         # deepspeed/runtime/engine.py _configure_distributed_model
         reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
+    if here.repeats_backward and (of_repeats := _gradients_of_repeats(config)) != "all":
+        reasons[f"keeps_{of_repeats}"] = (
+            "The program calls backward more than once for one step. Of such gradients DeepSpeed loses some at ZeRO "
+            "stages 1 and 2, and adds up all of them at stages 0 and 3."
+        )
+    elif here.repeats_backward and _gradients_of_repeats(here.base_config) != "all":
+        reasons["keeps_all"] = (
+            "The program calls backward more than once for one step. At your ZeRO stage DeepSpeed loses some of those "
+            "gradients, and here it adds up all of them: the training would be another."
+        )
     is_offloaded = stage != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
     if not steps_where_it_is(here.code_optimizer, here.device, is_offloaded):
         place = "offloaded" if is_offloaded else "without offload"
         reasons["optimizer_where_it_cannot_step"] = f"{here.code_optimizer} cannot step {place}."
     return reasons
+
+
+def _gradients_of_repeats(config: Mapping[str, Any]) -> str:
+    """Returns which gradients DeepSpeed keeps where backward is called again for one step.
+
+    See `trial_lib/measure/backward_passes.py`; with offload they are others than without.
+    """
+    if get_knob(config, STAGE, 0) not in (1, 2):
+        return "all"
+    return "some" if get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme") else "the_last"
 
 
 def _coarse_of_catalogue(stage: int, here: Surroundings) -> dict[str, tuple[Any, ...]]:

@@ -36,6 +36,7 @@ class Surroundings:
             none, or that is not known.
         by_accelerate: whether Accelerate hands that to DeepSpeed: it permits any under ZeRO.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts.
+        repeats_backward: whether the code calls backward more than once for one step of its engine.
     """
 
     device: str
@@ -51,6 +52,7 @@ class Surroundings:
     code_optimizer: str = ""
     by_accelerate: bool = False
     has_experts: bool = False
+    repeats_backward: bool = False
 
     def own(self, path: str) -> Any:
         """Returns what the user's configuration sets; None where it leaves that to DeepSpeed."""

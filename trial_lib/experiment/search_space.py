@@ -117,6 +117,7 @@ def _surroundings(
         code_optimizer=program.optimizer,
         by_accelerate=program.by_accelerate,
         has_experts=program.has_experts,
+        repeats_backward=program.repeats_backward,
     )
 
 

@@ -34,6 +34,11 @@ def batch_sizes(inputs: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in first.shape[: 1 if has_features else 2])
 
 
+def shapes_of(inputs: Any) -> list[torch.Tensor]:
+    """Returns tensors of the shapes and types of those in the inputs, without their data."""
+    return [tensor.detach().to("meta") for tensor in tensors_in(inputs)]
+
+
 def elements_in(inputs: Any) -> int:
     """Returns the numbers in all tensors."""
     return sum(tensor.numel() for tensor in tensors_in(inputs))

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import torch
 
 from trial_lib.experiment.arrival import Arrival
-from trial_lib.measure.batch_shape import batch_sizes, elements_in, tensors_in, tokens_in, tokens_per_row
+from trial_lib.measure.backward_passes import BackwardPasses
+from trial_lib.measure.batch_shape import batch_sizes, elements_in, shapes_of, tensors_in, tokens_in, tokens_per_row
 from trial_lib.measure.model_counter import ModelCounter, StageCounter
 
 PARTS = ("forward", "backward", "step")
@@ -93,6 +94,7 @@ class EngineWatch:
         loss: the last loss given to `backward`, unscaled, still on its device.
         micro_batch_losses: those since `take_loss`.
         has_trained: whether a training micro-batch has come.
+        repeats_backward: whether the code has called backward more than once for one step, of this engine or another.
     """
 
     def __init__(
@@ -114,11 +116,15 @@ class EngineWatch:
         self.loss: torch.Tensor | None = None
         self.micro_batch_losses: list[torch.Tensor] = []
         self.has_trained = False
+        self.repeats_backward = False
         self._observer = observer
         # Between a forward pass and its backward pass.
         self._is_open = False
         # While another engine's backward pass runs.
         self._is_elsewhere = False
+        # A model as `from_pretrained` gives it is in eval mode, and many a program trains it so.
+        self._trains_in_eval_mode = not engine.module.training
+        self._in_eval_mode: list[torch.Tensor] | None = None
         self._install()
 
     def _counter(self, with_activations: bool) -> ModelCounter:
@@ -129,11 +135,23 @@ class EngineWatch:
         forward = self.parts.timed("forward", engine.forward)
         backward = self.parts.timed("backward", engine.backward)
         step = self.parts.timed("step", engine.step)
+        passes = BackwardPasses(engine, self._backward_repeated)
+
+        def called_directly(_module: Any, args: Any, kwargs: Any) -> None:
+            """Notes a forward pass past the engine, as in many a GAN: its batch counts as well."""
+            if self._trains_now() and not self._is_open:
+                self.has_trained = self._is_open = True
+                self.batch_arrived([args, kwargs])
+
+        # Not where the engine is called itself: a compiled model would have the hook traced.
+        direct_calls = engine.module.register_forward_pre_hook(called_directly, with_kwargs=True)
 
         def watched_forward(*args: Any, **kwargs: Any) -> Any:
-            # `engine.eval()` sets the module alone.
-            if not (engine.module.training and torch.is_grad_enabled()):
+            direct_calls.remove()
+            if not self._trains_now():
+                self._in_eval_mode = shapes_of([args, kwargs]) if torch.is_grad_enabled() else None
                 return engine_forward(*args, **kwargs)
+            self._in_eval_mode = None
             self.has_trained = True
             if not self._is_open:
                 # A second forward pass before the backward pass is another view of the same samples.
@@ -142,7 +160,9 @@ class EngineWatch:
             return self.model.forward(forward, *args, **kwargs)
 
         def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._take_up_eval_mode()
             self._is_open = False
+            passes.begin()
             left = self.model.backward(backward, loss, *args, **kwargs)
             # DeepSpeed divides the loss by the accumulation, or is told that the caller has, and returns what is left.
             is_left = isinstance(left, torch.Tensor)
@@ -154,11 +174,13 @@ class EngineWatch:
             if not self._is_open or self._is_elsewhere:
                 return tensor_backward(loss, *args, **kwargs)
             self._is_open = False
+            passes.begin()
             self.loss_arrived(loss)
             return self.model.backward(timed_tensor_backward, loss, *args, **kwargs)
 
         def watched_step(*args: Any, **kwargs: Any) -> Any:
             self._is_open = False
+            passes.end()
             at_boundary = engine.is_gradient_accumulation_boundary()
             result = step(*args, **kwargs)
             if at_boundary:
@@ -174,6 +196,25 @@ class EngineWatch:
         engine.backward = watched_backward
         engine.step = watched_step
         self._tensor_backward = tensor_backward
+        self._direct_calls = direct_calls
+
+    def _trains_now(self) -> bool:
+        """Returns whether a forward pass that begins is one of the training: `engine.eval()` sets the module alone."""
+        if not torch.is_grad_enabled():
+            return False
+        if self.engine.module.training:
+            self._trains_in_eval_mode = False
+        return self.engine.module.training or self._trains_in_eval_mode
+
+    def _take_up_eval_mode(self) -> None:
+        """Counts the batch of a forward pass in eval mode, where a backward pass follows it: the code trains so."""
+        if not self._is_open and self._in_eval_mode is not None:
+            self.has_trained = self._trains_in_eval_mode = True
+            self.batch_arrived(self._in_eval_mode)
+        self._in_eval_mode = None
+
+    def _backward_repeated(self) -> None:
+        self.repeats_backward = True
 
     def start_over(self, asked_micro_batch: int, observer: StepObserver) -> None:
         """Watches the same engine for another observer, as if it had not been fed yet."""
@@ -189,21 +230,25 @@ class EngineWatch:
     def end(self) -> None:
         """Leaves the engine as it was."""
         torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
+        self._direct_calls.remove()
         for name in ("forward", "backward", "step"):
             delattr(self.engine, name)
 
     def leave_out(self, engine: Any) -> None:
         """Has the backward passes of another engine not taken for this one's, as in a GAN between two of its own."""
         backward, step = engine.backward, engine.step
+        passes = BackwardPasses(engine, self._backward_repeated)
 
         def backward_elsewhere(*args: Any, **kwargs: Any) -> Any:
             self._is_elsewhere = True
+            passes.begin()
             try:
                 return backward(*args, **kwargs)
             finally:
                 self._is_elsewhere = False
 
         def step_elsewhere(*args: Any, **kwargs: Any) -> Any:
+            passes.end()
             at_boundary = engine.is_gradient_accumulation_boundary()
             result = step(*args, **kwargs)
             if at_boundary:

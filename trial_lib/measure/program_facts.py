@@ -35,6 +35,8 @@ class ProgramFacts:
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
+        repeats_backward: whether the code calls backward more than once for one step of an engine that ends an
+            accumulation, and so adds gradients up by itself.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
     """
 
@@ -55,6 +57,7 @@ class ProgramFacts:
     by_accelerate: bool = False
     partitions_its_model: bool = False
     has_experts: bool = False
+    repeats_backward: bool = False
     hands_over_two_configs: bool = False
 
     def note_config(self, config: dict[str, Any]) -> None:

@@ -49,6 +49,7 @@ class Surveys:
         return self._lengths.step_ended()
 
     def conclude(self) -> None:
-        """Takes up what is seen of sizes by now; every rank takes part."""
+        """Takes up what is seen of sizes and backward passes by now; every rank takes part."""
+        self._facts.repeats_backward |= self._watch.repeats_backward
         if self._sizes is not None and not self._watch.arrival.varies:
             self._sizes.conclude()

@@ -100,3 +100,23 @@ def test_of_stages_that_nobody_asked_for_nothing_is_told() -> None:
     at = here(has_experts=True)
     assert stages_not_tried(ALL, at, [Request(STAGE, (1, 2))]) == []
     assert len(stages_not_tried(ALL, at, [Request(STAGE, (1, 3))])) == 1
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected", "left_out"),
+    [
+        ({"stage": 0}, ["z0", "z3"], "1 and 2"),
+        ({"stage": 3}, ["z0", "z3"], "1 and 2"),
+        ({"stage": 1}, ["z1", "z2"], "0 and 3"),
+    ],
+)
+def test_of_gradients_that_the_code_adds_up_itself_as_many_are_lost_as_at_the_stage_that_was_typed(
+    zero: dict[str, int], expected: list[str], left_out: str
+) -> None:
+    base = {"optimizer": {"type": "AdamW"}, "zero_optimization": zero}
+    at = here(base=base, repeats_backward=True)
+    stages = dict.fromkeys(label.split("-")[0] for label in labels(adaptive(at=at)))
+    assert list(stages) == expected
+    assert not any("offload-optimizer" in label for label in labels(adaptive(at=at)) if label[1] in "12")
+    (told,) = stages_not_tried(ALL, at, [])
+    assert told.startswith(f"ZeRO stage {left_out} is not tried: The program calls backward more than once")
