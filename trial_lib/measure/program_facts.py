@@ -73,10 +73,15 @@ class ProgramFacts:
 
     def note_typed_batch(self, engine: Any) -> None:
         """Keeps the batch of the engine that trains, in a run of the program as it was typed."""
+        train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
+        accumulation = int(engine.gradient_accumulation_steps())
+        if getattr(engine, "zenflow", False):
+            # deepspeed/runtime/zenflow/engine.py: its interval stands in the place of the accumulation then.
+            accumulation = train // (micro * int(engine.dp_world_size))
         self.typed_batch = {
-            "train_batch_size": int(engine.train_batch_size()),
-            "micro_batch_size": int(engine.train_micro_batch_size_per_gpu()),
-            "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+            "train_batch_size": train,
+            "micro_batch_size": micro,
+            "gradient_accumulation_steps": accumulation,
         }
 
     def note_arrival(self, arrival: Arrival) -> None:

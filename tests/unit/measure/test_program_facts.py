@@ -1,0 +1,33 @@
+"""What is noted of a program's engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trial_lib.measure.program_facts import ProgramFacts
+
+
+def engine(accumulation: int, **more: Any) -> SimpleNamespace:
+    """An engine of two replicas, with micro-batches of 4 and 8 samples in all."""
+    return SimpleNamespace(
+        train_batch_size=lambda: 8,
+        train_micro_batch_size_per_gpu=lambda: 4,
+        gradient_accumulation_steps=lambda: accumulation,
+        dp_world_size=2,
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("built", "accumulation"),
+    [(engine(1), 1), (engine(4, zenflow=True), 1), (engine(4, zenflow=False), 4)],
+)
+def test_the_interval_of_zenflow_is_no_accumulation(built: SimpleNamespace, accumulation: int) -> None:
+    facts = ProgramFacts()
+    facts.note_typed_batch(built)
+    assert facts.typed_batch == {
+        "train_batch_size": 8,
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": accumulation,
+    }
