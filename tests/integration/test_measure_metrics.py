@@ -50,6 +50,15 @@ def test_throughput_counts_all_ranks(trials):
     assert metrics["throughput"] == pytest.approx(4 * 2 * 2 / metrics["latency"])
 
 
+def test_steps_of_one_batch_are_measured_where_the_program_changes_it(trials):
+    result = trials.run("changes_batch.py", micro_batch=2, window=StepWindow(3, 5, max_steps=12, max_seconds=60))
+    metrics = completed(result)
+    # Doubled after steps 4, 8 and 12: of the first batch two steps count, of the second all four, which are enough.
+    assert (metrics["measured_steps"], len(result.step_times)) == (4, 4)
+    assert metrics["throughput"] == pytest.approx(2 * 2 / metrics["latency"])
+    assert result.note == "The program changes its batch as it trains: measured at a global batch of 4."
+
+
 def test_a_pipelines_ranks_share_their_samples(trials):
     metrics = completed(trials.run("pipeline.py", micro_batch=3, accumulation=4, slots=2, window=SHORT))
     assert metrics["throughput"] == pytest.approx(3 * 4 / metrics["latency"])
@@ -98,7 +107,7 @@ def test_a_script_that_ignores_the_micro_batch_is_invalid_and_told_how_to_follow
     assert result.outcome == "invalid"
     assert "batches of 8" in result.reason
     assert "micro-batch of 4" in result.reason
-    assert "arg_mappings: {train_micro_batch_size_per_gpu: --batch-size}" in result.reason
+    assert "arg_mappings: {train_micro_batch_size_per_gpu: --batch_size}" in result.reason
     assert result.micro_batch_arrived == 8
 
 

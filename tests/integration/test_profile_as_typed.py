@@ -17,10 +17,17 @@ from trial_lib.study.profiling import profile_candidate, run_profile
 ONE_STEP = StepWindow(1, 1, max_steps=1)
 
 
-def profiled(trials: Trials, *arguments: str, micro_batch: int = 8, slots: int = 1, **options: int) -> TrialResult:
-    """Runs a profile trial of `batch_shapes.py`, typed with a micro-batch size and two accumulation steps."""
+def profiled(
+    trials: Trials,
+    *arguments: str,
+    script: str = "batch_shapes.py",
+    micro_batch: int = 8,
+    slots: int = 1,
+    **options: int,
+) -> TrialResult:
+    """Runs a profile trial of a program, typed with a micro-batch size and two accumulation steps."""
     plan = trials.plan(
-        "batch_shapes.py", *arguments, slots=slots, window=ONE_STEP, purpose=Purpose.PROFILE, micro_batch=1, **options
+        script, *arguments, slots=slots, window=ONE_STEP, purpose=Purpose.PROFILE, micro_batch=1, **options
     )
     own = {**CONFIG, MICRO_BATCH: micro_batch, ACCUMULATION: 2}
     folder = trials.root / "own"
@@ -103,3 +110,10 @@ def test_what_was_typed_is_known_also_where_it_does_not_fit(trials: Trials) -> N
     assert result.program is not None
     assert result.program.typed_batch == Batch(2**23, 2**22, 2)
     assert size_of(trials, result) == 1
+
+
+def test_a_batch_that_the_program_sets_before_it_trains_is_what_was_typed(trials: Trials) -> None:
+    result = profiled(trials, "--first", "64", script="changes_batch.py")
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.program is not None
+    assert result.program.typed_batch == Batch(64, 8, 8)

@@ -22,15 +22,43 @@ class CountedSteps:
             it, as `EngineWatch.take_arrived` has it.
         slowest: seconds of each step on the slowest rank, as the ranks have last agreed.
         losses: the last loss of each, on its device; fewer where the code shows none.
+        batch: the engine's global batch in them; None before the first.
+        note: what a reader is to know of them; empty where nothing.
     """
 
     steps: list[dict[str, float]] = field(default_factory=list)
     slowest: list[float] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)
+    batch: int | None = None
+    note: str = ""
 
     def __len__(self) -> int:
         """Returns how many there are."""
         return len(self.steps)
+
+    def follow_batch(self, engine: Any, enough: int) -> bool:
+        """Begins anew where the code has changed the engine's batch: all steps that count are to have one and the same.
+
+        So every trial is measured at the first batch that lasts, however long its steps take. The code changes it on
+        all ranks alike.
+
+        Args:
+            engine: that has just taken a step, which is not counted yet.
+            enough: steps of one batch that are enough.
+
+        Returns:
+            Whether the batch has changed, and enough steps had been counted by then.
+        """
+        batch = int(engine.train_batch_size())
+        before, self.batch = self.batch, batch
+        if before is None or before == batch:
+            return False
+        is_enough = len(self) >= enough
+        self.note = f"The program changes its batch as it trains: measured at a global batch of {before if is_enough else batch}."
+        if not is_enough:
+            self.keep(0)
+            self.slowest = []
+        return is_enough
 
     def keep(self, count: int) -> None:
         """Leaves out the steps after the first so many: other ranks have no more."""

@@ -76,8 +76,7 @@ class Probe:
         end_early: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
-        self.has_finished = False
-        self.has_frozen_engine = False
+        self.has_finished = self.has_frozen_engine = False
         self.thread = threading.main_thread()
         self.device: torch.device | None = None
         self._end_early = end_early
@@ -90,8 +89,7 @@ class Probe:
         # A child that the program forks is not the rank, though it has all that the rank has.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
-        self._steps_seen = 0
-        self._skipped_in_a_row = 0
+        self._steps_seen = self._skipped_in_a_row = self._plain_steps = 0
         self._arrived: tuple[int, int | None] | None = None
         self._counted = CountedSteps()
         self._memory_after_initialize: dict[str, int] = {}
@@ -101,7 +99,6 @@ class Probe:
         self._memory_budget: int | None = None
         self._phase_started = time.time()
         self._clock = StepClock()
-        self._plain_steps = 0
         self._warm_up = StretchedWarmUp(settings.longest_sequence, settings.window.start_step - 1)
         self._survey: Surveys | None = None
 
@@ -239,6 +236,8 @@ class Probe:
         """Takes up what the first batch says of all batches."""
         watch, as_typed = self._watch, self._settings.as_typed
         assert watch is not None
+        if as_typed:
+            watch.asked = self.facts.note_typed_batch(watch.engine)
         watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
         self.facts.note_arrival(watch.arrival)
         if as_typed:
@@ -299,6 +298,8 @@ class Probe:
         if self._survey is not None:
             self._go_on_surveying()
         elif applied and self._steps_seen >= self._settings.window.start_step:
+            if self._counted.follow_batch(watch.engine, self.window.min_steps):
+                self.measure_common(len(self._counted), self._steps_seen - 1, "")
             self._counted.steps.append({"latency": seconds, "cpu": cpu_seconds, **arrived, **parts})
             if watch.loss is not None:
                 self._counted.losses.append(watch.loss)
@@ -439,7 +440,7 @@ class Probe:
             **({} if self._keeps_engine else self._step_losses.over_ranks(watch.engine)),
             "micro_batch_arrived": watch.first_micro_batch,
             "longest_sequence": int(longest) or None,
-            "note": self._warm_up.note(int(longest)),
+            "note": " ".join(filter(None, (self._warm_up.note(int(longest)), self._counted.note))),
             "memory": {
                 "peak": max(memory.peak_bytes(), self._peak),
                 **self._memory_after_initialize,

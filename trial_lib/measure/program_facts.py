@@ -71,8 +71,8 @@ class ProgramFacts:
         self.ds_config = None
         self.note_config(config)
 
-    def note_typed_batch(self, engine: Any) -> None:
-        """Keeps the batch of the engine that trains, in a run of the program as it was typed."""
+    def note_typed_batch(self, engine: Any) -> int:
+        """Keeps the batch of the engine that trains, in a run of the program as typed; returns its micro-batch size."""
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())
         if getattr(engine, "zenflow", False):
@@ -83,6 +83,7 @@ class ProgramFacts:
             "micro_batch_size": micro,
             "gradient_accumulation_steps": accumulation,
         }
+        return micro
 
     def note_arrival(self, arrival: Arrival) -> None:
         """Keeps how samples show in batches."""
