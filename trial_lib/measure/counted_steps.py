@@ -54,7 +54,8 @@ class CountedSteps:
         if before is None or before == batch:
             return False
         is_enough = len(self) >= enough
-        self.note = f"The program changes its batch as it trains: measured at a global batch of {before if is_enough else batch}."
+        measured = before if is_enough else batch
+        self.note = f"The program changes its batch as it trains: measured at a global batch of {measured}."
         if not is_enough:
             self.keep(0)
             self.slowest = []
