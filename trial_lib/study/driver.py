@@ -91,7 +91,7 @@ class StudyDriver:
         self.environment = environment_of(experiment, arguments.include)
         self._changes = CommandChanges(experiment, self.environment, log)
         self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
-        self._edits = Edits(experiment, paths, log)
+        self._edits = Edits(experiment, arguments.include, paths, log)
         self._runner = Runner(place, log, self._refusal, self._starting, self._run_profile)
         self._history = History(paths.history)
         self.purposes: dict[int, Purpose] = {}

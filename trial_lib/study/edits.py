@@ -2,13 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.study.fingerprint import Fingerprint, file_hash, fingerprint_in
+from trial_lib.study.fingerprint import Fingerprint, code_file, file_hash, fingerprint_in
 
 _MOST_SAID = 8
 
@@ -18,21 +18,23 @@ class Edits:
 
     Args:
         experiment: what was submitted.
+        include: files and folders that the code imports from outside the model directory.
         paths: the study's files.
         log: where an edit is told.
     """
 
-    def __init__(self, experiment: Experiment, paths: StudyPaths, log: logging.Logger) -> None:
+    def __init__(self, experiment: Experiment, include: Sequence[Path], paths: StudyPaths, log: logging.Logger) -> None:
         self._paths = paths
         self._log = log
         self._begun = fingerprint_in(paths)
-        self._files = {name: experiment.model_dir / name for name in self._begun.code}
         self._config = experiment.path if experiment.path not in (None, paths.experiment) else None
-        if self._config is not None:
-            self._files.setdefault(str(self._config), self._config)
+        named = {name: code_file(name, experiment.model_dir, include) for name in self._begun.code}
+        self._files = {name: path for name, path in named.items() if not _is_same(path, self._config)}
         self._hashes = dict(self._begun.code)
-        if self._config is not None:
-            self._hashes[str(self._config)] = file_hash(self._config)
+        # A file that no fingerprint has is as it was when the study was opened.
+        for path in filter(None, (self._config, _config_elsewhere(experiment))):
+            self._files[str(path)] = path
+            self._hashes[str(path)] = file_hash(path)
         self._seen = {name: _signature(path) for name, path in self._files.items()}
         self._lock = threading.Lock()
         self._told: dict[str, str] = {}
@@ -56,7 +58,7 @@ class Edits:
             for name in edited:
                 self._told[name] = f"{name} (gone)" if now[name] is None else name
                 self._tell(name)
-            if any(name in self._begun.code for name in edited):
+            if any(self._files[name] != self._config for name in edited):
                 self._mix()
 
     def _is_edited(self, name: str) -> bool:
@@ -78,6 +80,17 @@ class Edits:
         """Has later studies learn nothing from this one."""
         mixed: Fingerprint = self._begun.model_copy(update={"is_mixed": True})
         write_whole(self._paths.fingerprint, mixed.model_dump_json(indent=2))
+
+
+def _is_same(path: Path, other: Path | None) -> bool:
+    return other is not None and path.name == other.name and path.resolve() == other.resolve()
+
+
+def _config_elsewhere(experiment: Experiment) -> Path | None:
+    """Returns the file of the DeepSpeed configuration where the code has none of it: a fingerprint has the rest."""
+    source = experiment.config_source
+    is_elsewhere = source.is_file() and not source.resolve().is_relative_to(experiment.model_dir)
+    return None if not is_elsewhere or _is_same(source, experiment.path) else source
 
 
 def _signature(path: Path) -> Mapping[str, int] | None:

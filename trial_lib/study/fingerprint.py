@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host
     code = dict(islice(_hashes(experiment.model_dir), _MOST_FILES))
     for path in arguments.include:
         hashes = islice(_hashes(path.resolve()), _MOST_FILES)
-        code |= {f"{path.name}/{name}".rstrip("/"): hashed for name, hashed in hashes}
+        code |= {_included_name(path, name): hashed for name, hashed in hashes}
     variables = environment_of(experiment, arguments.include)
     return Fingerprint(
         code=code,
@@ -142,6 +142,26 @@ def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host
         hardware=_hardware(host),
         search=_flat({name: getattr(arguments, name) for name in _SEARCH}, ""),
     )
+
+
+def code_file(name: str, model_dir: Path, include: Sequence[Path]) -> Path:
+    """Returns the file that has a name in the code of a fingerprint.
+
+    Args:
+        name: of the file there.
+        model_dir: the model directory.
+        include: what was included, which goes before a file of the same name in the model directory.
+    """
+    for path in reversed(include):
+        within = name.removeprefix(path.name).lstrip("/")
+        file = path.resolve() / within
+        if name == _included_name(path, within) and file.is_file():
+            return file
+    return model_dir / name
+
+
+def _included_name(path: Path, within: str) -> str:
+    return f"{path.name}/{within}".rstrip("/")
 
 
 def fingerprint_in(paths: StudyPaths) -> Fingerprint:
