@@ -3,7 +3,8 @@
 import linecache
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -15,6 +16,29 @@ _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
 # waited for in a frame of its own module.
 _WAIT = re.compile(r"\b(wait|barrier|synchronize|get|TCPStore)\(")
 _INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call on a stack, as it was at a moment.
+
+    Attributes:
+        file: of its code.
+        function: its name.
+        line: that it stands at.
+        module: its name.
+        place: what is another one when the call goes on, however little.
+    """
+
+    file: str
+    function: str
+    line: int
+    module: str
+    place: tuple[int, int]
+
+
+Stack = tuple[Call, ...]
+"""Calls, the innermost one first."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +54,30 @@ class Doing:
     waits_in: str
 
 
-def place_of(frame: FrameType) -> tuple[int, int, int]:
-    """Returns what changes when a thread goes on, however little; cheap."""
-    caller = frame.f_back
-    return id(frame), frame.f_lasti, 0 if caller is None else caller.f_lasti
+def stack_of(thread: int) -> Stack:
+    """Returns the stack of a thread; empty where the thread is none any more.
+
+    No frame is held on to while the thread goes on. A frame holds the tensors of its code, and PyTorch does not bear it
+    during an operation that a dispatch mode sees: under a `FlopCounter` that ends in "Attempted to make a tensor into a
+    differentiable view", now and then.
+    """
+    return _calls(sys._current_frames().get(thread))
 
 
-def doing(frame: FrameType, model_dir: Path, device_is_busy: bool = False) -> Doing:
+def place_of(stack: Stack) -> tuple[tuple[int, int], ...]:
+    """Returns what changes when a thread goes on, however little."""
+    return tuple(call.place for call in stack[:2])
+
+
+def doing(stack: Stack, model_dir: Path, device_is_busy: bool = False) -> Doing:
     """Returns what a thread does.
 
     Args:
-        frame: the innermost of its stack.
+        stack: the thread's.
         model_dir: the folder of the user's code.
         device_is_busy: whether the thread's device has work left: what does not move then waits for that.
     """
-    return Doing(_where(frame, model_dir), _waits_in(frame) or ("work of its device" if device_is_busy else ""))
+    return Doing(_where(stack, model_dir), _waits_in(stack) or ("work of its device" if device_is_busy else ""))
 
 
 def is_of_a_collective(error: BaseException) -> bool:
@@ -52,36 +85,47 @@ def is_of_a_collective(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and isinstance(error, RuntimeError) and bool(_waits_in(trace.tb_frame, trace.tb_lineno))
+    if trace is None or not isinstance(error, RuntimeError):
+        return False
+    raised, *callers = _calls(trace.tb_frame)
+    return bool(_waits_in((replace(raised, line=trace.tb_lineno), *callers)))
 
 
-def _waits_in(frame: FrameType, line_number: int | None = None) -> str:
-    inner: FrameType | None = frame
+def _calls(frame: FrameType | None) -> Stack:
+    return tuple(_walk(frame))
+
+
+def _walk(frame: FrameType | None) -> Iterator[Call]:
+    while frame is not None:
+        code = frame.f_code
+        module = frame.f_globals.get("__name__", "")
+        yield Call(code.co_filename, code.co_name, frame.f_lineno, module, (id(frame), frame.f_lasti))
+        frame = frame.f_back
+
+
+def _waits_in(stack: Stack) -> str:
     called = ""
-    while inner is not None and any(part in inner.f_code.co_filename for part in _COLLECTIVES):
-        if not inner.f_code.co_name.startswith(("_", "<")) and inner.f_code.co_name not in ("wrapper", "log_wrapper"):
-            called = inner.f_code.co_name
-        inner = inner.f_back
-    if called:
+    for call in stack:
+        if not any(part in call.file for part in _COLLECTIVES):
+            break
+        if not call.function.startswith(("_", "<")) and call.function not in ("wrapper", "log_wrapper"):
+            called = call.function
+    if called or not stack:
         return called
-    line = linecache.getline(frame.f_code.co_filename, line_number or frame.f_lineno)
-    found = _WAIT.search(line)
-    return found[1] if found and not _is_of_python(frame) else ""
+    found = _WAIT.search(linecache.getline(stack[0].file, stack[0].line))
+    return found[1] if found and not _is_of_python(stack[0]) else ""
 
 
-def _is_of_python(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
+def _is_of_python(call: Call) -> bool:
+    return call.module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _where(frame: FrameType, model_dir: Path) -> str:
+def _where(stack: Stack, model_dir: Path) -> str:
     own, other = f"{model_dir}/", ""
-    link: FrameType | None = frame
-    while link is not None:
-        file = link.f_code.co_filename
-        if not is_own_file(file) and not any(part in file for part in _INSTALLED):
-            if file.startswith(own) or not file.startswith("/"):
-                return f"{file.removeprefix(own)}:{link.f_lineno}"
-            if not other and not _is_of_python(link):
-                other = f"{file}:{link.f_lineno}"
-        link = link.f_back
+    for call in stack:
+        if not is_own_file(call.file) and not any(part in call.file for part in _INSTALLED):
+            if call.file.startswith(own) or not call.file.startswith("/"):
+                return f"{call.file.removeprefix(own)}:{call.line}"
+            if not other and not _is_of_python(call):
+                other = f"{call.file}:{call.line}"
     return other

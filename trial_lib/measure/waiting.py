@@ -6,19 +6,17 @@ rank waits, or has ended, nobody is left to end the wait.
 """
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 import psutil
 import torch
 
 from trial_lib.measure.closing import Closing
 from trial_lib.measure.endings import WAITS, WORKS, RankEnd, are_uneven
-from trial_lib.measure.stacks import Doing, doing, place_of
+from trial_lib.measure.stacks import Doing, Stack, doing, place_of, stack_of
 
 _TICK_S = 1.0
 # A process that is awake for less than that only looks after its threads.
@@ -53,30 +51,27 @@ class Watcher(threading.Thread):
         """Looks, as long as the process lives."""
         while True:
             time.sleep(_TICK_S)
-            # In a call of its own: a frame that is held on to holds the tensors of the code that has run in it.
-            self._look_at(self._find())
+            closing = self._find()
+            stack = stack_of(closing.probe.thread.ident or 0)
+            if not closing.is_closed and stack:
+                self._look(closing, stack)
 
-    def _look_at(self, closing: Closing) -> None:
-        frame = sys._current_frames().get(closing.probe.thread.ident or 0)
-        if not closing.is_closed and frame is not None:
-            self._look(closing, frame)
-
-    def _look(self, closing: Closing, frame: FrameType) -> None:
+    def _look(self, closing: Closing, stack: Stack) -> None:
         now, fed = time.monotonic(), (closing.probe, closing.probe.micro_batches)
         if fed != self._fed:
             self._fed, self._fed_at, self._place = fed, now, None
-        if self._place != place_of(frame) or self._moves(closing, now):
-            self._place, self._moved_at, self._times_sure = place_of(frame), now, 0
+        if self._place != place_of(stack) or self._moves(closing, now):
+            self._place, self._moved_at, self._times_sure = place_of(stack), now, 0
         short = self._patience_s * _SURE_SHARE
         if now - self._fed_at < short:
             self._say(closing, None)
             return
-        does = doing(frame, self._model_dir, _is_busy(closing.probe.device)) if now - self._moved_at >= short else None
+        does = doing(stack, self._model_dir, _is_busy(closing.probe.device)) if now - self._moved_at >= short else None
         if does is not None and does.waits_in:
             self._say(closing, closing.end(WAITS, does))
             self._decide(closing, does, now - self._moved_at)
         elif now - self._fed_at >= self._patience_s:
-            self._say(closing, closing.end(WORKS, does or doing(frame, self._model_dir)))
+            self._say(closing, closing.end(WORKS, does or doing(stack, self._model_dir)))
 
     def _moves(self, closing: Closing, now: float) -> bool:
         """Returns whether something else of the process does.
