@@ -26,6 +26,8 @@ from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.rules import Device, broken_rules
 
 _REDUCE_SCATTER = "zero_optimization.reduce_scatter"
+# deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings
+_NEEDED_BY_EXPERTS = {1: (_REDUCE_SCATTER,), 2: (_REDUCE_SCATTER, "zero_optimization.contiguous_gradients")}
 _ALLOW_UNTESTED = "zero_allow_untested_optimizer"
 
 
@@ -182,6 +184,9 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     if here.has_experts and stage == 3:
         # deepspeed/runtime/engine.py _configure_distributed_model
         reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
+    for key in _NEEDED_BY_EXPERTS.get(stage, ()) if here.has_experts else ():
+        if get_knob(config, key, True) is False:
+            reasons[f"experts_without_{key}"] = f'DeepSpeed\'s mixture of experts needs "{key}": true at stage {stage}.'
     if here.repeats_backward and (of_repeats := _gradients_of_repeats(config)) != "all":
         reasons[f"keeps_{of_repeats}"] = (
             "The program calls backward more than once for one step. Of such gradients DeepSpeed loses some at ZeRO "

@@ -1,7 +1,7 @@
 """Which arms an optimizer that the code makes leaves, or the model's own kind."""
 
 import pytest
-from arms_of_space import ALL, ZERO, adaptive, arm, here, labels
+from arms_of_space import ALL, ZERO, adaptive, arm, fine, here, labels
 
 from trial_lib.experiment.arms import Request, stages_not_tried
 from trial_lib.experiment.catalogue import OFFLOAD_OPTIMIZER
@@ -73,6 +73,14 @@ def test_a_mixture_of_experts_is_not_tried_at_stage_3() -> None:
     assert stages_not_tried(ALL, at, []) == [
         "ZeRO stage 3 is not tried: DeepSpeed's mixture of experts does not go with stage 3."
     ]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_mixture_of_experts_keeps_the_contiguous_gradients_that_it_needs_at_stage_2(device: str) -> None:
+    with_experts, without = (adaptive(at=here(device=device, has_experts=has)) for has in (True, False))
+    assert set(fine(without, "z2")["contiguous_gradients"]) == {True, False}
+    assert fine(with_experts, "z2")["contiguous_gradients"] == (True,)
+    assert set(fine(with_experts, "z1")["contiguous_gradients"]) == {True, False}
 
 
 def test_of_an_optimizer_in_the_code_and_one_in_the_configuration_the_first_decides() -> None:
