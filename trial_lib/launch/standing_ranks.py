@@ -10,7 +10,7 @@ from typing import Any
 
 _POLL_S = 2.0
 # As `trial_lib.measure.endings` names the end of a rank.
-_ENDED = "ended"
+_ENDED, _WORKS = "ended", "works"
 # To the next word of a trial, and how many times as long it is to the one after that.
 _AGAIN_S, _LONGER = 120.0, 2.0
 
@@ -41,9 +41,10 @@ def _tell(label: str, states: list[Path], note: Callable[[str], None], over: thr
             continue
         said = [state for state in map(_read, states) if state is not None]
         # Ranks that have all ended wait for nothing: their processes are about to go.
-        if len(said) == len(states) and any(state["end"]["kind"] != _ENDED for state in said):
+        kinds = {state["end"]["kind"] for state in said}
+        if len(said) == len(states) and kinds != {_ENDED}:
             words = "; ".join(f"rank {rank} {state['words']}" for rank, state in enumerate(said))
-            note(f"{label} stands still: {words}")
+            note(f"{label} {'takes long' if kinds == {_WORKS} else 'stands still'}: {words}")
             next_at, pause_s = time.monotonic() + pause_s, pause_s * _LONGER
 
 
