@@ -1,5 +1,6 @@
 """What an experiment is today: its code, configuration, hardware and versions, and what of that has changed since."""
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -28,9 +29,11 @@ SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versio
 _SEARCH = ("method", "settings", "max_trials", "max_minutes", "random_seed")
 # What programs and configurations are written in; data, logs and checkpoints are not, but for some.
 _SUFFIXES = frozenset(
-    {".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".txt", ".jinja"}
+    {".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".jinja"}
     | {".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp"}
 )
+# Of the texts these; others hold what a program, `tee` or a shell has written.
+_TEXTS = ("requirements", "constraints", "CMakeLists")
 _MOST_BYTES = 2**20  # what is larger is data, whatever it is called
 _MOST_ENTRIES = 2000  # of a folder; one with more holds data
 _MOST_FILES = 20_000  # of code, of one folder: that many are hashed in seconds
@@ -193,7 +196,7 @@ def _hashes(root: Path) -> Iterator[tuple[str, str]]:
         folders[:] = sorted(name for name in folders if not _is_left_out(Path(folder, name)))
         for name in sorted(names):
             path = Path(folder, name)
-            if path.suffix in _SUFFIXES and not name.startswith(".") and _is_small_file(path):
+            if _is_code(path) and _is_small_file(path):
                 yield path.relative_to(root).as_posix(), file_hash(path)
 
 
@@ -203,13 +206,28 @@ def _is_left_out(folder: Path) -> bool:
     return is_hidden or (folder / "pyvenv.cfg").exists()
 
 
+def _is_code(path: Path) -> bool:
+    is_text = path.suffix == ".txt" and path.name.startswith(_TEXTS)
+    return (path.suffix in _SUFFIXES or is_text) and not path.name.startswith(".")
+
+
 def _is_small_file(path: Path) -> bool:
     try:
         found = path.stat()
     except OSError:
         return False
-    # Reading a pipe waits for somebody to write into it.
-    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
+    # Reading a pipe waits for somebody to write into it. Where this process writes to is no code, whatever its name.
+    is_own_output = any(os.path.samestat(found, own) for own in _own_output())
+    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES and not is_own_output
+
+
+def _own_output() -> list[os.stat_result]:
+    """Returns what standard output and standard error are, where they are open."""
+    found = []
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            found.append(os.fstat(number))
+    return found
 
 
 def file_hash(path: Path) -> str:

@@ -102,6 +102,8 @@ def test_included_code_belongs_to_it(submitted: Submitted, tmp_path: Path) -> No
         "data/train.bin",
         "metrics.csv",
         "training.log",
+        "log.txt",
+        "results/loss.txt",
         "events.out.tfevents.1",
         ".git/hooks/x.py",
         "__pycache__/train.py",
@@ -118,6 +120,28 @@ def test_what_trainings_and_tools_leave_behind_does_not(submitted: Submitted, pa
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("left behind")
     assert submitted.fingerprint() == before
+
+
+def test_where_the_command_itself_writes_to_does_not(submitted: Submitted) -> None:
+    answer = submitted.model / "answer.json"
+    answer.touch()
+    standard_error = os.dup(2)
+    try:
+        with answer.open("w") as file:
+            os.dup2(file.fileno(), 2)
+        before = submitted.fingerprint()
+        answer.write_text("{}")
+        assert submitted.fingerprint() == before
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
+    assert "answer.json" in submitted.fingerprint().code
+
+
+def test_the_texts_that_say_what_is_installed_do(submitted: Submitted) -> None:
+    before = submitted.fingerprint()
+    (submitted.model / "requirements-dev.txt").write_text("torch")
+    assert submitted.fingerprint().changes_since(before) == ["requirements-dev.txt (new)"]
 
 
 def test_an_environment_in_the_model_directory_does_not(submitted: Submitted) -> None:
