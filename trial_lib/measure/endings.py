@@ -55,8 +55,11 @@ def are_uneven(ends: Sequence[RankEnd]) -> bool:
 
 def uneven_note(ends: Sequence[RankEnd]) -> str:
     """Returns what a measurement in the steps that all ranks have leaves out."""
-    counts = ", ".join(str(end.micro_batches) for end in ends)
-    return f"The ranks have different numbers of batches ({counts}): measured in the steps that all of them have."
+    had = _by_rank([f"had {end.micro_batches} micro-batches" for end in ends])
+    return (
+        f"The ranks have different numbers of batches: {had}. Measured are the steps that all of them have; a training "
+        f"may wait for ever where these end. {_SAME_BATCHES}"
+    )
 
 
 def too_little_data(ends: Sequence[RankEnd], needed: int, batch: tuple[int, int]) -> str:

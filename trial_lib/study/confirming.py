@@ -110,6 +110,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         "freeing": _freeing(driver),
         "left_out": () if driver.search is None else driver.search.left_out,
         "instead": INSTEAD if driver.metric_is_replaced else "",
+        "left_unmeasured": "" if driver.submitted is None else driver.submitted.note,
     }
     finding = confirmation.finding().model_copy(update=found)
     winner = finding.winner

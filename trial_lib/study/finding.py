@@ -76,6 +76,7 @@ class Finding(_Record):
         in_code: what the winner needs of the code, where a trial has stood in for it; else empty.
         left_out: what was not tried any more because two trials had failed alike, a sentence each.
         instead: why the metric is not the one that was asked for; empty where it is.
+        left_unmeasured: what the measurement of the user's own configuration leaves out; empty where nothing.
     """
 
     metric: str
@@ -90,6 +91,7 @@ class Finding(_Record):
     in_code: str = ""
     left_out: tuple[str, ...] = ()
     instead: str = ""
+    left_unmeasured: str = ""
 
     @property
     def sentence(self) -> str:
@@ -119,7 +121,7 @@ class Finding(_Record):
         said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             said.append(f"{_capital(self.winner.losses)}.")
-        return [*said, *filter(None, (self.in_code, self.advice, self.freeing)), *self.left_out]
+        return [*said, *filter(None, (self.left_unmeasured, self.in_code, self.advice, self.freeing)), *self.left_out]
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON, with its sentences."""

@@ -41,7 +41,7 @@ def test_uneven_ranks_are_named_with_their_batches_and_lines():
     assert "rank 0 had 4 micro-batches and waits in all_reduce at train.py:42" in said
     assert "rank 1 had 3 micro-batches and waits in all_reduce at train.py:46" in said
     assert "all ranks have 3" in said
-    assert "(11, 10)" in uneven_note([waits(11), waits(10)])
+    assert "rank 0 had 11 micro-batches; rank 1 had 10 micro-batches." in uneven_note([waits(11), waits(10)])
 
 
 def test_ranks_that_do_the_same_are_named_together():

@@ -43,6 +43,14 @@ def test_it_says_how_it_was_found_and_what_became_of_the_others() -> None:
     ]
 
 
+def test_what_the_measurement_leaves_out_is_said_whoever_wins() -> None:
+    note = "The ranks have different numbers of batches: rank 0 had 11 micro-batches; rank 1 had 10 micro-batches."
+    equal = confirmed(verdict="equal")
+    assert note in finding(left_unmeasured=note).lines
+    assert note in finding(winner=OWN, candidates=(equal,), left_unmeasured=note).lines
+    assert "" not in finding().lines
+
+
 def test_nothing_that_completes_again_is_said_with_a_reason() -> None:
     failed = confirmed(verdict="failed", reason="No room.")
     said = finding(own=None, winner=None, candidates=(failed,)).sentence
