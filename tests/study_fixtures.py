@@ -164,6 +164,18 @@ def words_of(process: psutil.Process) -> list[str]:
         return []
 
 
+def left_in(folder: Path) -> list[psutil.Process]:
+    """Returns the processes that work in a folder."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(folder) and process.pid != os.getpid():
+                left.append(process)
+        except psutil.Error:
+            continue
+    return left
+
+
 def describe(process: psutil.Process) -> str:
     return f"{process.pid} {' '.join(words_of(process)[-3:])}"
 

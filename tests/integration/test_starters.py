@@ -6,9 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from study_fixtures import Zerotune
+from study_fixtures import Zerotune, left_in
 
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch.starter import NoLaunch, follow_starter
@@ -57,18 +56,6 @@ def follow(folder: Path, command: str) -> Followed:
     assert not list(folder.rglob("after"))
     assert not left_in(folder)
     return found
-
-
-def left_in(folder: Path) -> list[psutil.Process]:
-    """Returns the processes that work in a folder."""
-    left = []
-    for process in psutil.process_iter():
-        try:
-            if Path(process.cwd()).is_relative_to(folder) and process.pid != os.getpid():
-                left.append(process)
-        except psutil.Error:
-            continue
-    return left
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,225 @@
+"""Ten kinds of programs as other people write them, tuned as they type it: `tests/programs/others`."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from others_fixtures import Triple, Tuned, Typed, engine_of, expect_answered, stage_of
+
+from flows.prefect_server import PrefectServer
+from trial_lib.experiment.result import Outcome, TrialResult
+
+# The micro-batch, the accumulation and the global batch of two ranks, as each program's user has typed them.
+TYPED: dict[str, Triple] = {
+    "uneven_shards": (8, 1, 16),
+    "hydra_overrides": (8, 2, 32),
+    "teacher_and_student": (16, 2, 64),
+    "token_budget": (1, 2, 4),
+    "ends_by_os_exit": (8, 2, 32),
+    "trainer_custom_loss": (4, 2, 16),
+    "experts": (16, 1, 32),
+    "subcommands": (8, 2, 32),
+    "fire_function": (4, 4, 32),
+    "starter_yaml": (4, 2, 16),
+}
+NEEDS = {"hydra_overrides": "hydra", "fire_function": "fire", "trainer_custom_loss": "transformers"}
+# Of the studies that `make test` has time for.
+SHORT = ("--max-trials", "3")
+STUDY = pytest.mark.timeout(600)
+
+
+class Desk:
+    """Where a user types the commands of these programs."""
+
+    def __init__(self, root: Path, home: Path, server: PrefectServer, store: Path) -> None:
+        self._parts = (root, home, server, store)
+
+    def at(self, name: str) -> Typed:
+        """Returns a copy of a program's folder."""
+        if name in NEEDS:
+            pytest.importorskip(NEEDS[name])
+        return Typed(name, *self._parts)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Desk:
+    return Desk(tmp_path, home, server, empty_store)
+
+
+def typed_words(tuned: Tuned, launcher: str) -> list[str]:
+    """Returns the words of the command to train with, the one that starts the ranks."""
+    (line,) = (line for line in tuned.best_command.splitlines() if f"{launcher} " in line)
+    return shlex.split(line.removeprefix("#"))
+
+
+def number_behind(words: list[str], option: str) -> int:
+    """Returns the number of the one option of a name."""
+    places = [place for place, word in enumerate(words) if word == option]
+    assert len(places) == 1, words
+    return int(words[places[0] + 1])
+
+
+def number_in(words: list[str], start: str) -> int:
+    """Returns the number of the one word that starts so."""
+    (word,) = (word for word in words if word.startswith(start))
+    return int(word.removeprefix(start))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TYPED)
+def test_the_batch_that_is_typed_is_that_of_the_plain_programs_engine(desk: Desk, name: str) -> None:
+    assert desk.at(name).plain_engine() == TYPED[name]
+
+
+# A trial of it waits for ten seconds until it is sure that its ranks do.
+@pytest.mark.timeout(700)
+@pytest.mark.long
+def test_ranks_whose_shards_do_not_divide_are_measured_within_the_steps_that_all_of_them_have(desk: Desk) -> None:
+    tuned = desk.at("uneven_shards").tune(timeout=600)
+    expect_answered(tuned, TYPED["uneven_shards"])
+    assert "The ranks have different numbers of batches: rank 0 had" in " ".join(
+        tuned.document["confirmation"]["notes"]
+    )
+    # Rank 0 has made them before anything was measured; no trial has made them for itself.
+    assert tuned.new == {f"rows/part-{number}.pt" for number in range(5)}
+    for result in tuned.results:
+        assert result.outcome in (Outcome.COMPLETED, Outcome.OUT_OF_DATA, Outcome.TOO_SLOW), result.reason
+    for result in tuned.completed:
+        # Three shards of 48 rows against two: more steps than rank 1 has are not counted in the first epoch.
+        micro, accumulation, _ = engine_of(result)
+        assert len(result.step_times) <= 2 * 48 // (micro * accumulation)
+
+
+@STUDY
+@pytest.mark.long
+def test_an_override_of_hydras_is_set_in_its_place(desk: Desk) -> None:
+    tuned = desk.at("hydra_overrides").tune()
+    expect_answered(tuned, TYPED["hydra_overrides"])
+    assert len({engine_of(result)[0] for result in tuned.completed}) > 1
+    # Of each run Hydra keeps a record in a folder of its own, before the training begins; the losses come after that.
+    assert {name.split("/")[0] for name in tuned.new} <= {"runs"}
+    assert not [name for name in tuned.new if name.endswith("losses.txt")]
+    words = typed_words(tuned, "deepspeed")
+    assert number_in(words, "loop.batch=") == engine_of_best(tuned)[0]
+    assert words[-1] == "engine=sharded"
+
+
+@pytest.mark.long
+def test_a_program_of_hydras_whose_override_is_not_mapped_is_told_which_mapping_fits(desk: Desk) -> None:
+    typed = desk.at("hydra_overrides")
+    typed.flags = ["--max-trials", "6"]
+    ended = typed.type()
+    assert ended.returncode in (1, 2)
+    assert "--map train_micro_batch_size_per_gpu=" in ended.stderr
+    assert "trainer.batch" in ended.stderr or "override" in ended.stderr
+
+
+@STUDY
+@pytest.mark.long
+def test_candidates_go_to_the_student_and_the_teacher_keeps_its_own(desk: Desk) -> None:
+    tuned = desk.at("teacher_and_student").tune()
+    expect_answered(tuned, TYPED["teacher_and_student"])
+    for result in tuned.results:
+        log = Path(result.logs[0]).read_text()
+        assert "teacher 1 1 2\n" in log
+        assert "teacher's stage 0\n" in log
+        assert f"engine's stage {stage_of(result)}\n" in log
+        assert result.micro_batch_arrived in (None, tuned.candidates[result.number].micro_batch_size)
+    assert {stage_of(result) for result in tuned.results} == {0, 1, 2, 3}
+
+
+def test_batches_that_are_made_by_a_budget_of_tokens_stay_as_they_are(desk: Desk) -> None:
+    tuned = desk.at("token_budget").tune(*SHORT)
+    expect_answered(tuned, TYPED["token_budget"])
+    assert {candidate.micro_batch_size for candidate in tuned.candidates.values()} == {1}
+    assert len(tuned.stages) > 1
+    for result in tuned.completed:
+        # 384 tokens are 8 sentences of the longest, and far more of the shortest; two such batches of two ranks a step.
+        assert result.metrics["throughput"] * result.metrics["latency"] > 4 * 8
+
+
+@STUDY
+@pytest.mark.long
+def test_a_program_that_ends_by_os_exit_has_been_measured_by_then(desk: Desk) -> None:
+    typed = desk.at("ends_by_os_exit")
+    (typed.folder / "result.txt").write_text("of a run before\n")
+    tuned = typed.tune()
+    expect_answered(tuned, TYPED["ends_by_os_exit"])
+    assert tuned.new == set()
+    assert not [result.reason for result in tuned.results if result.outcome is Outcome.CRASHED]
+
+
+@STUDY
+@pytest.mark.long
+def test_a_trainer_with_a_loss_of_its_own_keeps_its_arguments_and_each_candidate_alike(desk: Desk) -> None:
+    tuned = desk.at("trainer_custom_loss").tune()
+    expect_answered(tuned, TYPED["trainer_custom_loss"])
+    assert stage_of(tuned.submitted) == 3
+    assert {0, 1, 2} <= {stage_of(result) for result in tuned.results}
+    for result in tuned.results:
+        assert result.outcome in (Outcome.COMPLETED, Outcome.TOO_SLOW), result.reason
+        config = (Path(result.logs[0]).parent / "ds_config.json").read_text()
+        assert json.loads(config)["train_batch_size"] == 16
+    words = typed_words(tuned, "torchrun")
+    micro = number_behind(words, "--per_device_train_batch_size")
+    accumulation = number_behind(words, "--gradient_accumulation_steps")
+    assert 2 * micro * accumulation == 16
+    # The Trainer does not divide this loss by the accumulation: each candidate's is as many times the typed one's.
+    for result in tuned.completed:
+        own = result.losses[0] / engine_of(result)[1]
+        assert own == pytest.approx(tuned.submitted.losses[0] / 2, rel=0.02)
+
+
+@STUDY
+@pytest.mark.long
+def test_experts_are_tuned_over_the_stages_that_they_can_have(desk: Desk) -> None:
+    tuned = desk.at("experts").tune()
+    expect_answered(tuned, TYPED["experts"])
+    assert tuned.stages <= {0, 1, 2}
+    assert len(tuned.stages) > 1
+    for result in tuned.results:
+        if result.outcome is not Outcome.COMPLETED:
+            assert result.reason
+
+
+@STUDY
+@pytest.mark.long
+def test_a_batch_in_the_environment_of_a_subcommand_is_set_there(desk: Desk) -> None:
+    tuned = desk.at("subcommands").tune()
+    expect_answered(tuned, TYPED["subcommands"])
+    assert len({engine_of(result)[0] for result in tuned.completed}) > 1
+    words = typed_words(tuned, "deepspeed")
+    assert (number_in(words, "BATCH="), number_in(words, "ACCUM=")) == engine_of_best(tuned)[:2]
+    assert words[-7:] == ["tool.py", "-v", "fit", "--zero", "1", "--lr", "2e-3"]
+    if stage_of(best_of(tuned)) != 1:
+        assert f"zero_optimization.stage: {stage_of(best_of(tuned))}" in tuned.best_command
+
+
+@STUDY
+@pytest.mark.long
+def test_a_configuration_that_a_function_computes_follows_the_options_of_fire(desk: Desk) -> None:
+    tuned = desk.at("fire_function").tune()
+    expect_answered(tuned, TYPED["fire_function"])
+    assert tuned.new == set()
+    for result in tuned.results:
+        assert result.outcome in (Outcome.COMPLETED, Outcome.OUT_OF_DATA, Outcome.TOO_SLOW), result.reason
+    words = typed_words(tuned, "torch.distributed.run")
+    assert (number_in(words, "--micro="), number_in(words, "--accumulate=")) == engine_of_best(tuned)[:2]
+
+
+def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: Desk) -> None:
+    tuned = desk.at("starter_yaml").tune(*SHORT)
+    expect_answered(tuned, TYPED["starter_yaml"])
+    assert "python kit.py train recipe.yaml starts `IS_A_RANK=1 torchrun --nproc_per_node 2 " in tuned.said
+    assert tuned.new == set()
+    assert "IS_A_RANK=1" in typed_words(tuned, "torchrun")
+
+
+def best_of(tuned: Tuned) -> TrialResult:
+    (best,) = (each for each in tuned.results if each.number == tuned.document["best"]["trial"])
+    return best
+
+
+def engine_of_best(tuned: Tuned) -> Triple:
+    return engine_of(best_of(tuned))

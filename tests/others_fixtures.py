@@ -1,0 +1,186 @@
+"""What the tests of other people's kinds of programs share: a copy of a program's folder, and a command typed there."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from server_fixtures import free_port
+from study_fixtures import Study, Zerotune, left_in
+
+from flows.prefect_server import PrefectServer
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+
+OTHERS = Path(__file__).parent / "programs" / "others"
+Triple = tuple[int, int, int]
+"""The micro-batch, the accumulation and the global batch of an engine."""
+
+_ENGINE = re.compile(r"^engine (\d+) (\d+) (\d+)$", re.MULTILINE)
+_OWN = ("zerotune-studies", "mlflow.db", "mlartifacts")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a study has said and left.
+
+    Attributes:
+        document: the answer as a program reads it.
+        said: standard error.
+        study: its folder.
+        new: the files that are in the program's folder since then, but for ZeroTune's own.
+    """
+
+    document: dict[str, Any]
+    said: str
+    study: Study
+    new: set[str]
+
+    @property
+    def best_command(self) -> str:
+        """What to type to train with the answer: the last line, in words."""
+        return self.study.paths.best_command.read_text()
+
+    @property
+    def candidates(self) -> dict[int, Candidate]:
+        """What each trial was to measure, by its number."""
+        return {asked.number: asked.candidate for asked in self.study.asked}
+
+    @property
+    def results(self) -> list[TrialResult]:
+        """How the trials ended, but for the profile's."""
+        return [each for each in self.study.results.values() if each.purpose is not Purpose.PROFILE]
+
+    @property
+    def completed(self) -> list[TrialResult]:
+        """The trials that were measured, but for the profile's."""
+        return [each for each in self.results if each.outcome is Outcome.COMPLETED]
+
+    @property
+    def submitted(self) -> TrialResult:
+        """The trial of what was typed."""
+        (result,) = (each for each in self.results if each.purpose is Purpose.SUBMITTED)
+        return result
+
+    @property
+    def stages(self) -> set[int]:
+        """The ZeRO stages that were measured."""
+        return {stage_of(result) for result in self.completed}
+
+
+class Typed:
+    """A copy of a program's folder, and what its user types there.
+
+    Attributes:
+        folder: the copy.
+        variables: what stands before the command.
+        flags: ZeroTune's.
+        program: what stands behind `--`.
+    """
+
+    def __init__(self, name: str, root: Path, home: Path, server: PrefectServer, store: Path) -> None:
+        self._zerotune = Zerotune(root, home)
+        self._zerotune.environment["PREFECT_API_URL"] = server.api_url
+        self.folder = self._zerotune.folder = root / name
+        shutil.copytree(OTHERS / name, self.folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(store, self.folder / "mlflow.db")
+        words = shlex.split((self.folder / "COMMAND").read_text())
+        tune, end = words.index("tune"), words.index("--")
+        self.variables = dict(word.split("=", 1) for word in words[: tune - 1])
+        self.flags = words[tune + 1 : end]
+        self.program = words[end + 1 :]
+
+    def plain_engine(self) -> Triple:
+        """Returns the batch of the engine where the program runs as it is typed, without a word of ZeroTune."""
+        port, words = str(free_port()), list(self.program)
+        if words[0] == "deepspeed":
+            words[1:1] = ["--master_port", port]
+        environment = {**self._zerotune.environment, **self.variables, "PET_MASTER_PORT": port}
+        output = subprocess.PIPE
+        process = psutil.Popen(
+            words, cwd=self.folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
+        )
+        said = ""
+        try:
+            # Some of them come to no end.
+            for line in process.stdout:
+                said += line
+                if found := _ENGINE.match(line):
+                    return engine_in(found)
+        finally:
+            for each in [*process.children(recursive=True), process]:
+                each.kill()
+            process.wait()
+        raise AssertionError(said)
+
+    def type(self, *flags: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+        """Types the command with more flags of ZeroTune's, to its end; no process is left."""
+        running = self._zerotune.start("tune", *self.flags, *flags, "--", *self.program, **self.variables)
+        ended = running.follow(timeout)
+        assert running.left_over(within_s=5) == []
+        assert left_in(self.folder) == []
+        return ended
+
+    def tune(self, *flags: str, timeout: float = 500) -> Tuned:
+        """Tunes with the command as it is typed; files that were there are as they were."""
+        before = self._files()
+        ended = self.type("--json", *flags, timeout=timeout)
+        assert ended.returncode == 0, ended.stderr
+        after = self._files()
+        assert {name: after.get(name) for name in before} == before
+        return Tuned(json.loads(ended.stdout), ended.stderr, self._zerotune.study, set(after) - set(before))
+
+    def _files(self) -> dict[str, bytes]:
+        """The files in the folder, but for ZeroTune's own and for what the command itself says."""
+        left_out = (*_OWN, "__pycache__")
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file()
+            and path.suffix not in (".out", ".err")
+            and not any(part.startswith(left_out) for part in path.relative_to(self.folder).parts)
+        }
+
+
+def engine_in(found: re.Match[str]) -> Triple:
+    micro, accumulation, total = map(int, found.groups())
+    return micro, accumulation, total
+
+
+def engine_of(result: TrialResult) -> Triple:
+    """Returns the batch of the engine that a trial has measured."""
+    log = Path(result.logs[0]).read_text()
+    found = list(_ENGINE.finditer(log))
+    assert found, log
+    return engine_in(found[-1])
+
+
+def stage_of(result: TrialResult) -> int:
+    """Returns the ZeRO stage that a trial was given."""
+    config = json.loads((Path(result.logs[0]).parent / "ds_config.json").read_text())
+    stage: int = config.get("zero_optimization", {}).get("stage", 0)
+    return stage
+
+
+def expect_answered(tuned: Tuned, typed: Triple) -> None:
+    """Checks what holds for every program: the batch is the typed one, and the answer is against what was typed."""
+    assert tuned.submitted.outcome is Outcome.COMPLETED, tuned.submitted.reason
+    assert engine_of(tuned.submitted) == typed
+    for result in tuned.completed:
+        micro, accumulation, total = engine_of(result)
+        candidate = tuned.candidates[result.number]
+        assert (micro, accumulation) == (candidate.micro_batch_size, candidate.gradient_accumulation_steps)
+        assert total == typed[2]
+    answer = tuned.document["confirmation"]
+    if answer is None:
+        assert tuned.document["best"]["purpose"] == "submitted"
+        assert "No configuration was faster than yours." in tuned.said
+    else:
+        assert answer["sentence"] in tuned.said
+        assert "your" in answer["sentence"]
+    assert "was edited while" not in tuned.said
