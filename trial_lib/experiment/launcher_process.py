@@ -9,6 +9,8 @@ _SCRIPTS = ("torchrun", "deepspeed", "accelerate-launch")
 _OF_CLUSTERS = ("mpirun", "mpiexec", "orterun", "srun")
 _ACCELERATE = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "accelerate")
 _PYTHON = re.compile(r"python[\d.]*")
+# A launcher that is asked for this at once starts no rank.
+_ABOUT_ITSELF = ("--version", "-V", "-version", "--help", "-h")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -22,7 +24,7 @@ def launcher_in(words: Sequence[str]) -> list[str] | None:
         >>> launcher_in(["/opt/env/bin/python", "/opt/env/bin/torchrun", "--nproc_per_node", "2", "train.py"])
         ['/opt/env/bin/torchrun', '--nproc_per_node', '2', 'train.py']
     """
-    if not words:
+    if not words or (len(words) > 1 and words[-1] in _ABOUT_ITSELF and _ends_as_launcher(words[:-1])):
         return None
     if not is_python(words[0]):
         return list(words) if _is_launcher(words) else None
@@ -60,6 +62,10 @@ def python_target(words: Sequence[str]) -> int | None:
             return position
         position += 2 if word in _WITH_VALUE else 1
     return None
+
+
+def _ends_as_launcher(words: Sequence[str]) -> bool:
+    return words[-1] in (*LAUNCHER_MODULES, *_ACCELERATE, "launch") or _is_launcher(words[-1:])
 
 
 def _is_launcher(words: Sequence[str]) -> bool:

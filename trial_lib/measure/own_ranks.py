@@ -30,9 +30,12 @@ def install(refuse: Refuse) -> None:
     Args:
         refuse: ends the trial with a sentence; returns where the program trains already.
     """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
     _watch_processes(refuse)
-    _watch_workers(refuse)
-    _watch_groups(refuse, int(os.environ.get("WORLD_SIZE", "1")))
+    if started == 1:
+        # One of several ranks has others to train with: its workers prepare data.
+        _watch_workers(refuse)
+    _watch_groups(refuse, started)
 
 
 def _watch_processes(refuse: Refuse) -> None:
