@@ -3,13 +3,13 @@
 import argparse
 import itertools
 import json
+import os
 import platform
-import shlex
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.programs.commands import OWN, Program, others
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.arguments import StudyArguments
@@ -17,39 +17,12 @@ from trial_lib.study.driver import StudyDriver
 from trial_lib.study.loss_agreement import Course, compare
 from trial_lib.study.open_study import new_study
 from trial_lib.study.runner import Work
+from trial_lib.study.typed_command import check_mappings
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "loss_agreement_aa.json"
-PROGRAMS = ROOT / "tests" / "programs"
-CONFIG = {
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
-    "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000},
-}
-HALF = {"bf16": {"enabled": True}}
-BY_FILE = "deepspeed --num_gpus 2 {} --deepspeed_config aa.json"
-TRAINER = (
-    "torchrun --nproc_per_node=2 trainer.py --deepspeed ds_auto.json --use_cpu --output_dir out --max_steps 30 "
-    "--hidden_size 64 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --report_to none"
-)
-# A name, the folder, what is typed there, and what the configuration has besides.
-OWN: list[tuple[str, Path, str, dict[str, Any]]] = [
-    ("language model", PROGRAMS / "any", BY_FILE.format("raw_json.py"), {}),
-    ("language model, bf16", PROGRAMS / "any", BY_FILE.format("raw_json.py"), HALF),
-    ("Trainer with dropout", PROGRAMS / "any", TRAINER, {}),
-    *(
-        (f"reduction {how}", PROGRAMS, f"{BY_FILE.format('own_reduction.py')} --reduction {how}", {})
-        for how in ("mean", "sum", "undivided", "divided", "divided_twice")
-    ),
-    ("reduction sum, bf16", PROGRAMS, f"{BY_FILE.format('own_reduction.py')} --reduction sum", HALF),
-    ("two views", PROGRAMS, BY_FILE.format("two_forwards.py"), {}),
-    ("zero.Init", PROGRAMS, BY_FILE.format("partitioned_init.py"), {}),
-    ("two engines", PROGRAMS, BY_FILE.format("two_engines.py"), {}),
-]
 # The stage, and by how much the micro-batch is divided (the accumulation is multiplied), as a power of two.
 WAYS = ((1, 0), (0, 0), (2, -1), (3, 0), (1, 1), (3, -1))
-PAIRS_OF_A_PROGRAM = 8  # so that a hundred are of all of them
 
 
 def measure(driver: StudyDriver, candidate: Candidate) -> TrialResult:
@@ -61,9 +34,14 @@ def measure(driver: StudyDriver, candidate: Candidate) -> TrialResult:
     return result
 
 
-def courses_of(folder: Path, typed: str, work: Path) -> dict[str, Course | str]:
+def courses_of(program: Program, work: Path) -> dict[str, Course | str]:
     """Returns how a program trains in each way, by its name; why not, where it does not."""
-    arguments = StudyArguments(command=tuple(shlex.split(typed)), model_dir=folder, method="random")
+    arguments = StudyArguments(
+        command=program.typed,
+        model_dir=program.copy(work),
+        arg_mappings=check_mappings(program.mappings),
+    )
+    os.environ.update(program.variables)
     study = new_study(arguments, work)
     driver, found = study.driver, dict[str, Course | str]()
     try:
@@ -75,7 +53,10 @@ def courses_of(folder: Path, typed: str, work: Path) -> dict[str, Course | str]:
         if submitted is None:
             return {"as typed": profile.reason or "its batch is not known"}
         own = submitted.candidate
+        varies = profile.program is not None and profile.program.batch_varies
         for stage, power in WAYS:
+            if varies and power:
+                continue
             micro, odd = divmod(own.micro_batch_size * 2 ** max(0, -power), 2 ** max(0, power))
             accumulation, odd_too = divmod(own.gradient_accumulation_steps * 2 ** max(0, power), 2 ** max(0, -power))
             if odd or odd_too or not micro or not accumulation:
@@ -93,55 +74,38 @@ def courses_of(folder: Path, typed: str, work: Path) -> dict[str, Course | str]:
             if result.outcome is Outcome.COMPLETED:
                 # A way that had no effect would be compared with itself.
                 assert config["zero_optimization"]["stage"] == stage
-                assert result.micro_batch_arrived == micro
+                assert varies or result.micro_batch_arrived == micro
                 course = Course(candidate, config, [result.losses], [result.initial_weights])
                 found[f"z{stage}, {micro} x {accumulation}"] = course
     finally:
         study.close()
+        for name in program.variables:
+            del os.environ[name]
     return found
-
-
-def copied(folder: Path, more: dict[str, Any], into: Path) -> Path:
-    """Returns a copy of a program's folder, with a configuration beside it."""
-    copy = into / "program"
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__", "zerotune-studies", "out"))
-    (copy / "aa.json").write_text(json.dumps({**CONFIG, **more}))
-    return copy
-
-
-def typed_in(case: Path) -> str:
-    """Returns the command of a case, which its file COMMAND has behind `--`."""
-    return (case / "COMMAND").read_text().partition(" -- ")[2].strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=100, help="how many to compare at most")
-    parser.add_argument(
-        "--case", type=Path, action="append", default=[], help="a folder with a program and its COMMAND"
-    )
+    parser.add_argument("--pairs", type=int, default=8, help="of each program, at most")
     arguments = parser.parse_args()
-    cases = [(case.name, case, typed_in(case), dict[str, Any]()) for case in arguments.case]
     pairs: list[dict[str, Any]] = []
     courses: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
-    for name, folder, typed, more in [*cases, *OWN]:
+    for program in [*OWN, *others()]:
+        name = program.name
         with tempfile.TemporaryDirectory(prefix="loss-agreement-") as work:
-            found = courses_of(copied(folder, more, Path(work)), typed, Path(work))
+            found = courses_of(program, Path(work))
         measured = {way: course for way, course in found.items() if isinstance(course, Course)}
         courses += [
             {"program": name, "way": way, "losses": course.losses[0], "initial_weights": course.weights[0]}
             for way, course in measured.items()
         ]
         left_out += [{"program": name, "way": way, "why": why} for way, why in found.items() if isinstance(why, str)]
-        for one, other in itertools.islice(itertools.combinations(measured, 2), PAIRS_OF_A_PROGRAM):
+        for one, other in itertools.islice(itertools.combinations(measured, 2), arguments.pairs):
             agreement = compare(measured[one], measured[other])
-            said = {"program": name, "own": one, "candidate": other, **agreement.model_dump()}
-            pairs = [*pairs, said][: arguments.pairs]
+            pairs.append({"program": name, "own": one, "candidate": other, **agreement.model_dump()})
         print(name, len(measured), "ways,", len(pairs), "pairs", flush=True)
         write(pairs, courses, left_out)
-        if len(pairs) == arguments.pairs:
-            break
 
 
 def write(pairs: list[dict[str, Any]], courses: list[dict[str, Any]], left_out: list[dict[str, str]]) -> None:

@@ -17,7 +17,8 @@ engine, _, loader, _ = deepspeed.initialize(
 accumulation = engine.gradient_accumulation_steps()
 while True:
     for inputs, labels in loader:
-        loss = F.cross_entropy(engine(inputs), labels, reduction="sum" if args.reduction == "sum" else "mean")
+        scores = engine(inputs.to(next(model.parameters()).dtype))
+        loss = F.cross_entropy(scores, labels, reduction="sum" if args.reduction == "sum" else "mean")
         if args.reduction == "divided_twice":
             engine.backward(loss / accumulation)
         elif args.reduction == "undivided":
