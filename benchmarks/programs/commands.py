@@ -24,6 +24,9 @@ BY_TRAINER = (
     "torchrun --nproc_per_node=2 {} --deepspeed ds_auto.json --use_cpu --output_dir out --max_steps 60 "
     "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --report_to none --save_strategy no"
 )
+BY_ACCELERATE = (
+    "accelerate launch --config_file accelerate.yaml accelerated.py --per_device_train_batch_size 4 --steps 200"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ OWN = [
     _own("Trainer with dropout", BY_TRAINER.format("trainer.py --hidden_size 64"), ANY),
     _own("Trainer, bf16", BY_TRAINER.format("trainer.py --hidden_size 64 --bf16"), ANY),
     _own("Trainer with LoRA", BY_TRAINER.format("lora.py"), ANY),
-    _own("Accelerate", "accelerate launch --config_file accelerate.yaml accelerated.py --steps 200", ANY),
+    _own("Accelerate", BY_ACCELERATE, ANY),
     *(
         _own(f"reduction {how}", BY_FILE.format(f"own_reduction.py --reduction {how}"))
         for how in ("mean", "sum", "undivided", "divided", "divided_twice")

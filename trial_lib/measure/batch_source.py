@@ -63,8 +63,8 @@ class BatchSource:
         file = self._file_with(arrived)
         if file is not None:
             return (
-                f"{file} has {MICRO_BATCH} {arrived}, and the code reads it under that name, whatever its command line "
-                f"says: let it read the file that its command line names, or the size {_ENGINE}."
+                f"{file} has {MICRO_BATCH} {arrived}. If the code takes it from there, whatever its command line says, "
+                f"let it read the file that its command line names, or the size {_ENGINE}."
             )
         if configuration.get(MICRO_BATCH) == arrived:
             return (
