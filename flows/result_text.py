@@ -10,10 +10,10 @@ from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.study import StudyStatus
-from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.report.leaderboard import Row, leaderboard
 from trial_lib.study.confirming import NOTHING_COMPLETED, Answer, answer_of, since_last_study, untried
 from trial_lib.study.driver import SUBMITTED_NUMBER
+from trial_lib.study.log_ends import first_failed
 from trial_lib.study.open_full_experiment import read_full_experiment
 from trial_lib.study.open_study import OpenStudy
 
@@ -139,10 +139,7 @@ def _tell_last_words(study: OpenStudy) -> None:
     # A full disk, say, has ended a study in which some trial had failed before.
     if failed.reason not in study.record.reason and NOTHING_COMPLETED not in study.record.reason:
         return
-    paths = study.paths.trial(failed.number)
-    # A reason names the log of the rank that failed first.
-    rank = next((rank for rank, log in enumerate(failed.logs) if log in failed.reason), 0)
-    record = read_rank_record(paths.measurement(rank), paths.failure(rank), paths.log(rank))
+    record = first_failed(failed, study.paths)
     if record.failure is not None and record.failure["ended_early"]:
         return
     if record.failure is not None:

@@ -66,6 +66,10 @@ class TrialPaths:
         """The run of the program as it was typed that a profile trial begins with."""
         return TrialPaths(self.root / "as_typed")
 
+    def run_of(self, log: str) -> "TrialPaths":
+        """Returns the run that has left a log: a profile trial may have ended with the program's as it was typed."""
+        return self.as_typed if Path(log).parent.name == self.as_typed.root.name else self
+
     @property
     def hostfile(self) -> Path:
         """The hosts of a trial that spans several, as DeepSpeed's launcher reads them."""

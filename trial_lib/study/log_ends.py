@@ -5,7 +5,8 @@ from pathlib import Path
 from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.plain_text import plain
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.study import StudyPaths, TrialPaths
+from trial_lib.launch.outcome import RankRecord
 from trial_lib.launch.rank_records import read_rank_record
 
 _FAILED, _COMPLETED = (50, 6000), (10, 1200)  # lines, characters
@@ -32,11 +33,8 @@ class LogEnds:
         """
         if not result.logs:
             return "", ""
-        # A reason names the log of the rank that failed first.
-        rank = next((rank for rank, log in enumerate(result.logs) if log in result.reason), 0)
-        log = self._moved_along(result.logs[rank])
-        trial = self._paths.trial(result.number)
-        record = read_rank_record(trial.measurement(rank), trial.failure(rank), log)
+        record = first_failed(result, self._paths)
+        log = Path(record.log)
         text = record.log_tail
         if record.failure is not None and not record.failure.get("ended_early"):
             text = str(record.failure.get("traceback") or text)
@@ -46,11 +44,22 @@ class LogEnds:
         self._left -= len(shown)
         return shown, str(log.relative_to(self._paths.root)) if log.is_relative_to(self._paths.root) else str(log)
 
-    def _moved_along(self, log: str) -> Path:
-        """Returns a log where it is now: the study's folder may have been moved."""
-        written = Path(log)
-        here = self._paths.trials / written.parent.name / written.name
-        return here if here.exists() else written
+
+def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
+    """Returns what the rank has left that failed first, or the first rank where none has.
+
+    Args:
+        result: of a trial that has logs.
+        paths: the study's files, wherever its folder is now.
+    """
+    # A reason names the log of that rank.
+    rank = next((rank for rank, log in enumerate(result.logs) if log in result.reason), 0)
+    written, typed = Path(result.logs[rank]), paths.trial(result.number).as_typed.root.name
+    # Another trial's, where that has run the same configuration.
+    folder = written.parent.parent if written.parent.name == typed else written.parent
+    run = TrialPaths(paths.trials / folder.name).run_of(result.logs[rank])
+    log = run.log(rank) if run.log(rank).exists() else written
+    return read_rank_record(run.measurement(rank), run.failure(rank), log)
 
 
 def _end(text: str, lines: int, characters: int) -> str:

@@ -130,7 +130,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
     """Returns the child run of a trial that has ended."""
     result = TrialResult.model_validate_json(paths.result.read_text())
     candidate = Candidate.model_validate_json(paths.candidate.read_text())
-    logs = [paths.log(rank) for rank in range(len(result.logs))]
+    logs = [paths.run_of(log).log(rank) for rank, log in enumerate(result.logs)]
     tags = {
         _PARENT: parent_run_id,
         STUDY_ID: record.study_id,

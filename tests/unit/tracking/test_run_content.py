@@ -196,3 +196,14 @@ def test_secrets_are_in_no_param_and_in_no_description(tmp_path: Path) -> None:
     tags = study_content(failed, StudyPaths(tmp_path / "failed")).tags
     assert tags["reason"] == "<redacted> is away"
     assert "me:pw" not in tags["mlflow.note.content"]
+
+
+def test_the_log_of_a_program_that_failed_as_it_was_typed_is_sent(tmp_path: Path) -> None:
+    typed = StudyPaths(tmp_path).trial(7).as_typed
+    log = str(typed.log(0))
+    content = trial(tmp_path, Candidate(micro_batch_size=1), outcome=Outcome.CRASHED, logs=[log])
+    assert typed.log(0) not in content.artifacts
+    typed.root.mkdir()
+    typed.log(0).write_text("its last words")
+    paths = StudyPaths(tmp_path).trial(7)
+    assert typed.log(0) in trial_content(RECORD, paths, "parent").artifacts
