@@ -6,6 +6,7 @@ from typing import Any
 
 from trial_lib.experiment.deepspeed_check import refusal_behind
 from trial_lib.experiment.deepspeed_refusals import sentence_of
+from trial_lib.experiment.rules import ZERO_KEYS
 
 _SENTENCE = "zerotune_refusal"
 
@@ -21,7 +22,7 @@ def keys_named(ds_config: Any) -> Iterator[None]:
         if refusal is not None:
             import deepspeed
 
-            what, remedy = sentence_of(refusal, f"DeepSpeed {deepspeed.__version__}", slots=slots)
+            what, remedy = sentence_of(refusal, f"DeepSpeed {deepspeed.__version__}", ZERO_KEYS, slots)
             # An exception of a C extension may take no attributes.
             with contextlib.suppress(AttributeError):
                 setattr(error, _SENTENCE, f"{what} {remedy}")
