@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.2
+_REMOVAL_S = 0.1  # that a builder takes, at most, from closing its lock to removing it
 _building: set[Path] = set()  # what this process builds
 
 
@@ -63,7 +64,14 @@ def clear_stale_lock(build_dir: Path) -> bool:
     lock = build_dir / "lock"
     if not is_stale(lock):
         return False
-    lock.unlink(missing_ok=True)
+    # A builder that ends well closes its lock before it removes it, perhaps while all that is open was looked through.
+    time.sleep(_REMOVAL_S)
+    try:
+        if not is_stale(lock):
+            return False
+        lock.unlink()
+    except FileNotFoundError:
+        return False
     return True
 
 
@@ -106,8 +114,24 @@ class _BuilderDiedError(Exception):
 
 
 def wait_for_the_living() -> None:
-    """Has torch's builder, in this process and its forks, wait for another's build only while that process lives."""
+    """Has torch's builder, in this process and its forks, wait for another's build only while that process lives.
+
+    What a killed process has left unfinished is built by the one that has waited for it.
+    """
+    from torch.utils import cpp_extension
     from torch.utils.file_baton import FileBaton
+
+    load = cpp_extension._jit_compile
+    if hasattr(load, "__wrapped__"):
+        return
+
+    def load_or_build(*args: Any, **kwargs: Any) -> Any:
+        """Stands in for `torch.utils.cpp_extension._jit_compile`."""
+        while True:
+            try:
+                return load(*args, **kwargs)
+            except _BuilderDiedError:
+                continue
 
     def wait(baton: Any) -> None:
         """Waits as torch does, but not for a process that is dead."""
@@ -119,6 +143,8 @@ def wait_for_the_living() -> None:
             time.sleep(_POLL_S)
 
     FileBaton.wait = wait  # type: ignore[assignment, method-assign]
+    load_or_build.__wrapped__ = load  # type: ignore[attr-defined]
+    cpp_extension._jit_compile = load_or_build
 
 
 def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
@@ -142,18 +168,9 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
             with _one_at_a_time(build_dir):
                 if not (build_dir / f"{builder.name}.so").exists():
                     note(f"building DeepSpeed's {builder.name} (once on this machine, one to three minutes)")
-                _load(builder)
+                builder.load(verbose=False)
         except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
             note(f"DeepSpeed's {builder.name} cannot be built: {[*str(error).splitlines(), type(error).__name__][0]}")
-
-
-def _load(builder: Any) -> None:
-    while True:
-        try:
-            builder.load(verbose=False)
-            return
-        except _BuilderDiedError:
-            continue
 
 
 def main(arguments: list[str]) -> None:

@@ -3,9 +3,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from trial_lib.launch import jit_builds
 from trial_lib.launch.jit_builds import clear_stale_lock
 
 HOLD = "import os, sys, time; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print('held', flush=True); time.sleep(600)"
@@ -47,3 +49,37 @@ def test_a_lock_whose_builder_cannot_be_seen_is_left_alone_while_zerotune_builds
 
 def test_without_a_lock_there_is_nothing_to_clear(tmp_path):
     assert not clear_stale_lock(tmp_path)
+
+
+def test_a_lock_that_is_given_back_while_it_is_looked_at_is_nobodys_who_died(tmp_path, monkeypatch):
+    (tmp_path / "lock").touch()
+
+    def holds_open(path):
+        # Its holder has closed it, and is about to remove it.
+        threading.Timer(0.02, path.unlink, [True]).start()
+        return False
+
+    monkeypatch.setattr(jit_builds, "holds_open", holds_open)
+    assert not clear_stale_lock(tmp_path)
+
+
+def test_what_a_killed_builder_has_left_is_built_by_the_one_that_waited(tmp_path, monkeypatch):
+    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    file_baton = pytest.importorskip("torch.utils.file_baton")
+    monkeypatch.setattr(file_baton.FileBaton, "wait", file_baton.FileBaton.wait)
+    tries = []
+
+    def compiled(folder):
+        baton = file_baton.FileBaton(str(folder / "lock"))
+        tries.append(baton.try_acquire())
+        if not tries[-1]:
+            baton.wait()
+            return "half built"
+        baton.release()
+        return "built"
+
+    monkeypatch.setattr(cpp_extension, "_jit_compile", compiled)
+    jit_builds.wait_for_the_living()
+    (tmp_path / "lock").touch()  # a killed builder's
+    assert cpp_extension._jit_compile(tmp_path) == "built"
+    assert tries == [False, True]
