@@ -93,6 +93,19 @@ def test_a_trial_that_is_not_told_that_batches_vary_takes_them_for_batches_that_
     assert result.outcome is Outcome.INVALID
 
 
+def test_steps_that_do_not_follow_the_accumulation_are_no_candidates(trials: Trials) -> None:
+    ran = ("--kind", "plain", "--accumulate", "2")
+    result = profiled(trials, *ran)
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.program is not None
+    assert result.program.micro_batches_per_step == 2
+    for accumulation, outcome in ((2, Outcome.COMPLETED), (4, Outcome.INVALID)):
+        plan = trials.plan("batch_shapes.py", *ran, micro_batch=4, accumulation=accumulation, window=ONE_STEP)
+        found = trials.start(dataclasses.replace(plan, arrival=result.program.arrival)).result()
+        assert found.outcome is outcome, found.reason
+    assert "an optimizer step after 2 micro-batches, and its engine was set to an accumulation of 4" in found.reason
+
+
 @pytest.mark.parametrize(("kind", "smallest"), [("two_at_least", 2), ("four_at_least", 4)])
 def test_a_model_that_needs_several_samples_is_profiled_at_the_smallest_size_that_works(
     trials: Trials, kind: str, smallest: int

@@ -3,7 +3,7 @@
 --kind: `pairs` has two rows for each sample, `packed` one row for all of them, `sequence_first` a sample in each
 column, `budget` as many sentences as have 96 tokens together, of other lengths on the next rank; `two_at_least` has a
 layer that needs two samples, `four_at_least` a loss that needs four. --length: of a sequence, where the kind does not
-say it.
+say it. --accumulate: micro-batches of an optimizer step, whatever the engine is set to.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from toy import parse_arguments
 
 VOCABULARY, BUDGET = 50, 96
 
-args = parse_arguments(kind="pairs", length=9)
+args = parse_arguments(kind="pairs", length=9, accumulate=0)
 SEQUENCE = 0 if args.kind == "sequence_first" else 1
 
 
@@ -50,6 +50,9 @@ def batches(size: int) -> Iterator[torch.Tensor]:
 torch.manual_seed(1)
 model = Model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-for tokens in itertools.islice(batches(engine.train_micro_batch_size_per_gpu()), args.steps):
+data = itertools.islice(batches(engine.train_micro_batch_size_per_gpu()), args.steps)
+for number, tokens in enumerate(data, start=1):
+    if args.accumulate:
+        engine.set_gradient_accumulation_boundary(number % args.accumulate == 0)
     engine.backward(F.cross_entropy(engine(tokens), tokens.select(SEQUENCE, 0)))
     engine.step()

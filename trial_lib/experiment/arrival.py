@@ -17,6 +17,8 @@ class Arrival:
         dimension: which dimension of a batch's first tensor has the rows: 0, or 1 for `(sequence, batch, ...)`.
         other_rows_per_sample: what `rows_per_sample` is if the other one of these two has them; 0 where it has not. A
             tensor of one program in one size may be read both ways; the one that follows another size tells.
+        typed_accumulation: what the engine of the program as typed was set to.
+        typed_micro_batches: that the program as typed fed it in its first optimizer step; None where unknown.
     """
 
     rows_per_sample: int = 1
@@ -25,6 +27,8 @@ class Arrival:
     typed_tokens: int | None = None
     dimension: int = 0
     other_rows_per_sample: int = 1
+    typed_accumulation: int = 1
+    typed_micro_batches: int | None = None
 
     @classmethod
     def of_typed(cls, micro_batch: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
@@ -92,9 +96,28 @@ class Arrival:
             return True
         if self.rows_per_sample:
             return rows == self.rows(asked)
-        if tokens is None or not self.typed_tokens or asked == self.typed_micro_batch:
+        if tokens is None or not self.typed_tokens:
             return True
-        # Lengths differ from sample to sample: nearer to what was asked for than to what was typed, as ratios.
-        expected = self.typed_tokens * asked / self.typed_micro_batch
-        apart = max(tokens / expected, expected / tokens)
-        return apart < max(tokens / self.typed_tokens, self.typed_tokens / tokens) or apart < 2**0.5
+        # Lengths differ from sample to sample.
+        return _follows(tokens, self.typed_tokens, asked / self.typed_micro_batch)
+
+    def accumulates(self, asked: int, micro_batches: int) -> bool:
+        """Returns whether an optimizer step has followed an accumulation, as far as it can be told.
+
+        Args:
+            asked: the accumulation.
+            micro_batches: that were fed in the step; 0 where none are seen.
+        """
+        if not self.typed_micro_batches or not micro_batches:
+            return True
+        # At the end of its data a program may step early.
+        return _follows(micro_batches, self.typed_micro_batches, asked / self.typed_accumulation)
+
+
+def _follows(found: int, typed: int, growth: float) -> bool:
+    """Returns whether a number has grown as what was asked for: nearer to that than to what was typed, as ratios."""
+    if growth == 1:
+        return True
+    expected = typed * growth
+    apart = max(found / expected, expected / found)
+    return apart < max(found / typed, typed / found) or apart < 2**0.5

@@ -67,6 +67,7 @@ class ProgramProfile(_Record):
             trainer); 0 where rows do not show samples, because a row holds several of them.
         batch_dimension: which dimension of a batch's first tensor has the rows.
         other_rows_per_sample: what `rows_per_sample` is if the other one has them; see `Arrival`.
+        micro_batches_per_step: that came in its first optimizer step; None where it took none.
         tokens_per_micro_batch: tokens in its first micro-batch; None where the batches show none.
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
         batch: the batch keys that the program itself decides where that configuration leaves them open ("auto").
@@ -92,6 +93,7 @@ class ProgramProfile(_Record):
     rows_per_sample: int = 1
     batch_dimension: int = 0
     other_rows_per_sample: int = 1
+    micro_batches_per_step: int | None = None
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
     batch: dict[str, int] = Field(default_factory=dict)
@@ -119,6 +121,8 @@ class ProgramProfile(_Record):
             typed_tokens=self.tokens_per_micro_batch,
             dimension=self.batch_dimension,
             other_rows_per_sample=self.other_rows_per_sample,
+            typed_accumulation=self.typed_batch.gradient_accumulation_steps,
+            typed_micro_batches=self.micro_batches_per_step,
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.overrides import MICRO_BATCH, TRAIN_BATCH
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.measure.program_options import ProgramOption, options_read
 from trial_lib.measure.typed_numbers import TypedNumber, numbers_in_files, numbers_in_words
 
@@ -43,6 +43,22 @@ class BatchSource:
         """
         fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
         return f"{fed} {self._way(arrived, configuration or {})} If the data set itself is that small, use more data."
+
+    def ignored_accumulation_reason(self, asked: int, micro_batches: int) -> str:
+        """Returns the sentence for optimizer steps that do not follow the candidate's accumulation.
+
+        Args:
+            asked: the accumulation.
+            micro_batches: after which the step came.
+        """
+        count = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
+        way = "Train within `with accelerator.accumulate(model):`, or let" if "accelerate" in sys.modules else "Let"
+        return (
+            f"The script took an optimizer step after {count}, and its engine was set to an accumulation of {asked}: "
+            f"it counts by itself. {way} it read the number from the engine (engine.gradient_accumulation_steps()), or "
+            "from an option or an environment variable, and name that one: "
+            f"{_written('--accumulation', ACCUMULATION)}"
+        )
 
     def _way(self, arrived: int, configuration: Mapping[str, Any]) -> str:
         typed = [number for number in numbers_in_words(self.arguments) if number.value == str(arrived)]

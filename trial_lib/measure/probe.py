@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trial_lib.experiment.arrival import Arrival
-from trial_lib.experiment.overrides import MICRO_BATCH
+from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
 from trial_lib.measure import memory
 from trial_lib.measure.counted_steps import CountedSteps, model_profile
@@ -288,7 +288,7 @@ class Probe:
             self.thread = threading.current_thread()
             self._tell_training_began()
             self._end_phase("first_step")
-            self._refuse_ignored_batch()
+            self._compare_with_what_was_asked()
         self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
         if not applied and self._survey is None:
             self._end_if_it_never_trains()
@@ -350,20 +350,18 @@ class Probe:
             reason = f"{_MOST_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: their gradients were not finite."
             self.refuse("diverged", reason)
 
-    def _refuse_ignored_batch(self) -> None:
-        watch = self._watch
+    def _compare_with_what_was_asked(self) -> None:
+        """Ends a trial whose first optimizer step had another batch than the candidate's."""
+        watch, source = self._watch, self._settings.batch_source
         assert watch is not None
-        asked = self._settings.overrides.get(MICRO_BATCH)
+        if self._settings.as_typed:
+            self.facts.micro_batches_per_step = watch.micro_batches
+        asked, accumulation = (self._settings.overrides.get(key) for key in (MICRO_BATCH, ACCUMULATION))
         if asked is not None and self._arrived is not None and not watch.arrival.follows(asked, *self._arrived):
-            arrived, _ = self._arrived
-            self._finish(
-                {
-                    "outcome": "invalid",
-                    "reason": self._settings.batch_source.ignored_batch_reason(asked, arrived, self.facts.ds_config),
-                    "micro_batch_arrived": watch.first_micro_batch,
-                    "phases": self._phases,
-                }
-            )
+            reason = source.ignored_batch_reason(asked, self._arrived[0], self.facts.ds_config)
+            self.refuse("invalid", reason, micro_batch_arrived=watch.first_micro_batch)
+        if accumulation is not None and not watch.arrival.accumulates(accumulation, watch.micro_batches):
+            self.refuse("invalid", source.ignored_accumulation_reason(accumulation, watch.micro_batches))
 
     @property
     def window(self) -> StepWindow:
@@ -387,9 +385,9 @@ class Probe:
         engine = self._watch.engine
         return int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
 
-    def refuse(self, outcome: str, reason: str) -> None:
+    def refuse(self, outcome: str, reason: str, **more: Any) -> None:
         """Ends the trial without a measurement."""
-        self._finish({"outcome": outcome, "reason": reason, "phases": self._phases})
+        self._finish({"outcome": outcome, "reason": reason, **more, "phases": self._phases})
 
     def measure_common(self, counted: int, steps: int, note: str) -> None:
         """Measures what all ranks have when the user's code has come to its end.

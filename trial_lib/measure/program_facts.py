@@ -19,6 +19,7 @@ class ProgramFacts:
         rows_per_sample: rows of a batch that one sample takes; 0 where rows do not show samples.
         batch_dimension: which dimension of a batch's first tensor has the rows.
         other_rows_per_sample: what `rows_per_sample` is if the other one has them; see `Arrival`.
+        micro_batches_per_step: that came in the first optimizer step of a run as typed; None in any other run.
         tokens_per_micro_batch: tokens in the first micro-batch; None where the batches show none.
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
         batch: the batch keys (`train_micro_batch_size_per_gpu`, `gradient_accumulation_steps`) that the program would
@@ -45,6 +46,7 @@ class ProgramFacts:
     rows_per_sample: int = 1
     batch_dimension: int = 0
     other_rows_per_sample: int = 1
+    micro_batches_per_step: int | None = None
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
     batch: dict[str, int] = field(default_factory=dict)

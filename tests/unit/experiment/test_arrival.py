@@ -84,3 +84,24 @@ def test_what_nobody_has_seen_as_typed_may_be_either() -> None:
 def test_batches_that_vary_are_not_read_otherwise_by_chance() -> None:
     varied = Arrival(varies=True)
     assert varied.at(8, (37, 8), 37 * 8) == varied
+
+
+@pytest.mark.parametrize(
+    ("typed", "engine", "asked", "micro_batches", "accumulates"),
+    [
+        pytest.param(2, 2, 4, 4, True, id="as the engine is set to"),
+        pytest.param(2, 2, 4, 2, False, id="as typed"),
+        pytest.param(1, 1, 2, 1, False, id="after each"),
+        pytest.param(1, 2, 4, 1, False, id="after each, whatever the engine was set to"),
+        pytest.param(2, 1, 4, 8, True, id="two for each"),
+        pytest.param(3, 4, 8, 5, True, id="at the end of the data"),
+        pytest.param(2, 2, 2, 3, True, id="what was typed"),
+        pytest.param(None, 1, 4, 1, True, id="nobody knows"),
+        pytest.param(2, 2, 4, 0, True, id="none is seen"),
+    ],
+)
+def test_an_optimizer_step_follows_the_accumulation_as_it_did_when_it_was_typed(
+    typed: int | None, engine: int, asked: int, micro_batches: int, accumulates: bool
+) -> None:
+    arrival = Arrival(typed_accumulation=engine, typed_micro_batches=typed)
+    assert arrival.accumulates(asked, micro_batches) is accumulates

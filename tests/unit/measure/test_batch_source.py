@@ -125,3 +125,9 @@ def test_a_parameter_of_a_function_that_fire_runs_is_an_option(tmp_path, monkeyp
 
     assert "Its option --batch_size is 8: " in train()
     assert "Its option" not in train(batch_size=4)
+
+
+def test_steps_that_do_not_follow_the_accumulation_are_told_with_the_ways_that_do(tmp_path):
+    said = BatchSource([], {}, tmp_path).ignored_accumulation_reason(4, 1)
+    assert said.startswith("The script took an optimizer step after 1 micro-batch, and its engine was set to an acc")
+    assert "--map gradient_accumulation_steps=--accumulation" in said
