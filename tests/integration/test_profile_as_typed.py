@@ -45,7 +45,7 @@ def profiled(
             plan, candidate=candidate, ds_config=candidate.complete(own), arrival=program.arrival
         )
 
-    return run_profile(typed, plan_for, lambda each: trials.start(each).result(), lambda modules: None)
+    return run_profile(plan, typed, plan_for, lambda each: trials.start(each).result(), lambda modules: None)
 
 
 def size_of(trials: Trials, result: TrialResult) -> int:

@@ -126,7 +126,8 @@ class StudyDriver:
             result, places = run(plan), mapped_places(self.experiment, self.environment)
             return held_against(result, places) if plan.as_typed else result
 
-        return run_profile(self._plans.typed(plan, self.base_config), plan_for, run_and_compare, self.place.prime)
+        typed = self._plans.typed(plan, self.base_config)
+        return run_profile(plan, typed, plan_for, run_and_compare, self.place.prime)
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""

@@ -21,22 +21,29 @@ _OF_THE_DATA = (
 
 
 def run_profile(
+    profile: TrialPlan,
     typed: TrialPlan,
     plan_for: Callable[[ProgramProfile, int], TrialPlan],
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[list[str]], None],
 ) -> TrialResult:
-    """Runs the profile trial to its end and returns its result, which is also in the trial's folder.
+    """Runs the profile trial to its end and returns its result.
+
+    That is also in the trial's folder, unless it was cut short.
 
     Args:
-        typed: the run of the program as it was typed.
+        profile: the trial as it was decided on.
+        typed: its run of the program as it was typed.
         plan_for: returns the run at a micro-batch size (samples), given what the first one has found.
         run: runs a plan.
         prime: told what the first run has imported.
     """
     seen = run(typed)
     program = seen.program
-    if _is_cut_short(seen) or program is None or program.typed_batch is None:
+    if _is_cut_short(seen):
+        return seen
+    if program is None or program.typed_batch is None:
+        write_unstarted(profile, seen)
         return seen
     prime(seen.imported)
     own = program.typed_batch.micro_batch_size

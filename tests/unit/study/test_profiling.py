@@ -49,7 +49,7 @@ class Ranks:
 
     def profile(self) -> TrialResult:
         typed = replace(self._plan, paths=self._plan.paths.as_typed, as_typed=True)
-        return run_profile(typed, self._plan_for, self._run, self.primed.append)
+        return run_profile(self._plan, typed, self._plan_for, self._run, self.primed.append)
 
     def ran_with(self) -> Candidate:
         return Candidate.model_validate_json(self._plan.paths.candidate.read_text())
@@ -154,6 +154,7 @@ def test_a_run_that_was_cut_short_is_not_followed_by_another(tmp_path: Path, end
     ranks = Ranks(tmp_path, ended(**ending), completes)
     assert ranks.profile().outcome is ending["outcome"]
     assert ranks.sizes == []
+    assert not TrialPaths(tmp_path).result.exists()
 
 
 def test_a_program_without_an_engine_is_not_run_again(tmp_path: Path) -> None:
@@ -165,3 +166,15 @@ def test_a_program_without_an_engine_is_not_run_again(tmp_path: Path) -> None:
 def test_sizes_double_below_the_program_s_own() -> None:
     assert list(sizes_below(12)) == [1, 2, 4, 8]
     assert list(sizes_below(1)) == []
+
+
+@pytest.mark.parametrize("program", [None, ProgramProfile()])
+def test_a_program_that_fails_as_typed_leaves_the_trial_s_result(
+    tmp_path: Path, program: ProgramProfile | None
+) -> None:
+    failed = ended(Outcome.CRASHED, program, reason="The program raised KeyError: 'lr'")
+    ranks = Ranks(tmp_path, failed, completes)
+    assert ranks.profile() == failed
+    assert TrialResult.model_validate_json(TrialPaths(tmp_path).result.read_text()) == failed
+    assert ranks.ran_with().micro_batch_size == 1
+    assert ranks.sizes == []
