@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trial_lib.experiment.arrival import Arrival
+from trial_lib.measure.program_options import options_read
 
 
 @dataclass
@@ -38,6 +39,7 @@ class ProgramFacts:
         has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
         repeats_backward: whether the code calls backward more than once for one step of an engine that ends an
             accumulation, and so adds gradients up by itself.
+        options: the whole numbers among the options that it has read, by name, in a run of the program as it was typed.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
     """
 
@@ -60,6 +62,7 @@ class ProgramFacts:
     partitions_its_model: bool = False
     has_experts: bool = False
     repeats_backward: bool = False
+    options: dict[str, int] = field(default_factory=dict)
     hands_over_two_configs: bool = False
 
     def note_config(self, config: dict[str, Any]) -> None:
@@ -75,6 +78,7 @@ class ProgramFacts:
 
     def note_typed_batch(self, engine: Any) -> int:
         """Keeps the batch of the engine that trains, in a run of the program as typed; returns its micro-batch size."""
+        self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())
         if getattr(engine, "zenflow", False):

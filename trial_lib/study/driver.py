@@ -124,7 +124,8 @@ class StudyDriver:
 
         def run_and_compare(plan: TrialPlan) -> TrialResult:
             result, places = run(plan), mapped_places(self.experiment, self.environment)
-            return held_against(result, places) if plan.as_typed else result
+            mappings = self.experiment.config.arg_mappings
+            return held_against(result, places, mappings) if plan.as_typed else result
 
         typed = self._plans.typed(plan, self.base_config)
         return run_profile(plan, typed, plan_for, run_and_compare, self.place.prime)

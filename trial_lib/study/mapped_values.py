@@ -1,6 +1,7 @@
 """Whether the mapped places of a command say what the program's engine had as it was typed."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trial_lib.experiment.batch import Batch
 from trial_lib.experiment.batch_places import BatchPlace, batch_places
@@ -20,16 +21,26 @@ def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> lis
     return batch_places(experiment.entrypoint.arguments, environment, mappings, folder)
 
 
-def held_against(result: TrialResult, places: Sequence[BatchPlace]) -> TrialResult:
+def held_against(
+    result: TrialResult, places: Sequence[BatchPlace], arg_mappings: Mapping[Any, str] | None = None
+) -> TrialResult:
     """Returns how the run of the program as typed ended, held against what the command says of its batch.
 
     Args:
         result: of that run.
         places: the mapped batch keys of the command.
+        arg_mappings: what sets each DeepSpeed key; an option among it that was not typed has its default.
     """
     if result.program is None:
         return result
-    program = as_mapped(result.program, places)
+    options = result.program.options
+    # What a default says may not be meant, so that it contradicts nothing; but what it says may be what is fed.
+    defaults = [
+        BatchPlace(str(key), options[target], f"{target} {options[target]}")
+        for key, target in (arg_mappings or {}).items()
+        if target in options and all(place.key != key for place in places)
+    ]
+    program = as_mapped(result.program, [*places, *defaults])
     wrong = wrong_mapping(program, places)
     if wrong is not None:
         invalid = {"outcome": Outcome.INVALID, "reason": wrong, "program": None, "micro_batch_arrived": None}

@@ -4,11 +4,20 @@ import pytest
 
 from trial_lib.experiment.batch import Batch
 from trial_lib.experiment.batch_places import BatchPlace
+from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.experiment.result import ProgramProfile
-from trial_lib.study.mapped_values import as_mapped, wrong_mapping
+from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.study.mapped_values import as_mapped, held_against, wrong_mapping
 
 SEEN = ProgramProfile(typed_batch=Batch(train_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=2))
+
+
+@pytest.fixture
+def profiled() -> TrialResult:
+    """How a run of a program as it was typed has ended."""
+    return TrialResult(
+        trial_id="s-0000", number=0, purpose=Purpose.PROFILE, config_hash="0", outcome=Outcome.COMPLETED, logs=[]
+    )
 
 
 def place(key: str, value: int) -> BatchPlace:
@@ -54,6 +63,17 @@ def test_a_mapping_that_the_engine_contradicts_is_told_with_a_remedy(key: str, v
     assert said is not None
     assert f"{key} is mapped to --x {value}, and the program's engine has" in said
     assert said.endswith(remedy)
+
+
+@pytest.mark.parametrize(("default", "batch"), [(8, Batch(32, 8, 2)), (3, Batch(4, 1, 2))])
+def test_an_option_that_was_left_at_its_default_may_say_what_is_fed_and_contradicts_nothing(
+    default: int, batch: Batch, profiled: TrialResult
+) -> None:
+    update = {"typed_batch": Batch(4, 1, 2), "rows_per_sample": 8, "options": {"--batch": default}}
+    result = profiled.model_copy(update={"program": SEEN.model_copy(update=update)})
+    held = held_against(result, [], {MICRO_BATCH: "--batch"})
+    assert held.program is not None
+    assert held.program.typed_batch == batch
 
 
 def test_nothing_is_said_of_a_program_that_came_to_no_engine() -> None:
