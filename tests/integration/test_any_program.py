@@ -131,6 +131,19 @@ def test_every_engine_that_trains_follows_the_candidate(run):
     assert "second 3" in Path(result.logs[0]).read_text()
 
 
+def test_a_short_phase_before_another_engine_trains_is_told_as_what_it_is(run):
+    body = """
+        train(2)
+        other = torch.nn.Linear(4, 1)
+        engine, *_ = deepspeed.initialize(args=args, model=other, model_parameters=other.parameters())
+        train(6)
+    """
+    result = run(body=body, window=StepWindow(start_step=3, end_step=5, max_steps=3))
+    assert result.outcome == "out_of_data"
+    assert "The program ended after 2 optimizer steps" in result.reason
+    assert "others have taken 6 optimizer steps" in result.reason
+
+
 def test_the_profile_trial_finds_the_configuration_in_the_code(run):
     config = {**OWN, "zero_optimization": {"stage": 2}, "wandb": {"enabled": False}}
     build = f"engine, *_ = deepspeed.initialize(model=model, model_parameters=weights, config={config})"

@@ -85,6 +85,7 @@ class ProgramProfile(_Record):
         has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
         repeats_backward: whether the code calls backward more than once for one step of an engine that ends an
             accumulation, and so adds gradients up by itself.
+        steps_elsewhere: optimizer steps that engines other than the measured one have taken.
         options: the whole numbers among the options that the program has read, by name, as it runs as typed.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
     """
@@ -108,6 +109,7 @@ class ProgramProfile(_Record):
     partitions_its_model: bool = False
     has_experts: bool = False
     repeats_backward: bool = False
+    steps_elsewhere: int = 0
     options: dict[str, int] = Field(default_factory=dict)
     hands_over_two_configs: bool = False
 

@@ -140,7 +140,9 @@ class Closing:
         probe = self.probe
         counted, steps = min(end.counted for end in ends), min(end.steps for end in ends)
         if counted < probe.window.min_steps:
-            probe.refuse("out_of_data", too_little_data(ends, probe.window.end_step, probe.batch))
+            elsewhere = probe.facts.steps_elsewhere
+            reason = too_little_data(ends, probe.window.end_step, probe.batch)
+            probe.refuse("out_of_data", f"{reason}{_another_trains(elsewhere)}" if elsewhere > steps else reason)
             return
         try:
             with by_files(self.meeting):
@@ -158,6 +160,13 @@ def _data_are_over(error: BaseException, micro_batches: int) -> bool:
         link = link.__cause__
     # What uses the last loss, or the number of batches, after a loop that never began.
     return micro_batches == 0 and loader_batches.came_empty and isinstance(error, (NameError, ArithmeticError))
+
+
+def _another_trains(steps: int) -> str:
+    return (
+        f" Of its engines the first that trains is measured, and others have taken {steps} optimizer steps: to tune "
+        "one of those, let the program come to it at once."
+    )
 
 
 def _without_engine(probe: Any) -> str:

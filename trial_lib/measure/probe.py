@@ -76,7 +76,7 @@ class Probe:
         end_early: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
-        self.has_finished = self.has_frozen_engine = False
+        self.has_finished = self.has_frozen_engine = self._keeps_engine = False
         self.thread = threading.main_thread()
         self.device: torch.device | None = None
         self._end_early = end_early
@@ -94,7 +94,6 @@ class Probe:
         self._counted = CountedSteps()
         self._memory_after_initialize: dict[str, int] = {}
         self._initialize_peak = self._peak = 0
-        self._keeps_engine = False
         self._step_losses = StepLosses()
         self._memory_budget: int | None = None
         self._phase_started = time.time()
@@ -247,6 +246,7 @@ class Probe:
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Turns to another engine where the first never trains, though it has an optimizer."""
+        self.facts.steps_elsewhere += 1
         if self._watch is None or self._watch.has_trained or isinstance(self._watch, PipelineWatch):
             return
         self._watch.end()
