@@ -72,7 +72,7 @@ def test_sigkill_and_ctrl_c_leave_no_process_and_resume_goes_on_from_the_last_ch
 def test_a_killed_rank_or_guard_costs_the_work_since_the_last_checkpoint(
     folder: Folder, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "_TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
     arguments = folder.write_class(batches=40, period=5, max_restarts=1, hparams={"step_seconds": 0.05})
     full_experiment = new_full_experiment(arguments, folder.root)
     full_experiment.begin()

@@ -23,7 +23,7 @@ BUCKETS = {"reduce_bucket_size": 1000000, "allgather_bucket_size": 1000000}
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of a trial class that need no torch: what the driver sees of them is the same."""
-    monkeypatch.setattr(program, "_TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
 
 
 def run(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Any:
@@ -258,9 +258,10 @@ def test_a_configuration_that_deepspeed_has_refused_may_be_mended(folder: Folder
         "args = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_args()\n"
         "deepspeed.initialize(args=args, model=torch.nn.Linear(1, 1))\n"
     )
-    arguments = folder.write_script()
+    arguments = folder.write_script(max_restarts=3)
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
     assert "DeepSpeed refuses the configuration: sparse_attention: DeepSpeed 0." in end.reason
+    assert folder.record["attempts"] == 1
     config.write_text(sound)
     assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
     assert "sparse_attention" not in folder.record["ds_config"]

@@ -30,7 +30,7 @@ def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) 
 
 
 def test_the_same_crash_further_on_is_started_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
     monkeypatch.setattr(training, "_FIRST_PAUSE_S", 0.1)
     arguments = folder.write_class(batches=6, max_restarts=5, hparams={"fails_after": 2})
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
@@ -99,7 +99,7 @@ def test_a_folder_stays_locked_until_the_training_s_processes_are_gone(
 
 
 def test_what_holds_hyperparameters_is_for_the_user_alone(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
     arguments = folder.write_class(batches=2, hparams={"api_key": "a_secret"})
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
     for file in folder.paths.root.rglob("*"):

@@ -133,7 +133,8 @@ class _AttemptEnd:
     Attributes:
         outcome: in a trial's words.
         reason: one sentence.
-        is_invalid: whether the trial class breaks the API, so that another attempt is bound to end the same way.
+        is_invalid: whether another attempt is bound to end the same way: the trial class breaks the API, or DeepSpeed
+            refuses a key of the configuration.
         is_from_outside: whether somebody killed the ranks or their guard, which says nothing of the next attempt.
     """
 
@@ -171,7 +172,9 @@ def _attempt(
         return _AttemptEnd(Outcome.CANCELLED, "Cancelled while it ran.")
     if invalid is not None:
         return _AttemptEnd(outcome, invalid, is_invalid=True)
-    return _AttemptEnd(outcome, reason, is_from_outside=is_from_outside(ending, outcome, records))
+    is_refused = any(record.failure is not None and record.failure.get("refusal") for record in records)
+    from_outside = is_from_outside(ending, outcome, records)
+    return _AttemptEnd(outcome, reason, is_invalid=is_refused, is_from_outside=from_outside)
 
 
 def _run(
