@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -38,3 +39,23 @@ def test_a_server_that_hangs_holds_the_end_up_for_no_longer_than_promised_and_is
     about_it = [line for line in ended.stderr.splitlines() if "refect" in line]
     assert len(about_it) == 1, ended.stderr
     assert "does not answer" in about_it[0]
+
+
+@pytest.mark.long
+def test_a_server_that_hangs_from_the_beginning_is_told_of_in_a_sentence_and_no_trial_runs(
+    tmp_path: Path, home: Path
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    zerotune = Zerotune(folder, home, program=QUICK)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        began = time.monotonic()
+        ended = zerotune.run(*SEARCH, PREFECT_API_URL=url)
+    assert time.monotonic() - began < END_S + REST_S
+    assert ended.returncode == 1
+    assert [line for line in ended.stderr.splitlines() if "refect" in line] == [ended.stderr.splitlines()[-1]]
+    assert f"the Prefect server {url}/ does not answer" in ended.stderr
+    assert not zerotune.study.results

@@ -100,6 +100,7 @@ def test_a_copy_that_another_process_drives_is_left_alone(original: StudyPaths) 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_an_interrupted_study_and_its_copy_are_gone_on_with_side_by_side(
     tmp_path: Path, home: Path, store: str, server: PrefectServer
 ) -> None:
@@ -107,7 +108,7 @@ def test_an_interrupted_study_and_its_copy_are_gone_on_with_side_by_side(
     folder.mkdir()
     zerotune = Zerotune(folder, home, program="--largest_micro_batch 40 --num_steps 20 --step_seconds 0.05")
     named = {"PREFECT_API_URL": server.api_url, "MLFLOW_TRACKING_URI": store}
-    command = zerotune.start("random", "-mt", "5", "-z", "1", "-mct", "1", "--launcher", "cold", **named)
+    command = zerotune.start("binary", "-mt", "4", "-z", "1", "-mct", "1", **named)
     command.wait_until(lambda: is_training(zerotune, 2), "trial 2", 240)
     command.process.send_signal(signal.SIGINT)
     command.end()
