@@ -19,7 +19,7 @@ _PATIENCE_S = 10.0
 # All that telling the server may take once there is nothing else left to do: Prefect says much, each thing in its turn.
 # With the ten seconds in which the answer may have waited for it, half a minute.
 END_S = 20.0
-_LONGEST_LINE = 500
+_LONGEST_LINE, _AGAIN_S = 500, 60.0
 _OF_RUNS = ("prefect.flow_runs", "prefect.task_runs")
 
 
@@ -161,12 +161,17 @@ class _Kept(logging.Handler):
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
+        self._said_at: dict[tuple[str, str], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Passes one line on, without what it would take pages to say."""
+        """Passes one line on, without what it would take pages to say; the same complaint once a minute."""
         # What the flow and its tasks say stands in the log already.
         if record.name.startswith(_OF_RUNS):
             return
+        complaint, now = (record.name, str(record.msg)), time.monotonic()
+        if now < self._said_at.get(complaint, -_AGAIN_S) + _AGAIN_S:
+            return
+        self._said_at[complaint] = now
         said = record.getMessage()
         cut = said if len(said) <= _LONGEST_LINE else f"{said[:_LONGEST_LINE]}…"
         self._log.debug("%s: %s", record.name, cut)

@@ -54,7 +54,8 @@ def test_prefect_s_own_lines_go_to_the_log_and_none_to_the_terminal(
     log = logging.Logger("study", logging.DEBUG)
     log.addHandler(caplog.handler)
     keep_lines_of_prefect(log)
-    logging.getLogger("prefect.events.clients").warning("Unable to connect to %r", "ws://x")
+    for _ in range(3):
+        logging.getLogger("prefect.events.clients").warning("Unable to connect to %r", "ws://x")
     logging.getLogger("prefect._internal.concurrency").error("Service failed to process item %s", "x" * 10_000)
     logging.getLogger("some.library").warning("of another's")
     logging.getLogger("prefect.flow_runs").warning("said by the study itself", extra={"send_to_api": False})
