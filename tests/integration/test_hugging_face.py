@@ -172,6 +172,7 @@ def test_a_configuration_given_in_code_follows_the_candidate(run_code, given):
     found = facts(completed(result, 2))
     assert found["ds_config"] == AUTO
     assert found["batch"] == {"train_micro_batch_size_per_gpu": 7, "gradient_accumulation_steps": 1}
+    assert not found["repeats_backward"]
     assert found["arg_mappings"] == {}
 
 

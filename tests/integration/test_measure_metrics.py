@@ -1,5 +1,6 @@
 """Each metric of a trial against a figure that was come by in another way."""
 
+import dataclasses
 import statistics
 import threading
 from pathlib import Path
@@ -57,6 +58,14 @@ def test_steps_of_one_batch_are_measured_where_the_program_changes_it(trials):
     assert (metrics["measured_steps"], len(result.step_times)) == (4, 4)
     assert metrics["throughput"] == pytest.approx(2 * 2 / metrics["latency"])
     assert result.note == "The program changes its batch as it trains: measured at a global batch of 4."
+
+
+def test_the_submitted_trial_counts_samples_as_its_rivals_do(trials):
+    """What arrives counts, as the profile has found out: this program leaves its engine at 4 and feeds 8."""
+    plan = trials.plan("ignores_batch.py", micro_batch=4, window=SHORT, purpose=Purpose.SUBMITTED)
+    result = trials.start(dataclasses.replace(plan, as_typed=True)).result()
+    assert completed(result)["throughput"] == pytest.approx(8 / result.metrics["latency"])
+    assert result.micro_batch_arrived == 8
 
 
 def test_a_pipelines_ranks_share_their_samples(trials):

@@ -25,7 +25,7 @@ class ProbeSettings:
             train; None for batches as they come.
         flops_per_sample: FLOPs that a sample counts for; None for those of the first micro-batch.
         arrival: how samples show in the batches that arrive.
-        as_typed: whether the program runs as it was typed, for the facts that only such a run shows.
+        as_typed: whether the program runs as it was typed to show facts that only such a run shows.
     """
 
     overrides: dict[str, Any]

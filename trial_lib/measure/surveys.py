@@ -37,6 +37,7 @@ class Surveys:
 
     def step_ended(self) -> bool:
         """Returns whether the code is to train on; every rank asks after the same optimizer steps."""
+        self._facts.repeats_backward |= self._watch.repeats_backward
         if self._looks_at_sizes:
             assert self._sizes is not None
             if self._sizes.step_ended():
