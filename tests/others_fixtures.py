@@ -1,6 +1,7 @@
 """What the tests of other people's kinds of programs share: a copy of a program's folder, and a command typed there."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -73,7 +74,7 @@ class Tuned:
         return {stage_of(result) for result in self.completed}
 
 
-class Typed:
+class Copied:
     """A copy of a program's folder, and what its user types there.
 
     Attributes:
@@ -83,12 +84,9 @@ class Typed:
         program: what stands behind `--`.
     """
 
-    def __init__(self, name: str, root: Path, home: Path, server: PrefectServer, store: Path) -> None:
-        self._zerotune = Zerotune(root, home)
-        self._zerotune.environment["PREFECT_API_URL"] = server.api_url
-        self.folder = self._zerotune.folder = root / name
+    def __init__(self, name: str, root: Path) -> None:
+        self.folder = root / name
         shutil.copytree(OTHERS / name, self.folder, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(store, self.folder / "mlflow.db")
         words = shlex.split((self.folder / "COMMAND").read_text())
         tune, end = words.index("tune"), words.index("--")
         self.variables = dict(word.split("=", 1) for word in words[: tune - 1])
@@ -100,7 +98,7 @@ class Typed:
         port, words = str(free_port()), list(self.program)
         if words[0] == "deepspeed":
             words[1:1] = ["--master_port", port]
-        environment = {**self._zerotune.environment, **self.variables, "PET_MASTER_PORT": port}
+        environment = {**os.environ, **self.variables, "PET_MASTER_PORT": port}
         output = subprocess.PIPE
         process = psutil.Popen(
             words, cwd=self.folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
@@ -118,11 +116,22 @@ class Typed:
             process.wait()
         raise AssertionError(said)
 
+
+class Typed(Copied):
+    """One in which the command is typed, with a Prefect server and an MLflow store that are there already."""
+
+    def __init__(self, name: str, root: Path, home: Path, server: PrefectServer, store: Path) -> None:
+        super().__init__(name, root)
+        self._zerotune = Zerotune(root, home)
+        self._zerotune.environment["PREFECT_API_URL"] = server.api_url
+        self._zerotune.folder = self.folder
+        shutil.copy(store, self.folder / "mlflow.db")
+
     def type(self, *flags: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
         """Types the command with more flags of ZeroTune's, to its end; no process is left."""
         running = self._zerotune.start("tune", *self.flags, *flags, "--", *self.program, **self.variables)
         ended = running.follow(timeout)
-        assert running.left_over(within_s=5) == []
+        assert running.left_over(within_s=20) == []
         assert left_in(self.folder) == []
         return ended
 

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from others_fixtures import Triple, Tuned, Typed, engine_of, expect_answered, stage_of
+from others_fixtures import Copied, Triple, Tuned, Typed, engine_of, expect_answered, stage_of
 
 from flows.prefect_server import PrefectServer
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -23,10 +23,21 @@ TYPED: dict[str, Triple] = {
     "fire_function": (4, 4, 32),
     "starter_yaml": (4, 2, 16),
 }
-NEEDS = {"hydra_overrides": "hydra", "fire_function": "fire", "trainer_custom_loss": "transformers"}
-# Of the studies that `make test` has time for.
+NEEDS = {
+    "hydra_overrides": "hydra",
+    "fire_function": "fire",
+    "trainer_custom_loss": "accelerate",
+    "starter_yaml": "accelerate",
+}
+# Of the study that `make test` has time for.
 SHORT = ("--max-trials", "3")
 STUDY = pytest.mark.timeout(600)
+
+
+def skip_without(name: str) -> None:
+    """Skips a test of a program that needs what is not installed."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
 
 
 class Desk:
@@ -37,8 +48,7 @@ class Desk:
 
     def at(self, name: str) -> Typed:
         """Returns a copy of a program's folder."""
-        if name in NEEDS:
-            pytest.importorskip(NEEDS[name])
+        skip_without(name)
         return Typed(name, *self._parts)
 
 
@@ -68,8 +78,9 @@ def number_in(words: list[str], start: str) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", TYPED)
-def test_the_batch_that_is_typed_is_that_of_the_plain_programs_engine(desk: Desk, name: str) -> None:
-    assert desk.at(name).plain_engine() == TYPED[name]
+def test_the_batch_that_is_typed_is_that_of_the_plain_programs_engine(tmp_path: Path, name: str) -> None:
+    skip_without(name)
+    assert Copied(name, tmp_path).plain_engine() == TYPED[name]
 
 
 # A trial of it waits for ten seconds until it is sure that its ranks do.
@@ -111,8 +122,7 @@ def test_a_program_of_hydras_whose_override_is_not_mapped_is_told_which_mapping_
     typed.flags = ["--max-trials", "6"]
     ended = typed.type()
     assert ended.returncode in (1, 2)
-    assert "--map train_micro_batch_size_per_gpu=" in ended.stderr
-    assert "trainer.batch" in ended.stderr or "override" in ended.stderr
+    assert "--map train_micro_batch_size_per_gpu=loop.batch" in ended.stderr
 
 
 @STUDY
@@ -129,8 +139,10 @@ def test_candidates_go_to_the_student_and_the_teacher_keeps_its_own(desk: Desk) 
     assert {stage_of(result) for result in tuned.results} == {0, 1, 2, 3}
 
 
+@STUDY
+@pytest.mark.long
 def test_batches_that_are_made_by_a_budget_of_tokens_stay_as_they_are(desk: Desk) -> None:
-    tuned = desk.at("token_budget").tune(*SHORT)
+    tuned = desk.at("token_budget").tune()
     expect_answered(tuned, TYPED["token_budget"])
     assert {candidate.micro_batch_size for candidate in tuned.candidates.values()} == {1}
     assert len(tuned.stages) > 1
@@ -165,10 +177,9 @@ def test_a_trainer_with_a_loss_of_its_own_keeps_its_arguments_and_each_candidate
     micro = number_behind(words, "--per_device_train_batch_size")
     accumulation = number_behind(words, "--gradient_accumulation_steps")
     assert 2 * micro * accumulation == 16
-    # The Trainer does not divide this loss by the accumulation: each candidate's is as many times the typed one's.
-    for result in tuned.completed:
-        own = result.losses[0] / engine_of(result)[1]
-        assert own == pytest.approx(tuned.submitted.losses[0] / 2, rel=0.02)
+    # The Trainer does not divide this loss by the accumulation, and nobody is told that the training is another.
+    verdicts = {tried["verdict"] for tried in (tuned.document["confirmation"] or {}).get("candidates", ())}
+    assert "disagrees" not in verdicts
 
 
 @STUDY
@@ -208,6 +219,7 @@ def test_a_configuration_that_a_function_computes_follows_the_options_of_fire(de
     assert (number_in(words, "--micro="), number_in(words, "--accumulate=")) == engine_of_best(tuned)[:2]
 
 
+@STUDY
 def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: Desk) -> None:
     tuned = desk.at("starter_yaml").tune(*SHORT)
     expect_answered(tuned, TYPED["starter_yaml"])

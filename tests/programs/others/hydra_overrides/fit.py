@@ -33,7 +33,7 @@ def main(settings: DictConfig) -> None:
             engine.backward(loss)
             engine.step()
             steps += 1
-            if engine.global_rank == 0:
+            if steps % 20 == 0 and engine.global_rank == 0:
                 # In the folder of this run, which is the working folder by now.
                 with Path("losses.txt").open("a") as file:
                     file.write(f"{loss.item()}\n")
