@@ -32,6 +32,8 @@ ENTRY = "trial_lib.measure.rank:run"
 """What each rank of a trial calls."""
 
 _MOST_NAMES = 3
+# As multiprocessing and torch name what a loader shares with its workers.
+_OF_WORKERS = ("sem.mp-", "torch_")
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,15 @@ def run_to_end(
 
 
 def tell_leavings(ending: Ending, label: str, note: Callable[[str], None]) -> None:
-    """Tells of the shared memory that a program has left behind, and that nobody has any more."""
+    """Tells of the shared memory that a program has left behind, and that nobody has any more.
+
+    A trial ends its program wherever it is: the locks and buffers of a data loader's workers are no fault of anybody's.
+    """
     for done, consequence in ((REMOVED, "it was removed"), (LEFT, "remove it if it is nobody's")):
-        if segments := ending.leavings.get(done):
+        segments = ending.leavings.get(done, {})
+        if done == REMOVED:
+            segments = {name: size for name, size in segments.items() if not name.startswith(_OF_WORKERS)}
+        if segments:
             names = ", ".join(sorted(segments)[:_MOST_NAMES]) + (", ..." if len(segments) > _MOST_NAMES else "")
             mib = sum(segments.values()) / 2**20
             whose = "the program left" if done == REMOVED else "meanwhile somebody left"

@@ -81,3 +81,12 @@ def test_people_are_told_what_was_removed_and_what_may_be_somebody_s() -> None:
     ]
     tell_leavings(Ending("ranks", [0]), "trial 0004", said.append)
     assert len(said) == 2
+
+
+def test_what_a_loader_shares_with_workers_whom_the_trial_ends_is_not_told() -> None:
+    said: list[str] = []
+    of_workers = {"sem.mp-0amf76qe": 32, "torch_123_456_0": 2**20}
+    tell_leavings(Ending("ranks", [0], leavings={REMOVED: of_workers}), "trial 0005", said.append)
+    assert said == []
+    tell_leavings(Ending("ranks", [0], leavings={REMOVED: {**of_workers, "psm_1": 2**21}}), "trial 0005", said.append)
+    assert said == ["trial 0005: the program left 2.0 MiB of shared memory in /dev/shm (psm_1): it was removed"]
