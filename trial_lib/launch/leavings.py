@@ -17,6 +17,7 @@ REMOVED, LEFT = "removed", "left"
 """What became of shared memory: whose it was, the trial's, is certain; or is not."""
 
 _BEFORE = "segments"
+_BUFFERS = "deepspeed_allreduce_buffer_"
 # torch names a segment for the process that makes it.
 _OF_TORCH = re.compile(r"torch_(\d+)_")
 
@@ -46,7 +47,12 @@ def remove_leavings(
     before = request.get(_BEFORE)
     if before is None:
         return {}
-    new = {name for name, number in shared_memory.segments().items() if before.get(name) != number}
+    new = {
+        name
+        for name, number in shared_memory.segments().items()
+        # Those of another rendezvous are another's: its own guard may just be about to remove them.
+        if before.get(name) != number and not name.startswith(_BUFFERS)
+    }
     if not new:
         return {}
     known = {*held, *_noted(request), *(name for name in new if _made_by(name) in pids)}
@@ -80,5 +86,5 @@ def remove_shared_memory(address: str, port: str) -> None:
 
     Their names end in the address and port of the rendezvous, and those are one trial's alone.
     """
-    for buffer in shared_memory.FOLDER.glob(f"deepspeed_allreduce_buffer_*_{address}_{port}_*"):
+    for buffer in shared_memory.FOLDER.glob(f"{_BUFFERS}*_{address}_{port}_*"):
         buffer.unlink(missing_ok=True)

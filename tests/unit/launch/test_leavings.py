@@ -57,8 +57,9 @@ def test_what_somebody_has_stays(launch: dict[str, Any], folder: Path) -> None:
 
 
 def test_where_nothing_has_come_nothing_is_told(launch: dict[str, Any], folder: Path) -> None:
+    (folder / "deepspeed_allreduce_buffer_0_127.0.0.1_29501_0").touch()
     assert remove_leavings(launch, guard=1, held={"older"}) == {}
-    assert names(folder) == {"older"}
+    assert names(folder) == {"older", "deepspeed_allreduce_buffer_0_127.0.0.1_29501_0"}
 
 
 def test_a_launch_that_nobody_has_looked_before_loses_the_buffers_of_its_rendezvous_alone(
