@@ -28,6 +28,7 @@ from trial_lib.experiment.rules import Device, broken_rules
 _REDUCE_SCATTER = "zero_optimization.reduce_scatter"
 # deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings
 _NEEDED_BY_EXPERTS = {1: (_REDUCE_SCATTER,), 2: (_REDUCE_SCATTER, "zero_optimization.contiguous_gradients")}
+_ZENFLOW = "zero_optimization.zenflow"
 _ALLOW_UNTESTED = "zero_allow_untested_optimizer"
 
 
@@ -197,6 +198,9 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
             "The program calls backward more than once for one step. At your ZeRO stage DeepSpeed loses some of those "
             "gradients, and here it adds up all of them: the training would be another."
         )
+    if get_knob(config, _ZENFLOW) is not None and (stage == 0 or get_knob(config, OFFLOAD_OPTIMIZER) != "cpu"):
+        # deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py; at stage 0 the engine has no such optimizer.
+        reasons["zenflow_without_offload"] = "ZenFlow works with an optimizer that is offloaded to the CPU."
     is_offloaded = stage != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
     if not steps_where_it_is(here.code_optimizer, here.device, is_offloaded):
         place = "offloaded" if is_offloaded else "without offload"

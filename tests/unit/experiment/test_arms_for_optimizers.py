@@ -128,3 +128,12 @@ def test_of_gradients_that_the_code_adds_up_itself_as_many_are_lost_as_at_the_st
     assert not any("offload-optimizer" in label for label in labels(adaptive(at=at)) if label[1] in "12")
     (told,) = stages_not_tried(ALL, at, [])
     assert told.startswith(f"ZeRO stage {left_out} is not tried: The program calls backward more than once")
+
+
+def test_zenflow_keeps_its_offload() -> None:
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}
+    at = here(base={"optimizer": {"type": "AdamW"}, "zero_optimization": zero})
+    found = labels(adaptive(at=at))
+    assert found
+    assert all("offload-optimizer" in label for label in found)
+    assert stages_not_tried(ALL, at, [])[0].startswith("ZeRO stage 0 is not tried: ZenFlow works with an optimizer")
