@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.programs.commands import OWN, Program, others
+from benchmarks.programs.commands import OWN, REDUCTIONS, Program, others
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.arguments import StudyArguments
@@ -91,7 +91,7 @@ def main() -> None:
     pairs: list[dict[str, Any]] = []
     courses: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
-    for program in [*OWN, *others()]:
+    for program in [*OWN, *REDUCTIONS, *others()]:
         name = program.name
         with tempfile.TemporaryDirectory(prefix="loss-agreement-") as work:
             found = courses_of(program, Path(work))

@@ -77,14 +77,17 @@ OWN = [
     _own("Trainer, bf16", BY_TRAINER.format("trainer.py --hidden_size 64 --bf16"), ANY),
     _own("Trainer with LoRA", BY_TRAINER.format("lora.py"), ANY),
     _own("Accelerate", BY_ACCELERATE, ANY),
+    _own("two views", BY_FILE.format("two_forwards.py")),
+    _own("zero.Init", BY_FILE.format("partitioned_init.py"), zero_optimization={"stage": 3}),
+    _own("two engines", BY_FILE.format("two_engines.py")),
+]
+# One program, whose losses are reduced in several ways.
+REDUCTIONS = [
     *(
         _own(f"reduction {how}", BY_FILE.format(f"own_reduction.py --reduction {how}"))
         for how in ("mean", "sum", "undivided", "divided", "divided_twice")
     ),
     _own("reduction sum, bf16", BY_FILE.format("own_reduction.py --reduction sum"), **HALF),
-    _own("two views", BY_FILE.format("two_forwards.py")),
-    _own("zero.Init", BY_FILE.format("partitioned_init.py"), zero_optimization={"stage": 3}),
-    _own("two engines", BY_FILE.format("two_engines.py")),
 ]
 
 

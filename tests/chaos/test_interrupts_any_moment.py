@@ -79,6 +79,8 @@ class Command:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                # Who runs these tests under nohup has SIGHUP ignored, and so would the command.
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         wait_for(lambda: listens(process.pid) or process.poll() is not None, HANDLED_S)
         time.sleep(moment.seconds)

@@ -118,6 +118,7 @@ def above_initialize(result: TrialResult) -> int:
     return max(peak - after for peak, after in zip(memory.peak, memory.after_initialize, strict=True))
 
 
+@pytest.mark.long
 def test_a_size_that_hangs_ends_the_group_at_its_own_deadline(sweeps: Sweeps) -> None:
     plans = sweeps.plans("hangs_at_size.py", "--hangs_at", "4", sizes=(2, 4, 8, 16), deadline_s=10.0)
     began = time.monotonic()

@@ -61,7 +61,10 @@ def test_a_trial_of_it_is_measured_at_the_candidates_batch(trials: Any) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
-    [(["--batches", "2"], "> batches of 2 times 2", 0), ([], "Nothing says how long to train", 1)],
+    [
+        (["--batches", "2"], "> batches of 2 times 2", 0),
+        pytest.param([], "Nothing says how long to train", 1, marks=pytest.mark.long),
+    ],
 )
 def test_it_runs_alone_and_has_to_be_told_how_long(
     arguments: list[str], said: str, status: int, config: Path, tmp_path: Path
