@@ -3,21 +3,16 @@
 import argparse
 import itertools
 import json
-import os
 import platform
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.commands import OWN, REDUCTIONS, Program, others
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
+from benchmarks.programs.trials import trials_of
+from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.result import Outcome
 from trial_lib.study.loss_agreement import Course, compare
-from trial_lib.study.open_study import new_study
-from trial_lib.study.runner import Work
-from trial_lib.study.typed_command import check_mappings
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "loss_agreement_aa.json"
@@ -25,34 +20,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "loss_agreement_aa.json"
 WAYS = ((1, 0), (0, 0), (2, -1), (3, 0), (1, 1), (3, -1))
 
 
-def measure(driver: StudyDriver, candidate: Candidate) -> TrialResult:
-    """Measures a candidate in fresh processes, as a confirmation does."""
-    (result,) = driver.run(Work((driver.plan_again(Purpose.CONFIRM, candidate),)))
-    driver.next_ended(timeout_s=0.0)
-    assert isinstance(result, TrialResult)
-    driver.tell(result)
-    return result
-
-
 def courses_of(program: Program, work: Path) -> dict[str, Course | str]:
     """Returns how a program trains in each way, by its name; why not, where it does not."""
-    arguments = StudyArguments(
-        command=program.typed,
-        model_dir=program.copy(work),
-        arg_mappings=check_mappings(program.mappings),
-    )
-    os.environ.update(program.variables)
-    study = new_study(arguments, work)
-    driver, found = study.driver, dict[str, Course | str]()
-    try:
-        (profile,) = driver.run(Work((driver.profile_plan(),)))
-        assert isinstance(profile, TrialResult)
-        driver.next_ended(timeout_s=0.0)
-        driver.tell(profile)
-        submitted = driver.submitted_plan() if profile.outcome is Outcome.COMPLETED else None
-        if submitted is None:
+    found = dict[str, Course | str]()
+    with trials_of(program, program.copy(work)) as trials:
+        profile, own = trials.profile, trials.own
+        if own is None:
             return {"as typed": profile.reason or "its batch is not known"}
-        own = submitted.candidate
         varies = profile.program is not None and profile.program.batch_varies
         for stage, power in WAYS:
             if varies and power:
@@ -68,8 +42,8 @@ def courses_of(program: Program, work: Path) -> dict[str, Course | str]:
                 slots=own.slots,
                 data_parallel_size=own.data_parallel_size,
             )
-            result = measure(driver, candidate)
-            config = candidate.complete(driver.base_config)
+            result = trials.measured(candidate)
+            config = candidate.complete(trials.driver.base_config)
             found[f"z{stage}, {micro} x {accumulation}"] = result.reason
             if result.outcome is Outcome.COMPLETED:
                 # A way that had no effect would be compared with itself.
@@ -77,10 +51,6 @@ def courses_of(program: Program, work: Path) -> dict[str, Course | str]:
                 assert varies or result.micro_batch_arrived == micro
                 course = Course(candidate, config, [result.losses], [result.initial_weights])
                 found[f"z{stage}, {micro} x {accumulation}"] = course
-    finally:
-        study.close()
-        for name in program.variables:
-            del os.environ[name]
     return found
 
 

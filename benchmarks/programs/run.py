@@ -9,12 +9,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.commands import OWN, Program, others, read, split_variables
+from benchmarks.programs.trials import Trials, trials_of
+from trial_lib.experiment.batch import resolve_batch
+from trial_lib.experiment.result import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "programs.json"
@@ -26,7 +29,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Training:
-    """What a plain training did.
+    """What a training did.
 
     Attributes:
         micro_batch: of the engine.
@@ -43,6 +46,19 @@ class Training:
     samples_per_s: float
     cpu_s_per_sample: float
     steps: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A mean ratio.
+
+    Attributes:
+        value: the geometric mean.
+        error: its relative standard error.
+    """
+
+    value: float
+    error: float
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -134,103 +150,106 @@ def winner_command(document: dict[str, Any]) -> tuple[list[str], dict[str, str],
 def row(program: Program, rounds: int, work: Path) -> dict[str, Any]:
     """Returns all that the table says of a program."""
     folder = program.copy(work)
-    plain = [trained(folder, program.typed, program.variables)]
     code, document = tune(folder, program)
-    found: dict[str, Any] = {"program": program.name, "exit_code": code, "plain": asdict(plain[0])}
+    found: dict[str, Any] = {"program": program.name, "exit_code": code}
     own = (document.get("confirmation") or {}).get("own")
     if own is None:
-        return {**found, "answer": document["reason"]}
-    candidate = json.loads(
-        (Path(document["folder"]) / "trials" / f"{own['trials'][0]:04}" / "candidate.json").read_text()
-    )
-    found["submitted"] = {
-        "micro_batch": candidate["micro_batch_size"],
-        "accumulation": candidate["gradient_accumulation_steps"],
-        "samples_per_s": own["metrics"]["throughput"],
-        "cpu_s_per_sample": own["metrics"]["cpu_time_per_sample"],
-    }
-    found["answer"] = document["confirmation"]["sentence"]
+        plain = trained(folder, program.typed, program.variables)
+        return {**found, "plain": asdict(plain), "answer": document["reason"]}
     winner = document["confirmation"]["winner"]
     is_own = winner is None or winner["verdict"] == "own"
-    winners = list[Training]()
-    for number in range(rounds):
-        if not is_own and number % 2:
-            winners.append(again(folder, document, program))
-        if number:
-            plain.append(trained(folder, program.typed, program.variables))
-        if not is_own and not number % 2:
-            winners.append(again(folder, document, program))
-    return {**found, **compared(plain, winners, own, winner)}
+    plain, submitted, winners = list[Training](), list[Training](), list[Training]()
 
+    def one_of_each() -> None:
+        plain.append(trained(folder, program.typed, program.variables))
+        submitted.append(tried(trials))
+        if not is_own:
+            words, variables, config = winner_command(document)
+            winners.append(trained(folder, words, {**program.variables, **variables}, config))
 
-def again(folder: Path, document: dict[str, Any], program: Program) -> Training:
-    words, variables, config = winner_command(document)
-    return trained(folder, words, {**program.variables, **variables}, config)
-
-
-def compared(
-    plain: Sequence[Training], winners: Sequence[Training], own: dict[str, Any], winner: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Returns the ratios of what was measured to what the study says."""
-    middle = _middle(plain)
+    with trials_of(program, folder) as trials:
+        for _ in range(rounds):
+            one_of_each()
     told = {
-        "plain": asdict(middle),
-        "plain_runs": [asdict(one) for one in plain],
-        "submitted_over_plain": own["metrics"]["throughput"] / middle.samples_per_s,
-        "submitted_over_plain_cpu": middle.cpu_s_per_sample / own["metrics"]["cpu_time_per_sample"],
-        # How far plain runs of one command lie apart.
-        "noise_of_plain": spread([one.samples_per_s for one in plain]),
-        "noise_of_plain_cpu": spread([one.cpu_s_per_sample for one in plain]),
+        **found,
+        "answer": document["confirmation"]["sentence"],
+        "plain": asdict(middle(plain)),
+        "submitted": asdict(middle(submitted)),
+        "submitted_over_plain": asdict(ratio(submitted, plain, lambda run: run.samples_per_s)),
+        "runs": {
+            name: [asdict(run) for run in runs]
+            for name, runs in {"plain": plain, "submitted": submitted, "winner": winners}.items()
+        },
     }
-    if not winners or winner is None:
+    if is_own:
         return told
-    best = _middle(winners)
-    gains = [one.cpu_s_per_sample / other.cpu_s_per_sample for one, other in zip(plain, winners, strict=True)]
-    gain = math.exp(statistics.fmean(map(math.log, gains)))
+    gain = ratio(plain, winners, lambda run: run.cpu_s_per_sample)
     return {
         **told,
         "winner": winner["name"],
+        "winner_plainly": asdict(middle(winners)),
         "promised_gain": winner["gain"],
-        "winner_plainly": asdict(best),
-        "winner_runs": [asdict(one) for one in winners],
-        "gain_plainly": gain,
-        "gain_plainly_by_the_clock": best.samples_per_s / middle.samples_per_s,
-        "kept_of_the_promise": gain / winner["gain"]["value"],
+        "gain_plainly": asdict(gain),
+        "kept_of_the_promise": gain.value / winner["gain"]["value"],
     }
 
 
-def spread(values: Sequence[float]) -> float:
-    return max(values) / min(values) - 1
+def tried(trials: Trials) -> Training:
+    """Runs a trial of what the user has typed."""
+    assert trials.own is not None
+    result = trials.measured(trials.own)
+    if result.outcome is not Outcome.COMPLETED:
+        raise RuntimeError(f"a trial of what was typed: {result.reason}")
+    batch = resolve_batch(trials.own.complete(trials.driver.base_config), trials.own.data_parallel_size)
+    return Training(
+        batch.micro_batch_size,
+        batch.gradient_accumulation_steps,
+        batch.train_batch_size,
+        result.metrics["throughput"],
+        result.metrics["cpu_time_per_sample"],
+        int(result.metrics["measured_steps"]),
+    )
 
 
-def _middle(runs: Sequence[Training]) -> Training:
+def ratio(ones: Sequence[Training], others: Sequence[Training], figure: Callable[[Training], float]) -> Ratio:
+    """Returns the mean ratio of a figure of runs in turn."""
+    logs = [math.log(figure(one) / figure(other)) for one, other in zip(ones, others, strict=True)]
+    return Ratio(math.exp(statistics.fmean(logs)), statistics.stdev(logs) / math.sqrt(len(logs)))
+
+
+def middle(runs: Sequence[Training]) -> Training:
+    """Returns the run of the median speed, the slower one of two."""
     return sorted(runs, key=lambda run: run.samples_per_s)[(len(runs) - 1) // 2]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yields the lines of the table, in Markdown."""
-    yield "| program | plainly: batch, samples/s | submitted trial | answer | winner plainly, of the promise |"
+    yield "| program | plain run | submitted trial; of the plain speed | answer | winner plainly, of the promise |"
     yield "|---|---|---|---|---|"
     for told in rows:
         plain, submitted = told["plain"], told.get("submitted")
-        batch = f"{plain['micro_batch']} x {plain['accumulation']}, {plain['global_batch']}"
-        cells = [told["program"], f"{batch}; {plain['samples_per_s']:,.0f}"]
+        cells = [told["program"], _speed(plain)]
         if submitted is None:
             yield "| " + " | ".join([*cells, "-", told["answer"], "-"]) + " |"
             continue
-        ratio = told["submitted_over_plain_cpu"]
-        cells.append(
-            f"{submitted['micro_batch']} x {submitted['accumulation']}; {submitted['samples_per_s']:,.0f} ({ratio:.2f})"
-        )
+        cells += [f"{_speed(submitted)}; {_ratio(told['submitted_over_plain'])}", told["answer"]]
         kept = told.get("kept_of_the_promise")
-        plainly = "-" if kept is None else f"{told['gain_plainly']:.2f}x, {kept:.2f}"
-        yield "| " + " | ".join([*cells, told["answer"], plainly]) + " |"
+        cells.append("-" if kept is None else f"{_ratio(told['gain_plainly'])}x, {kept:.2f}")
+        yield "| " + " | ".join(cells) + " |"
+
+
+def _speed(run: Mapping[str, Any]) -> str:
+    return f"{run['micro_batch']} x {run['accumulation']}, {run['global_batch']}; {run['samples_per_s']:,.0f}"
+
+
+def _ratio(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['value']:.2f} ± {ratio['value'] * ratio['error']:.2f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="*", help="of programs, each with its COMMAND; else those of tests")
-    parser.add_argument("--rounds", type=int, default=3, help="plain runs of the program and of the winner, in turns")
+    parser.add_argument("--rounds", type=int, default=4, help="plain runs, trials and runs of the winner, in turn")
     arguments = parser.parse_args()
     programs = [read(folder) for folder in arguments.folders] or [*others(), *OWN]
     rows: list[dict[str, Any]] = []

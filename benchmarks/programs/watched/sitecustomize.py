@@ -16,7 +16,7 @@ from typing import Any
 
 ENGINE = "deepspeed.runtime.engine"
 # A training is not watched for longer, in seconds: its speed is known by then.
-LONG_ENOUGH_S = 12.0
+LONG_ENOUGH_S = 5.0
 
 
 class Watch:

@@ -1,0 +1,67 @@
+"""Trials of a program in fresh processes, as a confirmation runs them, without a search around them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.programs.commands import Program
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.open_study import new_study
+from trial_lib.study.runner import Work
+from trial_lib.study.typed_command import check_mappings
+
+
+class Trials:
+    """Of one program, which has been profiled.
+
+    Args:
+        driver: of a study that nothing has been asked of.
+
+    Attributes:
+        driver: the same.
+        profile: the profile trial's result.
+        own: what the user has typed; None where the profile trial has failed or its batch is not known.
+    """
+
+    def __init__(self, driver: StudyDriver) -> None:
+        self.driver = driver
+        self.profile = self._run(driver.profile_plan())
+        submitted = driver.submitted_plan() if self.profile.outcome is Outcome.COMPLETED else None
+        self.own = None if submitted is None else submitted.candidate
+
+    def measured(self, candidate: Candidate) -> TrialResult:
+        """Runs one."""
+        return self._run(self.driver.plan_again(Purpose.CONFIRM, candidate))
+
+    def _run(self, plan: TrialPlan) -> TrialResult:
+        (result,) = self.driver.run(Work((plan,)))
+        self.driver.next_ended(timeout_s=0.0)
+        assert isinstance(result, TrialResult)
+        self.driver.tell(result)
+        return result
+
+
+@contextmanager
+def trials_of(program: Program, folder: Path) -> Iterator[Trials]:
+    """Profiles a program and yields its trials.
+
+    Args:
+        program: which one.
+        folder: its copy; the study stands beside it.
+    """
+    arguments = StudyArguments(
+        command=program.typed, model_dir=folder, arg_mappings=check_mappings(program.mappings), metric="throughput"
+    )
+    os.environ.update(program.variables)
+    study = new_study(arguments, folder.parent)
+    try:
+        yield Trials(study.driver)
+    finally:
+        study.close()
+        for name in program.variables:
+            del os.environ[name]
