@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
@@ -30,6 +33,8 @@ BUILDERS = ["ShareMemCommBuilder", "FusedAdamBuilder"]
 # Without it the Trainer would count one rank on a machine that has no GPU.
 ON_CPU = ("--use_cpu",) if this_host().device == "cpu" else ()
 START = ("start", "import", "initialize")
+# As a trial starts where the kernel puts no layer over the program's folder.
+INTERCEPTED = "warm, files intercepted"
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,10 @@ SCRIPTS = {
 }
 
 
-def trial(script: Script, launcher: Launcher, folder: Path, purpose: Purpose = Purpose.SEARCH) -> TrialResult:
-    """Runs one trial on two ranks, of one optimizer step."""
+def trial(
+    script: Script, launcher: Launcher, folder: Path, purpose: Purpose = Purpose.SEARCH, is_layered: bool = True
+) -> TrialResult:
+    """Runs one trial on two ranks, of one optimizer step, with or without a layer over the program's folder."""
     candidate = Candidate(micro_batch_size=4, gradient_accumulation_steps=1, slots=2)
     config = candidate.complete(read_deepspeed_json(script.folder / script.config))
     paths = TrialPaths(folder)
@@ -63,8 +70,12 @@ def trial(script: Script, launcher: Launcher, folder: Path, purpose: Purpose = P
     )
     window = StepWindow(start_step=1, end_step=1, max_steps=1)
     plan = TrialPlan(folder.name, 0, purpose, candidate, config, config_hash(config), program, window, None, 300, paths)
-    result = run_trial(plan, launcher, this_host(), folder.parent / "locks", threading.Event())
+    layer = nullcontext() if is_layered else patch("trial_lib.launch.trial.layer_for", lambda *_: None)
+    with layer:
+        result = run_trial(plan, launcher, this_host(), folder.parent / "locks", threading.Event())
     assert result.metrics, result.reason
+    if not is_layered:
+        assert result.files == "intercepted", result.files
     return result
 
 
@@ -90,6 +101,8 @@ def phases(result: TrialResult, whole: float) -> dict[str, float]:
 def measure(script: Script, repeats: int, work: Path) -> dict[str, object]:
     """Returns the medians of a script's phases, warm and cold in turn, after what a study does first."""
     work.mkdir()
+    # As a user has it: the trials' folders beside the program, on one file system.
+    script = replace(script, folder=shutil.copytree(script.folder, work / "program"))
     environment = rank_environment()
     warm = WarmLauncher(sys.executable, BUILDERS, environment, str(work / "server.log"), print)
     launchers: dict[str, Launcher] = {"warm": warm, "cold": ColdLauncher(sys.executable, BUILDERS, environment, print)}
@@ -97,13 +110,18 @@ def measure(script: Script, repeats: int, work: Path) -> dict[str, object]:
     first = timed(lambda: profiles.append(trial(script, warm, work / "profile", Purpose.PROFILE)))
     own_imports = timed(lambda: warm.prime(profiles[0].imported))
     trial(script, launchers["cold"], work / "first-cold")
-    measured: dict[str, list[dict[str, float]]] = {name: [] for name in launchers}
+    ways = (("warm", True), (INTERCEPTED, False), ("cold", True))
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name, _ in ways}
+    files = set[str]()
     for repeat in range(repeats):
-        for name, launcher in launchers.items():
+        for name, is_layered in ways:
             results: list[TrialResult] = []
-            folder = work / f"{name}-{repeat}"
-            whole = timed(lambda: results.append(trial(script, launcher, folder)))  # noqa: B023 - called at once
+            folder, launcher = work / f"{name}-{repeat}", launchers["cold" if name == "cold" else "warm"]
+            whole = timed(
+                lambda: results.append(trial(script, launcher, folder, is_layered=is_layered))  # noqa: B023
+            )
             measured[name].append(phases(results[0], whole))
+            files.update([results[0].files] if is_layered else [])
     warm.close()
     medians = {
         name: {phase: statistics.median(run[phase] for run in runs) for phase in runs[0]}
@@ -113,6 +131,7 @@ def measure(script: Script, repeats: int, work: Path) -> dict[str, object]:
         "priming and the profile trial": round(first, 3),
         "priming the script's own imports": round(own_imports, 3),
         **{name: {phase: round(value, 3) for phase, value in run.items()} for name, run in medians.items()},
+        "files of the others": sorted(files),
         "start to engine, warm / cold": round(
             medians["warm"]["start to engine"] / medians["cold"]["start to engine"], 3
         ),

@@ -133,7 +133,9 @@ def wrong_with(ended: subprocess.CompletedProcess[str], command: Command) -> lis
     told = [line for line in ended.stderr.splitlines() if "nterrupted" in line]
     if len(told) != 1:
         wrong.append(f"told {len(told)} times")
-    wrong += [word for word in ("Traceback", "Aborted!", "Exception", "Error") if word in ended.stderr]
+    # A trial that ran out of memory is told of in the program's own words.
+    said = "\n".join(line for line in ended.stderr.splitlines() if not line.startswith("trial "))
+    wrong += [word for word in ("Traceback", "Aborted!", "Exception", "Error") if word in said]
     wrong += [f"left over: {left}" for left in command.left_over()]
     for folder in (*command.root.glob("zerotune-studies/*"), *command.root.glob("zerotune-experiments/*")):
         records = [folder / name for name in ("study.json", "record.json") if (folder / name).exists()]
