@@ -27,6 +27,7 @@ BY_TRAINER = (
 BY_ACCELERATE = (
     "accelerate launch --config_file accelerate.yaml accelerated.py --per_device_train_batch_size 4 --steps 200"
 )
+BATCH_OF_ACCELERATE = ("--map", "train_micro_batch_size_per_gpu=--per_device_train_batch_size")
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Program:
         return copy
 
 
-def _own(name: str, typed: str, folder: Path = PROGRAMS, **more: Any) -> Program:
-    return Program(name, folder, tuple(shlex.split(typed)), config={**CONFIG, **more})
+def _own(name: str, typed: str, folder: Path = PROGRAMS, flags: tuple[str, ...] = (), **more: Any) -> Program:
+    return Program(name, folder, tuple(shlex.split(typed)), flags=(*FLAGS, *flags), config={**CONFIG, **more})
 
 
 ANY = PROGRAMS / "any"
@@ -76,7 +77,7 @@ OWN = [
     _own("Trainer with dropout", BY_TRAINER.format("trainer.py --hidden_size 64"), ANY),
     _own("Trainer, bf16", BY_TRAINER.format("trainer.py --hidden_size 64 --bf16"), ANY),
     _own("Trainer with LoRA", BY_TRAINER.format("lora.py"), ANY),
-    _own("Accelerate", BY_ACCELERATE, ANY),
+    _own("Accelerate", BY_ACCELERATE, ANY, BATCH_OF_ACCELERATE),
     _own("two views", BY_FILE.format("two_forwards.py")),
     _own("zero.Init", BY_FILE.format("partitioned_init.py"), zero_optimization={"stage": 3}),
     _own("two engines", BY_FILE.format("two_engines.py")),

@@ -204,5 +204,5 @@ def test_other_commands_are_interrupted_as_well(zerotune: Zerotune, tmp_path: Pa
         "sync": ("sync", str(tmp_path / "none")),
     }[command]
     zerotune.write_config(program="--num_steps 400 --step_seconds 0.05")
-    end_s = 8.0 if command in ("train", "estimate", "record") else 0.5
+    end_s = 8.0 if command in ("train", "estimate", "record") else 0.25
     assert all_wrong(zerotune, words, list(moments(3, 8, 0.0, end_s)), tmp_path) == {}

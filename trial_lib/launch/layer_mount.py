@@ -46,8 +46,10 @@ def enter(layer: Layer) -> bool:
 
 
 def _make_store(layer: Layer) -> None:
+    # A study that has been interrupted and removed meanwhile does not come back by this.
+    Path(layer.store).mkdir(exist_ok=True)
     for folder in (layer.upper, layer.work, layer.below):
-        folder.mkdir(parents=True)
+        folder.mkdir()
 
 
 def _works_in_a_child(layer: Layer) -> bool:

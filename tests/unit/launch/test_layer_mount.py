@@ -1,8 +1,10 @@
 """Which mounts a layer has to leave as they are, by the kernel's table."""
 
 import os
+from pathlib import Path
 
-from trial_lib.launch.layer_mount import _mounts_within
+from trial_lib.experiment.layer import Layer
+from trial_lib.launch.layer_mount import _mounts_within, enter
 
 OF_THE_KERNEL = "34 29 0:30 / {} rw,nosuid shared:8 - ext4 /dev/sda rw\n"
 
@@ -21,3 +23,9 @@ def test_a_mount_is_found_whatever_bytes_its_name_has() -> None:
     escaped = [os.fsencode(name).replace(b"\\", b"\\134").replace(b" ", b"\\040") for name in names]
     not_text = b"/user/\xff\xfe"
     assert _mounts_within("/user", table(*escaped, not_text)) == [*names, os.fsdecode(not_text)]
+
+
+def test_a_trial_that_was_removed_as_it_started_does_not_come_back(tmp_path: Path) -> None:
+    removed = tmp_path / "trials" / "0000" / "scratch"
+    assert not enter(Layer(str(tmp_path), str(removed / "layer")))
+    assert not (tmp_path / "trials").exists()
