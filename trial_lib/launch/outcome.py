@@ -41,6 +41,10 @@ _PEER_DIED = re.compile(
 # What no program does to itself.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
+# Gloo ends the process by a C++ exception that no Python code sees.
+_CPP_EXCEPTION = re.compile(r"^\s*what\(\):\s*(\S.*)$", re.MULTILINE)
+_OTHER_COLLECTIVE = re.compile(r"op\.preamble\.length|collective mismatch")
+
 # What a table can hold.
 _LONGEST_MESSAGE = 300
 
@@ -154,11 +158,23 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
     killed = next((number for number, status in enumerate(ending.statuses) if status is not None and status < 0), None)
     if killed is not None:
         number = -(ending.statuses[killed] or 0)
-        return Outcome.CRASHED, f"Rank {killed} was ended by signal {number}. Log: {ranks[killed].log}"
+        return Outcome.CRASHED, f"{_by_signal(killed, number, ranks[killed])} Log: {ranks[killed].log}"
     silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
     culprit = next((number for number, status in enumerate(ending.statuses) if status), silent)
     last = _last_line(ranks[culprit])
     return Outcome.CRASHED, f"Rank {culprit} left no result; its last words: {last} Log: {ranks[culprit].log}"
+
+
+def _by_signal(number: int, signal_number: int, rank: RankRecord) -> str:
+    thrown = _CPP_EXCEPTION.search(rank.log_tail) if signal_number == signal.SIGABRT else None
+    if thrown is None:
+        return f"Rank {number} was ended by signal {signal_number}."
+    if _OTHER_COLLECTIVE.search(thrown[1]):
+        return (
+            f"Rank {number} was in another collective than its peers, and aborted: likely the ranks have different "
+            "numbers of batches. Give every rank as many: shards that divide by the ranks, or what is over left out."
+        )
+    return f"Rank {number} aborted: {thrown[1][:_LONGEST_MESSAGE]}"
 
 
 def _last_line(rank: RankRecord) -> str:

@@ -82,6 +82,26 @@ def test_what_python_never_saw_is_read_from_the_log(log):
     assert ended([peer, rank(1, log=log)], statuses=[1, -6])[0] == "out_of_memory"
 
 
+def test_a_rank_that_aborts_in_another_collective_than_its_peers_is_said_to_be_there():
+    thrown = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 16672 vs 4. Received data size "
+        "doesn't match expected size. Is there a distributed collective mismatch in your code?"
+    )
+    peer = rank(0, failure=failure("RuntimeError", PEER))
+    outcome, reason = ended([peer, rank(1, log=thrown)], statuses=[1, -6])
+    assert outcome == "crashed"
+    assert reason.startswith("Rank 1 was in another collective than its peers")
+    assert "different numbers of batches" in reason
+    assert reason.endswith("Log: rank1.log")
+
+
+def test_a_rank_that_aborts_is_told_of_by_what_was_thrown():
+    thrown = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no route to host\n"
+    assert ended([rank(0, log=thrown)], statuses=[-6])[1] == "Rank 0 aborted: no route to host Log: rank0.log"
+    assert ended([rank(0)], statuses=[-6])[1] == "Rank 0 was ended by signal 6. Log: rank0.log"
+
+
 def test_a_kill_is_out_of_memory_only_where_the_kernel_says_so():
     assert ended([rank()], statuses=[-9], kernel_killed=True)[0] == "out_of_memory"
     assert ended([rank()], statuses=[-9], kernel_killed=False) == (
