@@ -57,7 +57,7 @@ def test_prefect_s_own_lines_go_to_the_log_and_none_to_the_terminal(
     for _ in range(3):
         logging.getLogger("prefect.events.clients").warning("Unable to connect to %r", "ws://x")
     logging.getLogger("prefect._internal.concurrency").error("Service failed to process item %s", "x" * 10_000)
-    logging.getLogger("some.library").warning("of another's")
+    logging.getLogger("urllib3.pool").warning("what another package says")
     logging.getLogger("prefect.flow_runs").warning("said by the study itself", extra={"send_to_api": False})
     said = capfd.readouterr()
     assert said.out + said.err == ""
