@@ -123,9 +123,11 @@ class StudyDriver:
             return self._plans.plan(plan.number, plan.purpose, candidate, known, None)
 
         def run_and_compare(plan: TrialPlan) -> TrialResult:
-            result, places = run(plan), mapped_places(self.experiment, self.environment)
-            mappings = self.experiment.config.arg_mappings
-            return held_against(result, places, mappings) if plan.as_typed else result
+            result = run(plan)
+            if not plan.as_typed:
+                return result
+            places = mapped_places(self.experiment, self.environment)
+            return held_against(result, places, self.experiment.config.arg_mappings)
 
         typed = self._plans.typed(plan, self.base_config)
         return run_profile(plan, typed, plan_for, run_and_compare, self.place.prime)

@@ -21,9 +21,7 @@ def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> lis
     return batch_places(experiment.entrypoint.arguments, environment, mappings, folder)
 
 
-def held_against(
-    result: TrialResult, places: Sequence[BatchPlace], arg_mappings: Mapping[Any, str] | None = None
-) -> TrialResult:
+def held_against(result: TrialResult, places: Sequence[BatchPlace], arg_mappings: Mapping[Any, str]) -> TrialResult:
     """Returns how the run of the program as typed ended, held against what the command says of its batch.
 
     Args:
@@ -37,7 +35,7 @@ def held_against(
     # What a default says may not be meant, so that it contradicts nothing; but what it says may be what is fed.
     defaults = [
         BatchPlace(str(key), options[target], f"{target} {options[target]}")
-        for key, target in (arg_mappings or {}).items()
+        for key, target in arg_mappings.items()
         if target in options and all(place.key != key for place in places)
     ]
     program = as_mapped(result.program, [*places, *defaults])
@@ -62,19 +60,15 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
     fed = next((place.value for place in places if place.key == MICRO_BATCH), None)
     if typed is None or fed is None or fed == typed.micro_batch_size or program.batch_varies:
         return program
-    readings = (
-        (program.rows_per_sample, program.batch_dimension),
-        (
-            program.other_rows_per_sample,
-            1 - program.batch_dimension,
-        ),
-    )
-    found = [dimension for rows, dimension in readings if rows * typed.micro_batch_size == fed]
-    if not found:
+    if program.rows_per_sample * typed.micro_batch_size == fed:
+        dimension = program.batch_dimension
+    elif program.other_rows_per_sample * typed.micro_batch_size == fed:
+        dimension = 1 - program.batch_dimension
+    else:
         return program
     replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
     batch = Batch(fed * typed.gradient_accumulation_steps * replicas, fed, typed.gradient_accumulation_steps)
-    rows = {"rows_per_sample": 1, "batch_dimension": found[0], "other_rows_per_sample": 0}
+    rows = {"rows_per_sample": 1, "batch_dimension": dimension, "other_rows_per_sample": 0}
     return program.model_copy(update={"typed_batch": batch, **rows})
 
 
