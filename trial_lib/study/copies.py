@@ -34,15 +34,15 @@ def told_apart(record: Record, file: Path, goes_on: bool) -> tuple[Record, str]:
     Returns:
         The record, and what people are to be told of it; empty where it is no copy.
     """
-    is_study = isinstance(record, StudyRecord)
-    own_id = record.study_id if isinstance(record, StudyRecord) else record.experiment_id
+    its_name = "study_id" if isinstance(record, StudyRecord) else "experiment_id"
+    own_id: str = getattr(record, its_name)
     kept = record.whereabouts
     if kept is None or not is_copy(kept, file, own_id, goes_on):
         return record, ""
     now = whereabouts_of(file.parent)
     # The same each time that the original is copied to this place again.
     new_id = f"{own_id}-{hashlib.sha256(f'{now.host}:{now.path}'.encode()).hexdigest()[:_DIGITS]}"
-    changes = {"study_id" if is_study else "experiment_id": new_id, "flow_run_id": None, "whereabouts": now}
+    changes = {its_name: new_id, "flow_run_id": None, "whereabouts": now}
     note = f"this folder is a copy of {own_id} ({kept.path} on {kept.host}): it has runs of its own, as {new_id}."
     return record.model_copy(update=changes), note
 

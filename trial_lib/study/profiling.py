@@ -15,8 +15,12 @@ from trial_lib.launch.trial import TrialPlan, write_unstarted
 
 # What only the run at a small size looks for, and what two sizes tell better than one.
 _OF_THE_DATA = (
-    *("longest_sequence", "shortest_sequence", "is_stretchable"),
-    *("rows_per_sample", "batch_dimension", "other_rows_per_sample"),
+    "longest_sequence",
+    "shortest_sequence",
+    "is_stretchable",
+    "rows_per_sample",
+    "batch_dimension",
+    "other_rows_per_sample",
 )
 
 
