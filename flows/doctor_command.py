@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from flows.data_folder import data_folder
 from flows.prefect_check import check_prefect
 from flows.terminal import print_document, shown
 from trial_lib.experiment.check import Check, Verdict
@@ -25,6 +24,7 @@ from trial_lib.launch.build_checks import (
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.hardware import Host
 from trial_lib.study.build_folder import build_root, with_build_folder
+from trial_lib.study.data_folder import data_folder
 from trial_lib.study.folder import host_lock_dir
 from trial_lib.study.host_checks import (
     BUILDS,

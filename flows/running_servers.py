@@ -13,9 +13,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from flows.data_folder import made_in_data_folder
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
+from trial_lib.study.data_folder import made_in_data_folder
 
 _POLL_S = 0.1
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import platformdirs
+from trial_lib.study.data_folder import can_be_written, data_folder
 
 NAMED = "TORCH_EXTENSIONS_DIR"
 
@@ -32,16 +32,7 @@ def with_build_folder(environment: Mapping[str, str], interpreter: str) -> dict[
     """
     if environment.get(NAMED) or can_be_written(build_root(environment)):
         return dict(environment)
-    try:
-        own = platformdirs.user_data_path("zerotune") / "torch_extensions"
-    except RuntimeError:
-        # Nobody knows of a home.
-        return dict(environment)
-    folder = own / hashlib.sha256(interpreter.encode()).hexdigest()[:_DIGITS]
-    return {**environment, NAMED: str(folder)} if can_be_written(folder) else dict(environment)
-
-
-def can_be_written(folder: Path) -> bool:
-    """Returns whether a folder can be written, or made."""
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    folder = data_folder() / "torch_extensions" / hashlib.sha256(interpreter.encode()).hexdigest()[:_DIGITS]
+    # Where nobody knows of a home, ZeroTune has no folder either.
+    is_possible = folder.is_absolute() and can_be_written(folder)
+    return {**environment, NAMED: str(folder)} if is_possible else dict(environment)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.data_folder import made_in_data_folder, require_data_folder
 from flows.process_limit import is_out_of_processes
 from trial_lib.experiment.errors import InputError
+from trial_lib.study.data_folder import made_in_data_folder, require_data_folder
 from trial_lib.study.host_checks import DATA, check_write_access
 
 

@@ -1,4 +1,4 @@
-"""ZeroTune's own folder: Prefect's database, and what `zerotune up` keeps."""
+"""ZeroTune's own folder: Prefect's database, what `zerotune up` keeps, and ops that fit nowhere else."""
 
 import os
 from pathlib import Path
@@ -28,11 +28,21 @@ def require_data_folder(name: str) -> None:
         InputError: it cannot.
     """
     folder = _in_data_folder(name)
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise InputError("it cannot be written (it is no folder).", where=str(nearest), remedy=_REMEDY)
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError("it cannot be written.", where=str(nearest), remedy=_REMEDY)
+    if not can_be_written(folder):
+        nearest = _nearest(folder)
+        why = "." if nearest.is_dir() else " (it is no folder)."
+        raise InputError(f"it cannot be written{why}", where=str(nearest), remedy=_REMEDY)
+
+
+def can_be_written(folder: Path) -> bool:
+    """Returns whether a folder can be written, or made."""
+    nearest = _nearest(folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _nearest(folder: Path) -> Path:
+    """Returns the folder, or what of those above it is there."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
 def _in_data_folder(name: str) -> Path:
