@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import psutil
 from server_fixtures import free_port
 from study_fixtures import Study, Zerotune, left_in
 
+from benchmarks.programs.commands import read
 from flows.prefect_server import PrefectServer
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -87,11 +87,8 @@ class Copied:
     def __init__(self, name: str, root: Path) -> None:
         self.folder = root / name
         shutil.copytree(OTHERS / name, self.folder, ignore=shutil.ignore_patterns("__pycache__"))
-        words = shlex.split((self.folder / "COMMAND").read_text())
-        tune, end = words.index("tune"), words.index("--")
-        self.variables = dict(word.split("=", 1) for word in words[: tune - 1])
-        self.flags = words[tune + 1 : end]
-        self.program = words[end + 1 :]
+        typed = read(self.folder)
+        self.variables, self.flags, self.program = dict(typed.variables), list(typed.flags), list(typed.typed)
 
     def plain_engine(self) -> Triple:
         """Returns the batch of the engine where the program runs as it is typed, without a word of ZeroTune."""
@@ -108,8 +105,8 @@ class Copied:
             # Some of them come to no end.
             for line in process.stdout:
                 said += line
-                if found := _ENGINE.match(line):
-                    return engine_in(found)
+                if _ENGINE.match(line):
+                    return engine_in(line)
         finally:
             for each in [*process.children(recursive=True), process]:
                 each.kill()
@@ -156,17 +153,17 @@ class Typed(Copied):
         }
 
 
-def engine_in(found: re.Match[str]) -> Triple:
-    micro, accumulation, total = map(int, found.groups())
+def engine_in(said: str) -> Triple:
+    """Returns the batch that a program has read off its engine, by what it has said last."""
+    found = _ENGINE.findall(said)
+    assert found, said
+    micro, accumulation, total = map(int, found[-1])
     return micro, accumulation, total
 
 
 def engine_of(result: TrialResult) -> Triple:
     """Returns the batch of the engine that a trial has measured."""
-    log = Path(result.logs[0]).read_text()
-    found = list(_ENGINE.finditer(log))
-    assert found, log
-    return engine_in(found[-1])
+    return engine_in(Path(result.logs[0]).read_text())
 
 
 def stage_of(result: TrialResult) -> int:

@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PROGRAMS
+from others_fixtures import Triple, engine_in, engine_of
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
@@ -36,7 +36,6 @@ from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
 from trial_lib.study.typed_command import read_command
 
-Triple = tuple[int, int, int]
 KEYS = {"micro": MICRO_BATCH, "accumulation": ACCUMULATION, "total": TRAIN_BATCH}
 MICRO, ACCUMULATED = 4, 2
 
@@ -185,14 +184,14 @@ class Runs:
             request = LaunchRequest(sys.executable, "plain_run:run", payload, str(self.folder), [rank], 60.0)
             ending = self._launcher.launch(request).wait_or_cancel(threading.Event())
         assert ending.statuses == [0], log.read_text()
-        return engine_of(log)
+        return engine_in(log.read_text())
 
     def typed(self, words: list[str]) -> Triple:
         """Returns the batch of the engine where a command is run as it is typed."""
         log = self.folder.parent / "plain.log"
         with log.open("w") as output:
             subprocess.run(["env", *words], cwd=self.folder, stdout=output, stderr=output, check=True, timeout=200)
-        return engine_of(log)
+        return engine_in(log.read_text())
 
     def driver(self, words: list[str], mappings: dict[str, str]) -> StudyDriver:
         """Returns the driver of a study of a command."""
@@ -210,14 +209,6 @@ class Runs:
         place = ThisHost(self._launcher, host, self.lock_dir)
         log = logging.getLogger(f"test.{self._study}")
         return StudyDriver("study", time.time(), experiment, arguments, paths, host, place, log)
-
-
-def engine_of(log: Path) -> Triple:
-    """Returns the batch that the program has read off its engine."""
-    found = re.search(r"^engine (\d+) (\d+) (\d+)$", log.read_text(), re.MULTILINE)
-    assert found, log.read_text()
-    micro, accumulation, total = map(int, found.groups())
-    return micro, accumulation, total
 
 
 @pytest.fixture
@@ -243,10 +234,10 @@ def expect_followed(driver: StudyDriver, plain: Triple) -> None:
     assert submitted is not None
     own = submitted.candidate
     assert (own.micro_batch_size, own.gradient_accumulation_steps) == plain[:2]
-    assert engine_of(Path(measured(driver, submitted).logs[0])) == plain
+    assert engine_of(measured(driver, submitted)) == plain
     other = Candidate(**{**own.model_dump(), "micro_batch_size": 6, "gradient_accumulation_steps": 1})
     result = measured(driver, driver.plan_again(Purpose.CONFIRM, other))
-    assert engine_of(Path(result.logs[0])) == (6, 1, 6)
+    assert engine_of(result) == (6, 1, 6)
     assert result.micro_batch_arrived == 6
 
 
