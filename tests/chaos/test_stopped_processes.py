@@ -2,11 +2,56 @@
 
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from test_launch_chaos import completes, driven, gone, own_launcher, ranks_of, started  # noqa: F401
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A trial whose ranks work for ever.
+
+    Attributes:
+        running: the trial.
+        guard: the parent of its ranks.
+        keeper: the parent of that.
+        its_own: what it has outside its folder.
+    """
+
+    running: Any
+    guard: psutil.Process
+    keeper: psutil.Process
+    its_own: list[Path]
+
+    def leaves_nothing(self, trials: Any) -> None:
+        """Checks that its processes are gone, and all that it had outside its folder."""
+        gone(trials, [*self.running.pids(), self.guard.pid, self.keeper.pid])
+        assert not [path for path in self.its_own if path.exists()]
+
+    def ends_when_cancelled(self, trials: Any) -> None:
+        """Cancels it, and checks that it ends so, and that nothing is left."""
+        self.running.cancel()
+        assert self.running.result().outcome == "cancelled"
+        self.leaves_nothing(trials)
+
+    def ends_as_crashed(self, trials: Any) -> None:
+        """Checks that it ends as crashed, that its guard is named, and that nothing is left."""
+        result = self.running.result()
+        assert (result.outcome, result.from_outside) == ("crashed", True)
+        assert "guard" in result.reason
+        self.leaves_nothing(trials)
+
+
+def guarded(trials: Any) -> Guarded:
+    """Starts a trial whose ranks work for ever."""
+    running = started(trials, "--hang", "spin")
+    rank = psutil.Process(ranks_of(running)[0])
+    guard = rank.parent()
+    return Guarded(running, guard, guard.parent(), left_by(rank))
 
 
 def stop(process: psutil.Process) -> None:
@@ -21,63 +66,39 @@ def left_by(rank: psutil.Process) -> list[Path]:
 
 
 def test_a_stopped_guard_does_not_hold_up_a_cancelled_trial_and_nothing_is_left(trials):
-    running = started(trials, "--hang", "spin")
-    pids, rank = running.pids(), psutil.Process(ranks_of(running)[0])
-    its_own = left_by(rank)
-    assert len(its_own) > 1
-    assert all(path.exists() for path in its_own)
-    stop(rank.parent())
-    running.cancel()
-    assert running.result().outcome == "cancelled"
-    gone(trials, pids)
-    assert not [path for path in its_own if path.exists()]
+    trial = guarded(trials)
+    assert len(trial.its_own) > 1
+    assert all(path.exists() for path in trial.its_own)
+    stop(trial.guard)
+    trial.ends_when_cancelled(trials)
 
 
 def test_a_keeper_that_stays_stopped_is_woken_when_its_trial_has_ended(trials):
-    running = started(trials, "--hang", "spin")
-    rank = psutil.Process(ranks_of(running)[0])
-    guard, keeper = rank.parent(), rank.parent().parent()
-    stop(keeper)
-    running.cancel()
-    assert running.result().outcome == "cancelled"
-    gone(trials, [*running.pids(), guard.pid, keeper.pid])
+    trial = guarded(trials)
+    stop(trial.keeper)
+    trial.ends_when_cancelled(trials)
 
 
 def test_a_guard_and_its_keeper_that_are_stopped_do_not_hold_up_a_cancelled_trial_and_nothing_is_left(trials):
-    running = started(trials, "--hang", "spin")
-    rank = psutil.Process(ranks_of(running)[0])
-    its_own, guard, keeper = left_by(rank), rank.parent(), rank.parent().parent()
-    stop(guard)
-    stop(keeper)
-    running.cancel()
-    assert running.result().outcome == "cancelled"
-    gone(trials, [*running.pids(), guard.pid, keeper.pid])
-    assert not [path for path in its_own if path.exists()]
+    trial = guarded(trials)
+    stop(trial.guard)
+    stop(trial.keeper)
+    trial.ends_when_cancelled(trials)
 
 
 @pytest.mark.long
 def test_a_guard_and_its_keeper_that_stay_stopped_cost_their_trial_which_says_so(trials):
-    running = started(trials, "--hang", "spin")
-    rank = psutil.Process(ranks_of(running)[0])
-    its_own, guard, keeper = left_by(rank), rank.parent(), rank.parent().parent()
-    stop(guard)
-    stop(keeper)
-    result = running.result()
-    assert (result.outcome, result.from_outside) == ("crashed", True)
-    assert "guard" in result.reason
-    gone(trials, [*running.pids(), guard.pid, keeper.pid])
-    assert not [path for path in its_own if path.exists()]
+    trial = guarded(trials)
+    stop(trial.guard)
+    stop(trial.keeper)
+    trial.ends_as_crashed(trials)
 
 
 @pytest.mark.long
-def test_a_guard_that_stays_stopped_costs_its_trial(trials):
-    running = started(trials, "--hang", "spin")
-    pids = running.pids()
-    stop(psutil.Process(ranks_of(running)[0]).parent())
-    result = running.result()
-    assert (result.outcome, result.from_outside) == ("crashed", True)
-    assert "guard" in result.reason
-    gone(trials, pids)
+def test_a_guard_that_stays_stopped_ends_as_crashed(trials):
+    trial = guarded(trials)
+    stop(trial.guard)
+    trial.ends_as_crashed(trials)
 
 
 @pytest.mark.long
