@@ -172,6 +172,10 @@ class _Kept(logging.Handler):
         if now < self._said_at.get(complaint, -_AGAIN_S) + _AGAIN_S:
             return
         self._said_at[complaint] = now
-        said = record.getMessage()
+        try:
+            said = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            # Its words do not fit its arguments. As under Python's own handlers, whoever logs does not fail by it.
+            said = str(record.msg)
         cut = said if len(said) <= _LONGEST_LINE else f"{said[:_LONGEST_LINE]}…"
         self._log.debug("%s: %s", record.name, cut)

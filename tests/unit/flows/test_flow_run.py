@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.flow_run import ended_in_time, keep_lines_of_prefect
+from flows.flow_run import _Kept, ended_in_time, keep_lines_of_prefect
 
 
 def test_what_is_left_when_all_is_done_is_waited_for_no_longer_than_the_limit() -> None:
@@ -65,3 +65,12 @@ def test_prefect_s_own_lines_go_to_the_log_and_none_to_the_terminal(
     assert [level for level, _ in kept] == [logging.DEBUG] * 3
     assert kept[0][1] == "prefect.events.clients: Unable to connect to 'ws://x'"
     assert len(kept[1][1]) < 1000
+
+
+def test_a_line_whose_words_do_not_fit_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.Logger("study", logging.DEBUG)
+    log.addHandler(caplog.handler)
+    kept = _Kept(log)
+    for words, arguments in (("%d of them", ("two",)), ("%s and %s", ("one",)), ("%(name)s", ({"other": 1},))):
+        kept.handle(logging.LogRecord("package", logging.WARNING, __file__, 1, words, arguments, None))
+    assert caplog.messages == ["package: %d of them", "package: %s and %s", "package: %(name)s"]
