@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.programs.commands import Program
 from trial_lib.experiment.candidate import Candidate, Purpose
@@ -57,11 +58,9 @@ def trials_of(program: Program, folder: Path) -> Iterator[Trials]:
     arguments = StudyArguments(
         command=program.typed, model_dir=folder, arg_mappings=check_mappings(program.mappings), metric="throughput"
     )
-    os.environ.update(program.variables)
-    study = new_study(arguments, folder.parent)
-    try:
-        yield Trials(study.driver)
-    finally:
-        study.close()
-        for name in program.variables:
-            del os.environ[name]
+    with patch.dict(os.environ, program.variables):
+        study = new_study(arguments, folder.parent)
+        try:
+            yield Trials(study.driver)
+        finally:
+            study.close()
