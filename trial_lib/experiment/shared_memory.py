@@ -13,6 +13,8 @@ from pathlib import Path
 from trial_lib.experiment.files import open_own
 
 FOLDER = Path("/dev/shm")
+BUFFERS = "deepspeed_allreduce_buffer_"
+"""How the names of the buffers begin that DeepSpeed's CPU collectives have there."""
 
 _DELETED = " (deleted)"
 

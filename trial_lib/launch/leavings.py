@@ -17,7 +17,6 @@ REMOVED, LEFT = "removed", "left"
 """What became of shared memory: whose it was, the trial's, is certain; or is not."""
 
 _BEFORE = "segments"
-_BUFFERS = "deepspeed_allreduce_buffer_"
 # torch names a segment for the process that makes it.
 _OF_TORCH = re.compile(r"torch_(\d+)_")
 
@@ -51,7 +50,7 @@ def remove_leavings(
         name
         for name, number in shared_memory.segments().items()
         # Those of another rendezvous are another's: its own guard may just be about to remove them.
-        if before.get(name) != number and not name.startswith(_BUFFERS)
+        if before.get(name) != number and not name.startswith(shared_memory.BUFFERS)
     }
     if not new:
         return {}
@@ -86,5 +85,5 @@ def remove_shared_memory(address: str, port: str) -> None:
 
     Their names end in the address and port of the rendezvous, and those are one trial's alone.
     """
-    for buffer in shared_memory.FOLDER.glob(f"{_BUFFERS}*_{address}_{port}_*"):
+    for buffer in shared_memory.FOLDER.glob(f"{shared_memory.BUFFERS}*_{address}_{port}_*"):
         buffer.unlink(missing_ok=True)

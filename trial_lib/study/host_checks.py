@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from trial_lib.experiment import shared_memory
 from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch.own_folder import own_folder
@@ -20,12 +21,11 @@ _LITTLE_SHARED_MEMORY = GIB // 2
 _NO_ROOM, _LITTLE_ROOM = GIB // 4, 5 * GIB
 _SKEW_S = 5.0
 _CLOCK_S = 0.2
-_SHARED_MEMORY = Path("/dev/shm")
 
 
-def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Check:
+def check_shared_memory() -> Check:
     """Looks at the size of shared memory, and at what ranks that are gone have left in it."""
-    name = "shared memory"
+    name, folder = "shared memory", shared_memory.FOLDER
     remedy = (
         "Docker: --shm-size=8g; Kubernetes: an emptyDir with `medium: Memory` on /dev/shm; "
         "else: mount -o remount,size=8G /dev/shm"
@@ -37,7 +37,7 @@ def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Check:
     except OSError as error:
         return fail(name, f"{folder} cannot be written ({error.strerror})", remedy)
     said = f"{folder}: {mebibytes(usage.free)} free of {mebibytes(usage.total)}"
-    left = abandoned_buffers(folder)
+    left = abandoned_buffers()
     if left:
         size = sum(left.values())
         said += f", {mebibytes(size)} of it in {len(left)} buffers of DeepSpeed runs that are gone"
@@ -52,20 +52,15 @@ def _removal(paths: Iterable[Path]) -> str:
     return shlex.join(["rm", *map(str, paths)])
 
 
-def abandoned_buffers(folder: Path) -> dict[Path, int]:
-    """Returns the buffers of DeepSpeed's CPU collectives that no process of this user's has mapped, and their bytes."""
-    buffers = {str(path): path for path in folder.glob("deepspeed_allreduce_buffer_*")}
-    for maps in Path("/proc").glob("[0-9]*/maps") if buffers else ():
-        with contextlib.suppress(OSError):
-            text = maps.read_text(errors="replace")
-            buffers = {name: path for name, path in buffers.items() if name not in text}
+def abandoned_buffers() -> dict[Path, int]:
+    """Returns this user's buffers of DeepSpeed's CPU collectives that no process has any more, and their bytes."""
+    buffers = {name for name in shared_memory.segments() if name.startswith(shared_memory.BUFFERS)}
     sizes = {}
-    for path in buffers.values():
+    for name in buffers - shared_memory.held_by_anybody() if buffers else ():
+        path = shared_memory.FOLDER / name
         # A run that ends meanwhile takes its own away.
         with contextlib.suppress(FileNotFoundError):
-            found = path.stat()
-            if found.st_uid == os.getuid():
-                sizes[path] = found.st_blocks * 512
+            sizes[path] = path.stat().st_blocks * 512
     return sizes
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from trial_lib.experiment import shared_memory
 from trial_lib.experiment.check import Verdict
 from trial_lib.study import host_checks
 from trial_lib.study.host_checks import LOCKS, STUDIES, check_clock, check_shared_memory, check_write_access
@@ -51,21 +52,25 @@ def test_a_folder_behind_one_that_may_not_be_looked_into_is_told(
 def test_small_shared_memory_is_told_with_the_ways_to_enlarge_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: Usage(64 * 2**20))
-    check = check_shared_memory(tmp_path)
+    check = check_shared_memory()
     assert check.verdict is Verdict.FAIL
     assert "64 MiB free" in check.said
     assert "--shm-size" in check.remedy
 
 
-def test_buffers_that_dead_ranks_left_in_shared_memory_are_told_and_those_in_use_are_not(tmp_path: Path) -> None:
+def test_buffers_that_dead_ranks_left_in_shared_memory_are_told_and_those_in_use_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mmap
 
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     dead, alive = (tmp_path / f"deepspeed_allreduce_buffer_0_127.0.0.1_{port}_0" for port in (1, 2))
     for buffer in (dead, alive):
         buffer.write_bytes(b"0" * mmap.PAGESIZE)
     with alive.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        check = check_shared_memory(tmp_path)
+        check = check_shared_memory()
     assert check.verdict is Verdict.WARN
     assert check.remedy == f"rm {dead}"
     assert "1 buffers" in check.said
