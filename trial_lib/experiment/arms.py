@@ -14,13 +14,12 @@ from trial_lib.experiment.catalogue import (
     OFFLOAD_OPTIMIZER,
     OFFLOAD_PARAM,
     catalogues_name,
-    changes_mathematics,
     is_coarse,
     nvme_path,
     spelled,
 )
 from trial_lib.experiment.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
-from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves, set_knob, withdrawn
+from trial_lib.experiment.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
 from trial_lib.experiment.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.rules import Device, broken_rules
@@ -93,16 +92,6 @@ def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: S
         if reason is not None:
             left_out.setdefault(reason, []).append(str(stage))
     return [f"ZeRO stage {' and '.join(stages)} is not tried: {reason}" for reason, stages in left_out.items()]
-
-
-def mathematics_of(knobs: Mapping[str, Any], base_config: Mapping[str, Any]) -> list[str]:
-    """Returns the settings by which a candidate's losses may differ from the user's own by more than rounding.
-
-    Args:
-        knobs: a candidate's.
-        base_config: the user's DeepSpeed configuration.
-    """
-    return [path for path, value in leaves(knobs) if changes_mathematics(path) and get_knob(base_config, path) != value]
 
 
 def _arms(

@@ -36,11 +36,6 @@ class Pace:
         return 0, 1
 
     @property
-    def has_epochs(self) -> bool:
-        """Whether it is known how long an epoch is."""
-        return self._epochs_per_batch[0] > 0
-
-    @property
     def inexact_epochs(self) -> str | None:
         """Why epochs do not begin with a batch; None where they do, or where nobody knows."""
         part, whole = self._epochs_per_batch

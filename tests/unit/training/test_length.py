@@ -63,7 +63,6 @@ def test_no_period_and_one_of_none_are_never_due() -> None:
 def test_epochs_of_unknown_length_can_be_given_in_records() -> None:
     told = Pace(train_batch_size=8, accumulation=2, records_per_epoch=24)
     assert told.batches_for({"epochs": 2}) == 6
-    assert not UNKNOWN.has_epochs
     assert UNKNOWN.batches_for({"records": 20}) == 3
     with pytest.raises(InvalidTrialError, match="Set records_per_epoch"):
         UNKNOWN.batches_for({"epochs": 1})
