@@ -9,6 +9,12 @@ import socket
 import struct
 from typing import Any
 
+KEEPER = "keeper"
+"""What the first message of a trial's processes names: the process id of their guard's keeper."""
+
+LEAVINGS = "leavings"
+"""What their last message names, beside how they ended: the shared memory that they have left."""
+
 _LENGTH = struct.Struct("!I")
 _MOST_DESCRIPTORS = 253  # that the kernel lets travel at once
 

@@ -34,7 +34,6 @@ _CANCELLED_POLL_S = 0.05
 
 # What ended a trial's processes.
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
-LEAVINGS = "leavings"
 
 
 def become_subreaper() -> None:
@@ -73,9 +72,9 @@ def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
 
     When the guard is killed, what its ranks have started in sessions of their own comes here. A guard that is stopped
     guards nothing: it is killed when the driver wants the trial's end, and when it stays so. The driver is told of the
-    keeper, and wakes one that is stopped. The keeper has what the
-    guard has, the slots and the end of the driver's socket: before the last rank is gone, which may take a GPU's driver
-    seconds, nobody else is given the slots, and the driver does not take the trial for ended.
+    keeper, and wakes one that is stopped. The keeper has what the guard has, the slots and the end of the driver's
+    socket: before the last rank is gone, which may take a GPU's driver seconds, nobody else is given the slots, and the
+    driver does not take the trial for ended.
 
     Args:
         request: the launch, as `trial_lib.launch.launcher.LaunchRequest` describes it.
@@ -87,7 +86,7 @@ def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
     keeper = os.getpid()
     # Before there are two that write.
     with contextlib.suppress(OSError):
-        channel.send(driver, {"keeper": keeper})
+        channel.send(driver, {channel.KEEPER: keeper})
     guard = os.fork()
     if guard:
         status, was_cancelled = _keep(guard, driver)
@@ -96,7 +95,7 @@ def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
         if was_cancelled:
             with contextlib.suppress(OSError):
                 statuses = [None] * len(request["ranks"])
-                channel.send(driver, {"ended_by": CANCEL, "statuses": statuses, LEAVINGS: left})
+                channel.send(driver, {"ended_by": CANCEL, "statuses": statuses, channel.LEAVINGS: left})
         os._exit(0)
     rank_process.die_with_parent(keeper)
 
@@ -161,7 +160,7 @@ class Guard:
                 {
                     "ended_by": ended_by,
                     "statuses": [self._statuses.get(rank) for rank in range(len(ranks))],
-                    LEAVINGS: left,
+                    channel.LEAVINGS: left,
                 },
             )
         os._exit(0)

@@ -15,9 +15,6 @@ from trial_lib.launch.config_check import Judgement
 HOST, GUARD = "host", "guard"
 """What ended a trial's processes: the death of a host, or of their guard."""
 
-KEEPER = "keeper"
-"""What the first message of a trial's processes names: the process id of their guard's keeper."""
-
 _POLL_S = 0.1
 _LOOK_S = 2.0
 _STOPPED_LOOKS = 5
@@ -114,9 +111,9 @@ class Launched:
             while True:
                 if select.select([self._guard], [], [], _LOOK_S)[0]:
                     received = channel.receive(self._guard)
-                    if received is None or KEEPER not in received[0]:
+                    if received is None or channel.KEEPER not in received[0]:
                         break
-                    keeper = received[0][KEEPER]
+                    keeper = received[0][channel.KEEPER]
                 stopped_for = stopped_for + 1 if rank_process.is_stopped(keeper) else 0
                 if stopped_for and (self._is_cancelled or stopped_for > _STOPPED_LOOKS):
                     rank_process.wake(keeper)
@@ -128,7 +125,7 @@ class Launched:
         if received is None:
             return Ending(GUARD, [None] * self._ranks)
         told = received[0]
-        return Ending(told["ended_by"], told["statuses"], leavings=told.get("leavings") or {})
+        return Ending(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {})
 
     def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
         """Waits like `wait`, and cancels when the event is set."""
