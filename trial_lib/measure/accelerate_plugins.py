@@ -22,7 +22,7 @@ from trial_lib.measure.engine_roles import Followers
 from trial_lib.measure.program_facts import ProgramFacts
 
 # What a plugin keeps beside the configuration, and where it stands there.
-FIELDS = {
+_FIELDS = {
     "zero_stage": "zero_optimization.stage",
     "gradient_accumulation_steps": ACCUMULATION,
     "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
@@ -59,7 +59,7 @@ def merge_into(config: Any, overrides: Mapping[str, Any]) -> None:
 
 def take_fields(plugin: Any) -> None:
     """Has what a plugin keeps beside its configuration say what stands there."""
-    for name, key in FIELDS.items():
+    for name, key in _FIELDS.items():
         value = plugin.hf_ds_config.get_value(key)
         if value is not None and value != "auto":
             setattr(plugin, name, value)
@@ -81,8 +81,6 @@ class PluginRoles:
         """Has the plugin that is selected follow or not; before the Accelerator prepares objects with it."""
         import torch
 
-        # The dummy stands for an optimizer that DeepSpeed makes.
-        optimizers = (torch.optim.Optimizer, sys.modules["accelerate.utils"].DummyOptim)
         plugins = accelerator.state.deepspeed_plugins
         if not isinstance(plugins, dict) or len(plugins) < 2:
             return
@@ -91,6 +89,8 @@ class PluginRoles:
         if merged is None or not any(isinstance(each, torch.nn.Module) for each in objects):
             return
         setattr(plugin.hf_ds_config, _MERGED, None)
+        # The dummy stands for an optimizer that DeepSpeed makes.
+        optimizers = (torch.optim.Optimizer, sys.modules["accelerate.utils"].DummyOptim)
         if any(isinstance(each, optimizers) for each in objects):
             followed = self._followers.overrides_for(merged.own, merged.overrides)
             if not self._has_trainer:
