@@ -79,7 +79,10 @@ class ProgramFacts:
         self.note_config(config)
 
     def note_typed_batch(self, engine: Any) -> int:
-        """Keeps the batch of the engine that trains, in a run of the program as typed; returns its micro-batch size."""
+        """Keeps the batch of the engine that trains, and the options read by now; returns its micro-batch size.
+
+        In a run of the program as it was typed.
+        """
         self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())

@@ -51,11 +51,13 @@ class SizeSurvey:
         watch = self._watch
         first, second = ([each[axis] for each in watch.sizes if axis < len(each)] for axis in (0, 1))
         figures = self._most([*_figures(first), *_figures(second)])
-        rows_vary, lengths_vary = _differ(*figures[:3]), _differ(*figures[3:])
+        first_varies, second_varies = _differ(*figures[:3]), _differ(*figures[3:])
+        rows_vary, largest_second = first_varies, figures[4]
         arrival = watch.arrival
-        if lengths_vary and watch.sizes:
+        if second_varies and watch.sizes:
             arrival = Arrival.of_typed(watch.asked, watch.sizes[0][:1], arrival.typed_tokens)
-        elif rows_vary and figures[4] == watch.asked:
+        elif first_varies and largest_second == watch.asked:
+            # Steady, and as large as was asked for: the rows are there, and the first dimension is the length.
             arrival = replace(arrival, rows_per_sample=1, dimension=1, other_rows_per_sample=0)
             rows_vary = False
         if rows_vary:

@@ -61,7 +61,7 @@ def stack_of(thread: int) -> Stack:
     during an operation that a dispatch mode sees: under a `FlopCounter` that ends in "Attempted to make a tensor into a
     differentiable view", now and then.
     """
-    return _calls(sys._current_frames().get(thread))
+    return tuple(_calls(sys._current_frames().get(thread)))
 
 
 def place_of(stack: Stack) -> tuple[tuple[int, int], ...]:
@@ -91,11 +91,7 @@ def is_of_a_collective(error: BaseException) -> bool:
     return bool(_waits_in((replace(raised, line=trace.tb_lineno), *callers)))
 
 
-def _calls(frame: FrameType | None) -> Stack:
-    return tuple(_walk(frame))
-
-
-def _walk(frame: FrameType | None) -> Iterator[Call]:
+def _calls(frame: FrameType | None) -> Iterator[Call]:
     while frame is not None:
         code = frame.f_code
         module = frame.f_globals.get("__name__", "")
