@@ -12,8 +12,7 @@ from trial_lib.training.deepspeed_trial import DeepSpeedTrial
 from trial_lib.training.device import join_process_group, rank_device
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.errors import InvalidTrialError
-from trial_lib.training.loaders import build_loaders
-from trial_lib.training.loop import TrainingLoop
+from trial_lib.training.loop import train_built
 from trial_lib.training.random_states import seed_everything
 
 
@@ -45,11 +44,8 @@ def train(spec: TrainingSpec) -> None:
 
 def run_loop(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> NextSize | None:
     """Builds the loaders and the loop and runs it to its end; returns what is to follow, if it was ended for that."""
-    # Replicas draw differently from here on, ranks of one replica alike.
-    seed_everything(spec.seed + context.mpu.data_parallel_rank)
-    loaders = build_loaders(trial, context, with_validation=spec.length is not None)
     try:
-        TrainingLoop(trial, context, loaders, spec).run()
+        train_built(trial, context, spec)
     except NextSize as following:
         # What its frames hold is to go: the loop, and the data.
         return following.with_traceback(None)
@@ -72,20 +68,11 @@ def load_class(name: str) -> type[DeepSpeedTrial]:
 
 
 def build_trial(trial_class: type[DeepSpeedTrial], spec: TrainingSpec) -> tuple[DeepSpeedTrialContext, DeepSpeedTrial]:
-    """Initialises the process group, unless that is left to the trial, and has the trial build its engines.
-
-    Raises:
-        InvalidTrialError: the trial registers no engine.
-    """
+    """Initialises the process group, unless that is left to the trial, and has the trial build its engines."""
     device = rank_device(int(os.environ.get("LOCAL_RANK", "0")))
     join_process_group(device)
     context = DeepSpeedTrialContext(spec, DistributedContext.from_torch(), device)
-    trial = trial_class(context)
-    if not context.models:
-        raise InvalidTrialError(
-            f"{spec.trial} has registered no engine. Call context.wrap_model_engine(engine) in its __init__."
-        )
-    return context, trial
+    return context, trial_class(context)
 
 
 if __name__ == "__main__":

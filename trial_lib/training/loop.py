@@ -20,11 +20,33 @@ from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
 from trial_lib.training.errors import InvalidTrialError
 from trial_lib.training.length import Pace
-from trial_lib.training.loaders import CountedData, Loaders, micro_batches, training_iterator
+from trial_lib.training.loaders import CountedData, Loaders, build_loaders, micro_batches, training_iterator
 from trial_lib.training.metrics import MetricAverager, as_metrics, detached
 from trial_lib.training.records import Recorder
 from trial_lib.training.universal import loadable
 from trial_lib.training.validation import Validator
+
+
+def train_built(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> None:
+    """Builds the loaders and the loop of a trial that has built its engines, and runs the loop to its end.
+
+    Args:
+        trial: the trial.
+        context: the trial's.
+        spec: how long, how often, and where to.
+
+    Raises:
+        InvalidTrialError: the trial has registered no engine, or breaks the API otherwise.
+    """
+    if not context.models:
+        raise InvalidTrialError(
+            f"{spec.trial or type(trial).__name__} has registered no engine. Call context.wrap_model_engine(engine) in "
+            "its __init__."
+        )
+    # Replicas draw differently from here on, ranks of one replica alike.
+    random_states.seed_everything(spec.seed + context.mpu.data_parallel_rank)
+    loaders = build_loaders(trial, context, with_validation=spec.length is not None)
+    TrainingLoop(trial, context, loaders, spec).run()
 
 
 class TrainingLoop:
@@ -37,7 +59,7 @@ class TrainingLoop:
         spec: how long, how often, and where to.
 
     Raises:
-        InvalidTrialError: the trial has no engine, or lengths cannot be told in batches.
+        InvalidTrialError: lengths cannot be told in batches.
     """
 
     def __init__(

@@ -12,8 +12,7 @@ from trial_lib.training.deepspeed_trial import DeepSpeedTrial
 from trial_lib.training.device import join_process_group, rank_device
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.errors import InvalidTrialError
-from trial_lib.training.loaders import build_loaders
-from trial_lib.training.loop import TrainingLoop
+from trial_lib.training.loop import train_built
 from trial_lib.training.random_states import seed_everything
 
 
@@ -125,16 +124,8 @@ class Trainer:
         Raises:
             InvalidTrialError: no engine is registered, or nothing says how long to train.
         """
-        context = self._context
-        if not context.models:
-            raise InvalidTrialError(
-                f"{type(self._trial).__name__} has registered no engine. Call context.wrap_model_engine(engine) in its "
-                "__init__."
-            )
-        spec = _completed(context.spec, checkpoint_period, validation_period, max_length, reporting_period)
-        seed_everything(spec.seed + context.mpu.data_parallel_rank)
-        loaders = build_loaders(self._trial, context, with_validation=spec.length is not None)
-        TrainingLoop(self._trial, context, loaders, spec).run()
+        spec = _completed(self._context.spec, checkpoint_period, validation_period, max_length, reporting_period)
+        train_built(self._trial, self._context, spec)
 
 
 def _completed(
