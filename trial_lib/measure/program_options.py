@@ -4,14 +4,13 @@ Only the program's own parser knows what an option is called that nobody has typ
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from trial_lib.measure.user_program import is_own_file
+from trial_lib.measure.user_program import may_be_of_the_user
 
 # They make options of a function's parameters; the first one's keep their underscores.
 _OF_FUNCTIONS = {"fire": "_", "typer": "-", "click": "-"}
@@ -29,8 +28,6 @@ class ProgramOption:
     names: tuple[str, ...]
     value: int
 
-
-_INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")
 
 _parsed: list[ProgramOption] = []
 
@@ -68,7 +65,7 @@ def options_read() -> Iterator[ProgramOption]:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
-        if not is_own_file(code.co_filename) and not _INSTALLED.search(code.co_filename):
+        if may_be_of_the_user(code.co_filename):
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 value = frame.f_locals.get(name)
                 if isinstance(value, int) and not isinstance(value, bool):

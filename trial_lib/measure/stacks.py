@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from trial_lib.measure.user_program import is_own_file
+from trial_lib.measure.user_program import may_be_of_the_user
 
 # Whoever stands in one of these, and does not move, waits for another process.
 _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
 # By these one waits for a collective that was started before, or for a store. A lock, or an event, of Python itself is
 # waited for in a frame of its own module.
 _WAIT = re.compile(r"\b(wait|barrier|synchronize|get|TCPStore)\(")
-_INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _is_of_python(call: Call) -> bool:
 def _where(stack: Stack, model_dir: Path) -> str:
     own, other = f"{model_dir}/", ""
     for call in stack:
-        if not is_own_file(call.file) and not any(part in call.file for part in _INSTALLED):
+        if may_be_of_the_user(call.file):
             if call.file.startswith(own) or not call.file.startswith("/"):
                 return f"{call.file.removeprefix(own)}:{call.line}"
             if not other and not _is_of_python(call):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 _OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep for name in ("measure", "launch"))
+_OF_PACKAGES = ("/site-packages/", "/dist-packages/")
 _IMPORT = "<frozen importlib._bootstrap"
 _RUNPY = ("<frozen runpy>", runpy.__file__)
 
@@ -118,9 +119,15 @@ def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def is_own_file(name: str) -> bool:
-    """Returns whether code is ZeroTune's part of a rank."""
-    return name.startswith(_OWN_FOLDERS)
+def may_be_of_the_user(name: str) -> bool:
+    """Returns whether code may be of the user: not of ZeroTune's part of a rank, of a package, or of no file.
+
+    Python's own modules are not told from the user's by that.
+
+    Args:
+        name: of the code's file, as Python shows it.
+    """
+    return not name.startswith((*_OWN_FOLDERS, "<")) and not any(folder in name for folder in _OF_PACKAGES)
 
 
 def _is_own_or(link: TracebackType, others: tuple[str, ...]) -> bool:
