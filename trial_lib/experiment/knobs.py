@@ -199,19 +199,6 @@ class SearchSpace:
             before += arm.size
         return None
 
-    def arm_of(self, knobs: Mapping[str, Any]) -> Arm | None:
-        """Returns the arm that some knobs belong to; None if they are of none.
-
-        They need not be a lineage of the space: a fine knob may have a value that the space has not.
-        """
-        for arm in self.arms:
-            rest = copy.deepcopy(dict(knobs))
-            for knob in arm.fine:
-                set_knob(rest, knob.path, knob.values[0])
-            if rest == arm.lineage(0):
-                return arm
-        return None
-
     def draw(self, stage: int, rng: random.Random) -> dict[str, Any]:
         """Returns the knobs of a lineage of a stage, each as likely as any other."""
         return self.lineage(stage, rng.randrange(self.size(stage)))

@@ -306,9 +306,7 @@ def test_a_drawn_lineage_belongs_to_its_arm() -> None:
     for stage in space.stages:
         for _ in range(20):
             knobs = space.draw(stage, rng)
-            found = space.arm_of(knobs)
-            assert found is not None
-            assert found.index(knobs) is not None
+            assert [each.stage for each in space.arms if each.index(knobs) is not None] == [stage]
             assert space.lineage(stage, space.index(knobs)) == knobs
 
 
@@ -330,9 +328,6 @@ def test_an_arm_sets_fine_knobs_by_path() -> None:
         some.with_fine({"bf16.enabled": True})
 
 
-def test_knobs_with_another_value_of_a_fine_knob_still_belong_to_an_arm() -> None:
+def test_knobs_with_another_value_of_a_fine_knob_are_no_lineage() -> None:
     space = adaptive(stages=(1, 2))
-    knobs = arm(space, "z2").with_fine({f"{ZERO}.reduce_bucket_size": 77})
-    assert space.index(knobs) is None
-    assert space.arm_of(knobs) == arm(space, "z2")
-    assert space.arm_of({ZERO: {"stage": 3}}) is None
+    assert space.index(arm(space, "z2").with_fine({f"{ZERO}.reduce_bucket_size": 77})) is None
