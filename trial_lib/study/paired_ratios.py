@@ -28,11 +28,6 @@ class Ratio:
     high: float
 
     @property
-    def is_parted(self) -> bool:
-        """Whether the interval leaves out 1: the two differ beyond the noise."""
-        return self.low > 1.0 or self.high < 1.0
-
-    @property
     def spread(self) -> float:
         """Half the interval's width, as a share of the value."""
         return (self.high - self.low) / 2.0 / self.value
