@@ -106,12 +106,15 @@ class Launched:
 
         A keeper that somebody has stopped is woken: where its guard is stopped as well, nobody else ends the trial.
         """
-        received, keeper, stopped_for = None, 0, 0
+        told, keeper, stopped_for = None, 0, 0
         with contextlib.suppress(OSError):
             while True:
                 if select.select([self._guard], [], [], _LOOK_S)[0]:
                     received = channel.receive(self._guard)
-                    if received is None or channel.KEEPER not in received[0]:
+                    if received is None:
+                        break
+                    if channel.KEEPER not in received[0]:
+                        told = received[0]
                         break
                     keeper = received[0][channel.KEEPER]
                 stopped_for = stopped_for + 1 if rank_process.is_stopped(keeper) else 0
@@ -122,9 +125,8 @@ class Launched:
         with self._lock:
             self._open = False
             self._guard.close()
-        if received is None:
+        if told is None:
             return Ending(GUARD, [None] * self._ranks)
-        told = received[0]
         return Ending(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {})
 
     def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
