@@ -65,7 +65,9 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **variables}
 
 
-def trained(folder: Path, typed: Sequence[str], variables: Mapping[str, str], config: Path | None = None) -> Training:
+def trained(
+    folder: Path, typed: Sequence[str], variables: Mapping[str, str], config: Path | None = None
+) -> list[list[dict[str, Any]]]:
     """Runs a command without ZeroTune, for a while.
 
     Args:
@@ -73,6 +75,9 @@ def trained(folder: Path, typed: Sequence[str], variables: Mapping[str, str], co
         typed: the command.
         variables: that are typed before it.
         config: what stands in the place of the dictionary in the code, if the code is to be changed.
+
+    Returns:
+        The steps of each rank that all ranks made.
 
     Raises:
         RuntimeError: it made too few steps.
@@ -84,7 +89,7 @@ def trained(folder: Path, typed: Sequence[str], variables: Mapping[str, str], co
     common = min((len(rank) for rank in ranks), default=0)
     if common < WARM_UP + 3:
         raise RuntimeError(f"{shlex.join(typed)} made {common} steps: {error[-2000:]}")
-    return summary([rank[:common] for rank in ranks])
+    return [rank[:common] for rank in ranks]
 
 
 def watched(
@@ -101,8 +106,15 @@ def watched(
         return [[json.loads(line) for line in file.read_text().splitlines()] for file in files], run.stderr
 
 
-def summary(ranks: Sequence[Sequence[dict[str, Any]]]) -> Training:
-    """Returns what the steps of all ranks come to."""
+def summary(ranks: Sequence[Sequence[dict[str, Any]]], first: int | None = None) -> Training:
+    """Returns what the steps of all ranks come to.
+
+    Args:
+        ranks: the steps of each.
+        first: how many steps count, after the warm-up; None for all.
+    """
+    if first is not None:
+        ranks = [rank[: WARM_UP + first] for rank in ranks]
     micro_batch, accumulation, global_batch = ranks[0][WARM_UP]["batch"]
     number = range(WARM_UP, len(ranks[0]))
     rows = {sum(rank[step]["rows"] for rank in ranks) for step in number}
@@ -154,18 +166,21 @@ def row(program: Program, rounds: int, work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"program": program.name, "exit_code": code}
     own = (document.get("confirmation") or {}).get("own")
     if own is None:
-        plain = trained(folder, program.typed, program.variables)
+        plain = summary(trained(folder, program.typed, program.variables))
         return {**found, "plain": asdict(plain), "answer": document["reason"]}
     winner = document["confirmation"]["winner"]
     is_own = winner is None or winner["verdict"] == "own"
-    plain, submitted, winners = list[Training](), list[Training](), list[Training]()
+    plain, begun, submitted, winners = (list[Training]() for _ in range(4))
 
     def one_of_each() -> None:
-        plain.append(trained(folder, program.typed, program.variables))
+        ranks = trained(folder, program.typed, program.variables)
         submitted.append(tried(trials))
+        plain.append(summary(ranks))
+        # The speed of many programs changes as they train: a trial is compared with the same steps.
+        begun.append(summary(ranks, submitted[-1].steps))
         if not is_own:
             words, variables, config = winner_command(document)
-            winners.append(trained(folder, words, {**program.variables, **variables}, config))
+            winners.append(summary(trained(folder, words, {**program.variables, **variables}, config)))
 
     with trials_of(program, folder) as trials:
         for _ in range(rounds):
@@ -175,10 +190,15 @@ def row(program: Program, rounds: int, work: Path) -> dict[str, Any]:
         "answer": document["confirmation"]["sentence"],
         "plain": asdict(middle(plain)),
         "submitted": asdict(middle(submitted)),
-        "submitted_over_plain": asdict(ratio(submitted, plain, lambda run: run.samples_per_s)),
+        "submitted_over_plain": asdict(ratio(submitted, begun, lambda run: run.samples_per_s)),
         "runs": {
             name: [asdict(run) for run in runs]
-            for name, runs in {"plain": plain, "submitted": submitted, "winner": winners}.items()
+            for name, runs in {
+                "plain": plain,
+                "plain_same_steps": begun,
+                "submitted": submitted,
+                "winner": winners,
+            }.items()
         },
     }
     if is_own:
@@ -249,7 +269,7 @@ def _ratio(ratio: Mapping[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="*", help="of programs, each with its COMMAND; else those of tests")
-    parser.add_argument("--rounds", type=int, default=4, help="plain runs, trials and runs of the winner, in turn")
+    parser.add_argument("--rounds", type=int, default=5, help="plain runs, trials and runs of the winner, in turn")
     arguments = parser.parse_args()
     programs = [read(folder) for folder in arguments.folders] or [*others(), *OWN]
     rows: list[dict[str, Any]] = []
