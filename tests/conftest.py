@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from device_fixtures import need, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - pytest's hooks
 from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings
@@ -85,6 +86,7 @@ class Trials:
         patience_s: float = 30.0,
     ) -> TrialPlan:
         """Returns the plan of a trial of `script`, with `arguments` after the flag that names its configuration."""
+        need(slots)
         number, self._count = self._count, self._count + 1
         candidate = Candidate(
             knobs={"zero_optimization": zero} if zero else {},

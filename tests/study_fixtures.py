@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from device_fixtures import need
 
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import TrialResult
@@ -38,6 +39,7 @@ class Zerotune:
     """
 
     def __init__(self, folder: Path, home: Path, slots: int = 1, program: str = "", memory: str = "600 MiB") -> None:
+        need(slots)
         self.folder = folder
         self.model = folder / "model"
         self.config = folder / "experiment.yaml"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from device_fixtures import need
+
 from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.hardware import this_host
@@ -178,8 +180,10 @@ class Trainings:
         }
         logs = [folder / f"rank{rank}.log" for rank in range(slots)]
         host = this_host()
+        if host.device == "cuda":
+            need(slots)
         with reserved_port(self.root / "locks") as port:
-            # On a host with fewer slots, ranks share them.
+            # On a host with fewer cores, ranks share them; NCCL refuses two ranks on one GPU.
             ranks = rank_requests(program, host, (host.slots * slots)[:slots], port, logs)
             request = LaunchRequest(
                 sys.executable,

@@ -71,7 +71,8 @@ def test_a_sweep_runs_on_one_host_and_nothing_stays_behind_on_any(
 def test_a_trial_with_more_slots_than_a_host_has_spans_several(
     tmp_path: Path, home: Path, cluster: LocalCluster
 ) -> None:
-    zerotune = Zerotune(tmp_path, home, slots=2)
+    zerotune = Zerotune(tmp_path, home)
+    zerotune.write_config(slots=2)
     arguments = ("random", "-mt", "3", "--max-micro-batch", "8", "--ray", cluster.address)
     ended = zerotune.run(*arguments, timeout=280)
     assert ended.returncode == 0, ended.stderr
@@ -86,7 +87,8 @@ def test_a_trial_with_more_slots_than_a_host_has_spans_several(
 def test_what_a_cluster_cannot_do_is_said_before_anything_starts(
     tmp_path: Path, home: Path, cluster: LocalCluster
 ) -> None:
-    zerotune = Zerotune(tmp_path, home, slots=3)
+    zerotune = Zerotune(tmp_path, home)
+    zerotune.write_config(slots=3)
     for address, said in (
         (cluster.address, "slots_per_trial is 3, and the nodes of the Ray cluster have 1, 1 CPU slot(s)"),
         ("127.0.0.1:1", "there is no Ray cluster to connect to"),
