@@ -115,10 +115,16 @@ class ColdLauncher:
         remove_empty_torch_cache(self._environment)
 
 
-def rank_environment(interpreter: str = sys.executable) -> dict[str, str]:
-    """Returns the environment that ranks start from: the driver's, with one thread each if the user does not care."""
+def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = True) -> dict[str, str]:
+    """Returns the environment that ranks start from: the driver's.
+
+    Args:
+        interpreter: the Python of the ranks.
+        has_one_thread: whether each has one OpenMP thread, unless the user's own environment says how many.
+    """
     environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", "1")
+    if has_one_thread:
+        environment.setdefault("OMP_NUM_THREADS", "1")
     # Answers `is_available()` from the driver library, without a context that a fork could not use.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     # Another ninja than the one that built DeepSpeed's ops takes them all for outdated: the interpreter's own, always.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.files import OWNERS_FILE
+from trial_lib.launch import blas_threads
 
 _PR_SET_PDEATHSIG = 1
 
@@ -89,6 +90,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
             multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
     if own["cores"]:
         os.sched_setaffinity(0, own["cores"])
+    blas_threads.start_threads(os.environ)
     # A fork inherits Python's and numpy's global generators; cold ranks each seed their own.
     random.seed()
     if "numpy" in sys.modules:

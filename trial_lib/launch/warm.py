@@ -13,6 +13,7 @@ import psutil
 
 from trial_lib.experiment.files import open_own
 from trial_lib.launch import bootstrap, channel, rank_process
+from trial_lib.launch.blas_threads import NUMBER
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.config_check import CHECK, CHECKED, Judgement
 from trial_lib.launch.launcher import Launched, LauncherClosedError, LaunchRequest
@@ -22,6 +23,8 @@ _LOOK_S = 2.0
 _STOPPED_LOOKS = 5
 # Arrow's allocator would start a thread when it is imported, by MLflow or pandas. The ranks have their own environment.
 _FIT_TO_FORK = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# OpenBLAS, which numpy imports, would start one for each core. The ranks start them by themselves.
+_ONE_THREAD = {NUMBER: "1"}
 
 
 class WarmLauncher:
@@ -72,7 +75,7 @@ class WarmLauncher:
                     self._interpreter, "trial_lib.launch.fork_server", str(theirs.fileno()), *self._builders
                 ),
                 pass_fds=[theirs.fileno()],
-                env={**_FIT_TO_FORK, **self._environment},
+                env={**_FIT_TO_FORK, **self._environment, **_ONE_THREAD},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -88,7 +88,7 @@ class StudyDriver:
         self.metric_is_replaced = False
         self._opened = time.monotonic()
         # As it is now: what Prefect and MLflow set in this process later is not the ranks' business.
-        self.environment = environment_of(experiment, arguments.include)
+        self.environment = environment_of(experiment, arguments.include, host.device)
         self._changes = CommandChanges(experiment, self.environment, log)
         self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
         self._edits = Edits(experiment, arguments.include, paths, log)

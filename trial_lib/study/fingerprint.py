@@ -133,7 +133,7 @@ def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host
     for path in arguments.include:
         hashes = islice(_hashes(path.resolve()), _MOST_FILES)
         code |= {_included_name(path, name): hashed for name, hashed in hashes}
-    variables = environment_of(experiment, arguments.include)
+    variables = environment_of(experiment, arguments.include, host.device)
     return Fingerprint(
         code=code,
         configuration={**_submitted(experiment), **_flat(redact(experiment.ds_config), "deepspeed.")},

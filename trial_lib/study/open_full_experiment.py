@@ -66,7 +66,7 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_i
     new_folder(paths.root, "full experiment", experiment, paths.experiment, paths.shown_experiment)
     record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
     record = record.model_copy(update={"flow_run_id": flow_run_id})
-    environment = environment_of(experiment, arguments.include)
+    environment = environment_of(experiment, arguments.include, host.device)
     return _open(record, experiment, environment, host, paths, tracking_uri)
 
 
@@ -93,7 +93,7 @@ def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExper
         _refuse_change(record, ds_config, paths)
     now = {"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "ds_config": ds_config}
     record = record.model_copy(update={**now, "status": StudyStatus.RUNNING})
-    environment = environment_of(experiment, arguments.include)
+    environment = environment_of(experiment, arguments.include, host.device)
     opened = _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir))
     keep_experiment(experiment, paths.experiment, paths.shown_experiment)
     return opened
@@ -123,7 +123,7 @@ def resume_full_experiment(root: Path) -> FullExperiment:
     arguments = TrainingArguments.model_validate(record.arguments)
     experiment, ds_config, host = _checked(arguments, paths.experiment)
     _refuse_change(record, ds_config, paths)
-    environment = environment_of(experiment, arguments.include)
+    environment = environment_of(experiment, arguments.include, host.device)
     return _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir_of(paths.root)))
 
 

@@ -89,7 +89,7 @@ def launcher_of(experiment: Experiment, arguments: StudyArguments, host: Host, l
         note: told what takes its time.
     """
     interpreter = interpreter_of(experiment)
-    environment = environment_of(experiment, arguments.include)
+    environment = environment_of(experiment, arguments.include, host.device)
     builders = needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host))
     hosts = experiment.config.resources.hosts
     if hosts:
@@ -115,7 +115,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
     from trial_lib.launch.ray_host import HostSetup
     from trial_lib.launch.ray_place import RayPlace
 
-    environment = environment_of(experiment, arguments.include)
+    environment = environment_of(experiment, arguments.include, host.device)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     setup = HostSetup(
         study_id=study_id,

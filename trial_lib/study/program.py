@@ -117,11 +117,17 @@ def interpreter_of(experiment: Experiment) -> str:
     return sys.executable if named is None else str((experiment.model_dir / named).absolute())
 
 
-def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[str, str]:
-    """Returns the environment that ranks start from."""
+def environment_of(experiment: Experiment, include: tuple[Path, ...], device: str) -> dict[str, str]:
+    """Returns the environment that ranks start from.
+
+    Args:
+        experiment: what the user submitted.
+        include: files and folders that ranks are to find beside the code.
+        device: `cuda` or `cpu`.
+    """
     interpreter = interpreter_of(experiment)
     environment = {
-        **rank_environment(interpreter),
+        **rank_environment(interpreter, has_one_thread(experiment, device)),
         **experiment.environment_variables,
         **experiment.entrypoint.launcher_environment,
     }
@@ -131,3 +137,20 @@ def environment_of(experiment: Experiment, include: tuple[Path, ...]) -> dict[st
         folders = [str(path.resolve().parent) for path in include]
         environment["PYTHONPATH"] = os.pathsep.join([*folders, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return environment
+
+
+def has_one_thread(experiment: Experiment, device: str) -> bool:
+    """Returns whether each rank has one OpenMP thread where the user does not say how many.
+
+    On a CPU a rank has one core. On GPUs it is as with the user's own launcher: `torchrun` sets one thread where it
+    starts several processes (torch/distributed/run.py), and so does `accelerate launch`, which starts it; `deepspeed`
+    and `python` leave all cores to each process, and an optimizer that is offloaded updates on these.
+
+    Args:
+        experiment: what the user submitted.
+        device: `cuda` or `cpu`.
+    """
+    if device == "cpu":
+        return True
+    by_torchrun = experiment.entrypoint.launched_by in ("torchrun", "accelerate")
+    return by_torchrun and experiment.config.resources.slots_per_trial > 1

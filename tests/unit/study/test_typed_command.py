@@ -196,7 +196,7 @@ def test_mapped_flags_and_variables_are_set_for_a_trial(folder: Path) -> None:
     mappings = {MICRO_BATCH: "--batch", "gradient_accumulation_steps": "ACCUMULATE"}
     experiment = read(folder, "A=1 python train.py --batch 2 -- --batch", **mappings)
     config = {MICRO_BATCH: 8, "gradient_accumulation_steps": 3}
-    environment = environment_of(experiment, ())
+    environment = environment_of(experiment, (), "cuda")
     program = program_of(experiment, environment, Path("/t/ds.json"), config, Path("/t/training.json"))
     assert program.arguments == ["--batch", "8", "--", "--batch"]
     assert (program.environment["A"], program.environment["ACCUMULATE"]) == ("1", "3")
@@ -254,7 +254,7 @@ def test_the_best_command_is_the_users_own(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     paths = StudyPaths(folder / "study")
     experiment = read(folder, command, **mappings)
-    written = training_command(experiment, {MICRO_BATCH: 8}, paths, "cuda", environment_of(experiment, ()))
+    written = training_command(experiment, {MICRO_BATCH: 8}, paths, "cuda", environment_of(experiment, (), "cuda"))
     assert written.splitlines() == [f"cd {folder}", line.format(best=paths.best_ds_config)]
 
 
@@ -305,7 +305,7 @@ def test_where_the_command_sets_all_that_was_won_the_best_command_is_the_users_o
     experiment = read(folder, command, **{MICRO_BATCH: batch, ACCUMULATION: accumulation})
     base = {MICRO_BATCH: 8, ACCUMULATION: 2, TRAIN_BATCH: 32, "zero_optimization": {"stage": 1}}
     config = {**base, MICRO_BATCH: 16, ACCUMULATION: 4, TRAIN_BATCH: 128}
-    environment = environment_of(experiment, ())
+    environment = environment_of(experiment, (), "cuda")
     written = training_command(experiment, config, paths, "cuda", environment, base_config=base)
     assert written.splitlines() == [f"cd {folder}", line]
     faster = {**config, "zero_optimization": {"stage": 2, "overlap_comm": False}}
