@@ -78,7 +78,8 @@ def _nothing_arrived() -> dict[str, float]:
 class EngineWatch:
     """Watches a `DeepSpeedEngine` by standing in for `forward`, `backward` and `step` of this one engine.
 
-    A backward pass is `engine.backward(loss)`, or the loss's own `backward()` after a forward pass of this engine.
+    A backward pass is `engine.backward(loss)`, or the loss's own `backward()` after a forward pass of this engine. With
+    fp16 that is `engine.scale(loss).backward()`: the loss is what was scaled then, and what comes of it may be inf.
 
     Attributes:
         parts: seconds of forward, backward and step.
@@ -120,8 +121,10 @@ class EngineWatch:
         self._observer = observer
         # Between a forward pass and its backward pass.
         self._is_open = False
-        # While another engine's backward pass runs.
-        self._is_elsewhere = False
+        # While another engine's backward pass runs, or is about to.
+        self._is_elsewhere = self._is_scaled_elsewhere = False
+        # What the code has had scaled since the last backward pass.
+        self._unscaled: list[torch.Tensor] = []
         # A model as `from_pretrained` gives it is in eval mode, and many a program trains it so.
         self._trains_in_eval_mode = not engine.module.training
         self._in_eval_mode: list[torch.Tensor] | None = None
@@ -169,17 +172,25 @@ class EngineWatch:
             self.loss_arrived(left.detach() * engine.gradient_accumulation_steps() if is_left else loss)
             return left
 
+        def watched_scale(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._unscaled.append(loss.detach())
+            return scale(loss, *args, **kwargs)
+
         def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             # `engine.backward` comes here as well, and so does what has nothing to do with this engine.
-            if not self._is_open or self._is_elsewhere:
+            is_elsewhere, self._is_scaled_elsewhere = self._is_elsewhere or self._is_scaled_elsewhere, False
+            if not self._is_open or is_elsewhere:
                 return tensor_backward(loss, *args, **kwargs)
             self._is_open = False
             passes.begin()
-            self.loss_arrived(loss)
+            for each in self._unscaled or [loss]:
+                self.loss_arrived(each)
+            self._unscaled = []
             return self.model.backward(timed_tensor_backward, loss, *args, **kwargs)
 
         def watched_step(*args: Any, **kwargs: Any) -> Any:
             self._is_open = False
+            self._unscaled = []
             passes.end()
             at_boundary = engine.is_gradient_accumulation_boundary()
             result = step(*args, **kwargs)
@@ -195,6 +206,10 @@ class EngineWatch:
         engine.forward = watched_forward
         engine.backward = watched_backward
         engine.step = watched_step
+        # An older DeepSpeed has none.
+        scale: Any = getattr(engine, "scale", None)
+        if scale is not None:
+            engine.scale = watched_scale
         self._tensor_backward = tensor_backward
         self._direct_calls = direct_calls
 
@@ -224,15 +239,15 @@ class EngineWatch:
         self._arrived, self.sizes = _nothing_arrived(), []
         self.micro_batches = 0
         self.first_micro_batch = self.shortest_sequence = self.longest_sequence = self.loss = None
-        self.micro_batch_losses = []
+        self.micro_batch_losses, self._unscaled = [], []
         self._is_open = False
 
     def end(self) -> None:
         """Leaves the engine as it was."""
         torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
         self._direct_calls.remove()
-        for name in ("forward", "backward", "step"):
-            delattr(self.engine, name)
+        for name in ("forward", "backward", "step", "scale"):
+            vars(self.engine).pop(name, None)
 
     def leave_out(self, engine: Any) -> None:
         """Has the backward passes of another engine not taken for this one's, as in a GAN between two of its own."""
@@ -255,8 +270,15 @@ class EngineWatch:
                 self._observer.other_engine_stepped(engine)
             return result
 
+        def scale_elsewhere(*args: Any, **kwargs: Any) -> Any:
+            self._is_scaled_elsewhere = True
+            return scale(*args, **kwargs)
+
         engine.backward = backward_elsewhere
         engine.step = step_elsewhere
+        scale: Any = getattr(engine, "scale", None)
+        if scale is not None:
+            engine.scale = scale_elsewhere
 
     def batch_arrived(self, inputs: Any) -> None:
         """Notes the size and the length of one training micro-batch."""

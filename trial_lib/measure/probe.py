@@ -250,8 +250,8 @@ class Probe:
         if self._watch is None or self._watch.has_trained or isinstance(self._watch, PipelineWatch):
             return
         self._watch.end()
-        for name in ("backward", "step"):
-            delattr(engine, name)
+        for name in ("backward", "step", "scale"):
+            vars(engine).pop(name, None)
         self._watch_engine(engine)
 
     def group_destroyed(self) -> None:
