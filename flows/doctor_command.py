@@ -9,6 +9,7 @@ import click
 
 from flows.prefect_check import check_prefect
 from flows.terminal import print_document, shown
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.check import Check, Verdict
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import STUDIES as STUDIES_FOLDER
@@ -22,7 +23,6 @@ from trial_lib.launch.build_checks import (
     environment_report,
 )
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hardware import Host
 from trial_lib.study.build_folder import build_root, with_build_folder
 from trial_lib.study.data_folder import data_folder
 from trial_lib.study.folder import host_lock_dir

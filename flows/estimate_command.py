@@ -10,9 +10,9 @@ from rich.table import Table
 
 from flows.passing_study import passing_study
 from flows.terminal import print_document, say
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import read_experiment
-from trial_lib.launch.hardware import this_host
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
 from trial_lib.study.known_trials import ProfileFailedError, earlier_trials, run_profile

@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import ColdLauncher, rank_environment
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.trial import Program, TrialPlan, run_trial
 from trial_lib.launch.trial_files import layer_refusal

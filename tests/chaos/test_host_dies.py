@@ -17,10 +17,10 @@ from hosts_fixtures import HOSTS, part_of
 from ray_fixtures import LocalCluster, local_cluster
 from study_fixtures import Zerotune, is_alive, words_of
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.trial import TrialPlan, run_trial
 

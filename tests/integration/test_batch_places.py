@@ -20,12 +20,12 @@ import pytest
 from conftest import PROGRAMS
 from others_fixtures import Triple, engine_in, engine_of
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.launcher import LaunchRequest, RankRequest
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.ports import reserved_port

@@ -18,10 +18,10 @@ import pytest
 from tls_fixtures import serve_by_https
 
 from flows.prefect_check import check_prefect
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.check import Verdict
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch import build_checks
-from trial_lib.launch.hardware import this_host
 from trial_lib.tracking.tracking_check import check_mlflow
 
 BIN = Path(sys.executable).parent

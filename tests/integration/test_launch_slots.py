@@ -12,8 +12,8 @@ import time
 
 import pytest
 
+from trial_lib.device.host.base import Host
 from trial_lib.launch import ports
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.slots import held_slots
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.ports import reserved_port
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "transformer.py"

@@ -10,10 +10,10 @@ from conftest import Trials
 from hosts_fixtures import HOSTS, part_of
 from study_fixtures import Zerotune
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.trial import run_trial
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import Trials
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.window import StepWindow
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.trial import run_trial
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)

@@ -17,12 +17,12 @@ import pytest
 from conftest import PROGRAMS, Trials
 from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
 from trial_lib.experiment.window import StepWindow
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.launch.warm import WarmLauncher

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch import bootstrap
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.jit_builds import build_folders, is_stale
 
 _REPORT_S = 60.0

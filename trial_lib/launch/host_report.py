@@ -6,8 +6,8 @@ import os
 
 import pynvml
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.errors import InputError
-from trial_lib.launch.hardware import this_host
 
 
 def nvidia_driver() -> str | None:

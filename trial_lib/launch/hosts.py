@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import psutil
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.errors import InputError
-from trial_lib.launch.hardware import Host
 
 
 def is_this_host(name: str) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.result import TrialResult
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial

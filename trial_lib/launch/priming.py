@@ -1,7 +1,8 @@
 """What the fork server imports before it forks, and how it stays fit to fork. Runs in the user's environment.
 
-It must stay single-threaded and without a CUDA context: a fork of anything else hangs. Some modules start a thread when
-they are imported. These, and whatever imports them, are left to the ranks; all others are imported once for all trials.
+It must stay single-threaded, and leave the devices' drivers alone: a fork of anything else hangs. Some modules start a
+thread when they are imported. These, and whatever imports them, are left to the ranks; all others are imported once for
+all trials.
 """
 
 import contextlib
@@ -11,9 +12,9 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
-from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.forks import initialised_driver
 from trial_lib.launch import channel, config_check, jit_builds
 from trial_lib.launch.cpu_info import remember_cpu_info
 
@@ -59,18 +60,8 @@ def doubt() -> str | None:
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked after every import
     if threads != 1:
         return f"the fork server has {threads} threads"
-    # Opened by the CUDA driver's initialisation, by whichever library; a child of such a process cannot use CUDA.
-    if any(link.startswith("/dev/nvidia-uvm") for link in _open_files()):
-        return "the fork server has a CUDA context"
-    return None
-
-
-def _open_files() -> list[str]:
-    links = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            links.append(str(descriptor.readlink()))
-    return links
+    driver = initialised_driver()
+    return None if driver is None else f"the fork server has initialised {driver}"
 
 
 class _LeftOutError(BaseException):

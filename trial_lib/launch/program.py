@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trial_lib.launch.hardware import Host
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.launcher import RankRequest
 
 
@@ -79,15 +80,13 @@ def rank_requests(
         # Every host has as many ranks.
         number, hosts = part.first_rank // len(slots), part.world_size // len(slots)
         shared |= {"LOCAL_SIZE": str(len(slots)), "CROSS_RANK": str(number), "CROSS_SIZE": str(hosts)}
-    if host.device == "cuda":
-        # As NVML counts them, which names the slots.
-        shared["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(slots)
+    kind = kind_of(host.device)
+    shared |= kind.environment(slots)
     return [
         RankRequest(
             environment={**shared, **_rank_variables(program, part, rank)},
             log=str(logs[rank]),
-            cores=[int(slots[rank])] if host.device == "cpu" and slots[rank].isdecimal() else [],
+            cores=kind.cores(slots[rank]),
         )
         for rank in range(len(slots))
     ]

@@ -9,8 +9,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_called, this_host
 from trial_lib.experiment.errors import InputError
-from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.hosts import is_this_host
 from trial_lib.launch.ray_host import HostSetup, RayHost
 from trial_lib.launch.ray_order import NAMESPACE, Share, actor_name
@@ -124,18 +125,18 @@ def slots_of_all_nodes(resource: str) -> Host:
             where="--ray",
             remedy="Install ZeroTune on every node, in the same version.",
         ) from None
-    device = "cuda" if resource == "GPU" else "cpu"
+    kind = kind_called(resource)
     kinds = sorted({host.device for host in hosts})
-    if kinds != [device]:
+    if kinds != [kind.device]:
         raise InputError(
             f"Ray counts {resource}s, and the devices of its nodes are {' and '.join(kinds)}.",
             where="--ray",
             remedy="Start every node with the number of its GPUs: `ray start --num-gpus N`.",
         )
-    if device == "cpu":
+    if kind.computes_on_the_processor:
         check_processors(list(nodes.values()), hosts)
     slots = [f"{node_id}/{number}" for node_id, count in nodes.items() for number in range(count)]
-    return Host(device, slots, min(host.memory_per_slot for host in hosts))
+    return Host(kind.device, slots, min(host.memory_per_slot for host in hosts))
 
 
 def check_processors(counts: Sequence[int], hosts: Sequence[Host]) -> None:

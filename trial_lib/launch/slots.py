@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trial_lib.launch.hardware import Host
+from trial_lib.device.host.base import Host
 from trial_lib.launch.lock_files import hold_folder, lock_file, release
 
 _POLL_S = 0.05

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.files import OWNERS_FOLDER
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher
 from trial_lib.launch.outcome import kernel_kills
 from trial_lib.launch.ports import reserved_port

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.full_experiment import FullExperimentPaths
 from trial_lib.experiment.metrics_file import MetricsReader
 from trial_lib.experiment.result import Outcome
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.outcome import RankRecord, classify, is_from_outside, kernel_kills
 from trial_lib.launch.ports import reserved_port

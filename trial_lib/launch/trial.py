@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
@@ -17,7 +18,6 @@ from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramPr
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.leavings import LEFT, REMOVED
 from trial_lib.launch.outcome import classify, is_from_outside, kernel_kills

@@ -30,8 +30,8 @@ _ONE_THREAD = {NUMBER: "1"}
 class WarmLauncher:
     """Keeps one fork server for the user's interpreter and environment, and forks trials from it.
 
-    A server that has died is started anew; one that must not fork (a thread, a CUDA context) hands its trials to the
-    cold launcher, and says so.
+    A server that has died is started anew; one that must not fork (a thread, an initialised driver) hands its trials to
+    the cold launcher, and says so.
 
     Args:
         interpreter: the Python of the ranks.

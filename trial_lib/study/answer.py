@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.environment import redact
@@ -186,7 +187,7 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
 def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> list[str]:
     """Returns the words that start an entrypoint's script on as many ranks as its YAML says."""
     entrypoint = experiment.entrypoint
-    ranks = "--num_gpus" if device == "cuda" else "--num_accelerators"
+    ranks = kind_of(device).ranks_option
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
     resources = experiment.config.resources
     started = [ranks, str(resources.slots_per_trial)]

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
@@ -120,7 +121,8 @@ class Confirmation:
         self._submitted = submitted if own is None else own.candidate
         self._left = list(ranked)
         self._metric = metric
-        self._by_processor_time = device == "cpu" and metric in ("throughput", "FLOPS_per_gpu")
+        on_the_processor = kind_of(device).computes_on_the_processor
+        self._by_processor_time = on_the_processor and metric in ("throughput", "FLOPS_per_gpu")
         self._share_s = _SHARE_OF_SEARCH * search_seconds
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}

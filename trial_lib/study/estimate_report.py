@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.estimate.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.estimate.zero_settings import arm_key, arm_label
 from trial_lib.experiment.batch import resolve_batch
@@ -140,12 +141,13 @@ def _arms(base: dict[str, Any], device: str, stages: Iterable[int]) -> list[dict
     own = base.get("zero_optimization") or {}
     neutral = {key: None for key in ("offload_optimizer", "offload_param") if key in own}
     arms: list[dict[str, Any]] = []
+    may_offload = not kind_of(device).computes_on_the_processor
     for stage in stages:
         plain: dict[str, Any] = {"stage": stage, **neutral}
         arms.append(plain)
-        if device == "cuda" and stage >= 1:
+        if may_offload and stage >= 1:
             arms.append({**plain, "offload_optimizer": _TO_CPU})
-        if device == "cuda" and stage == 3:
+        if may_offload and stage == 3:
             arms.append({**plain, "offload_optimizer": _TO_CPU, "offload_param": _TO_CPU})
     return [{"zero_optimization": arm} for arm in arms]
 
@@ -221,7 +223,7 @@ def _own_size(base: dict[str, Any], replicas: int) -> int:
 
 def _notes(known: KnownTrials, device: str) -> list[str]:
     notes = []
-    if device == "cpu":
+    if kind_of(device).computes_on_the_processor:
         notes.append(
             "Offloading to the CPU is left out: on a CPU slot the states stay in the same memory, and nothing is saved."
         )

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pynvml
 from pydantic import BaseModel, ConfigDict, Field
 
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.result import ModelProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.launch.hardware import Host
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.program import environment_of
 from trial_lib.study.record_file import read_record_file
@@ -248,23 +248,7 @@ def _hardware(host: Host) -> dict[str, str]:
         "processor": _processor(),
         "cores": str(psutil.cpu_count() or 0),
     }
-    return {**found, **(_gpus(host) if host.device == "cuda" else {})}
-
-
-def _gpus(host: Host) -> dict[str, str]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        # The GPUs are those of a cluster's other hosts.
-        return {}
-    try:
-        handles = list(map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())))
-        # A part of a GPU is none of them by its name.
-        own = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle) in host.devices.values()] or handles
-        names = {str(pynvml.nvmlDeviceGetName(handle)) for handle in own}
-        return {"GPU": ", ".join(sorted(names)), "driver": str(pynvml.nvmlSystemGetDriverVersion())}
-    finally:
-        pynvml.nvmlShutdown()
+    return {**found, **kind_of(host.device).identity(host)}
 
 
 def _processor() -> str:

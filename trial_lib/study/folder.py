@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.environment import REDACTED, redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
@@ -22,7 +23,6 @@ from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.whereabouts import Whereabouts
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.own_folder import own_folder
 from trial_lib.study.copies import is_copy
 

@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.metrics_file import (
@@ -29,7 +30,6 @@ from trial_lib.experiment.stop_request import StopRequest
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.training import TrainingEnd, TrainingPlan, run_training
 from trial_lib.study.folder import INTERRUPTED
@@ -134,7 +134,7 @@ class FullExperiment:
         self._epoch = 0
         self._best: MetricsRecord | None = None
         self._take_in(self._reader.read())
-        self._monitor = SystemMonitor(self.paths.system_metrics, lambda: self._batch, tracker.notify, log)
+        self._monitor = SystemMonitor(self.paths.system_metrics, lambda: self._batch, tracker.notify, log, host)
 
     @property
     def record(self) -> FullExperimentRecord:
@@ -307,7 +307,7 @@ class FullExperiment:
         self._stop_request.clear()
         shutil.rmtree(self.paths.scratch, ignore_errors=True)
         dataclasses.replace(self._spec, latest_checkpoint=self._latest_checkpoint()).write(self.paths.training_spec)
-        self._monitor.watch_gpus(slots if self._host.device == "cuda" else [])
+        self._monitor.watch(slots)
         self._update(attempts=self._record.attempts + 1)
 
     def _latest_checkpoint(self) -> str | None:

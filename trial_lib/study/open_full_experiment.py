@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import OWNERS_FOLDER, write_all, write_whole
@@ -17,7 +18,6 @@ from trial_lib.experiment.study import FULL_EXPERIMENTS, StudyStatus, work_dir_o
 from trial_lib.experiment.whereabouts import whereabouts_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.outcome import REFUSED
 from trial_lib.launch.training import TrainingPlan

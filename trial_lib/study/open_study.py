@@ -11,6 +11,8 @@ from pathlib import Path
 from filelock import FileLock
 from pydantic import ValidationError
 
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
@@ -18,7 +20,6 @@ from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_
 from trial_lib.experiment.study import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of
 from trial_lib.experiment.whereabouts import whereabouts_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
-from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.config_check import ConfigCheck

@@ -4,10 +4,11 @@ import importlib.util
 import signal
 import threading
 
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of, this_host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.cold import ColdLauncher
-from trial_lib.launch.hardware import Host, this_host
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.hosts import spanned
 from trial_lib.launch.launcher import Launcher
@@ -125,7 +126,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
         is_warm=arguments.launcher == "warm",
         lock_dir=host_lock_dir(),
     )
-    resource = "GPU" if host.device == "cuda" else "CPU"
+    resource = kind_of(host.device).resource
     share = share_of(experiment.config.resources.slots_per_trial, resource, experiment.source)
     note(f"trials ask the Ray cluster for {resource}s: {share.slots} on each of {share.hosts} host(s)")
     return RayPlace(study_id, RayCluster(setup, resource), share)
@@ -134,7 +135,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
 def _may_offload(arguments: StudyArguments, experiment: Experiment, host: Host) -> bool:
     """Returns whether the search may offload an optimizer that the user's own configuration does not."""
     named = any("offload" in path for path in experiment.config.search_space)
-    return named or (arguments.method == "adaptive" and host.device == "cuda")
+    return named or (arguments.method == "adaptive" and not kind_of(host.device).computes_on_the_processor)
 
 
 def needed_builders(experiment: Experiment, may_offload: bool = False) -> list[str]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
@@ -13,7 +15,6 @@ from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths, TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
@@ -55,8 +56,7 @@ class TrialPlans:
         self._paths = paths
         self._environment = environment
         asked = experiment.config.resources.memory_per_slot
-        budget = host.memory_per_slot if asked is None else int(asked)
-        self.memory_limit = budget if host.device == "cpu" else None
+        self.memory_limit = kind_of(host.device).budget(host, None if asked is None else int(asked))
 
     def plan(
         self,

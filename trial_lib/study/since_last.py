@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.result import TrialResult
 from trial_lib.study.between_studies import ratio_between
 from trial_lib.study.earlier_studies import EarlierStudy, is_measured, levels_of
@@ -107,9 +108,10 @@ def since_last(
 
 def _compare(histories: Sequence[Sequence[TrialResult]], device: str) -> tuple[Ratio, str]:
     throughput = [[trial.metrics["throughput"] for trial in trials] for trials in histories]
-    by_clock = _ratio(throughput, _GPU if device == "cuda" else _CLOCK_ON_A_CPU)
+    on_the_processor = kind_of(device).computes_on_the_processor
+    by_clock = _ratio(throughput, _CLOCK_ON_A_CPU if on_the_processor else _GPU)
     times = [[trial.metrics.get("cpu_time_per_sample", 0.0) for trial in trials] for trials in histories]
-    if device != "cpu" or not all(seconds > 0 for trials in times for seconds in trials):
+    if not on_the_processor or not all(seconds > 0 for trials in times for seconds in trials):
         return by_clock, "throughput"
     by_time = _ratio([[1 / seconds for seconds in trials] for trials in times], _PROCESSOR_TIME)
     return (by_time, "processor time per sample") if by_time.overlaps(by_clock) else (by_clock, "throughput")

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pynvml
 
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.metrics_file import SYSTEM, append_record
 
 _PERIOD_S = 10.0
@@ -28,14 +29,18 @@ class SystemMonitor:
         batch: returns the last batch that the training has told of, which goes into the sample.
         sampled: called after each sample.
         log: told once when a sample cannot be taken.
+        host: whose devices train.
     """
 
-    def __init__(self, path: Path, batch: Callable[[], int], sampled: Callable[[], None], log: logging.Logger) -> None:
+    def __init__(
+        self, path: Path, batch: Callable[[], int], sampled: Callable[[], None], log: logging.Logger, host: Host
+    ) -> None:
         self._path = path
         self._batch = batch
         self._sampled = sampled
         self._log = log
-        self._gpus: list[str] = []
+        self._host = host
+        self._slots: list[str] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="system-monitor")
 
@@ -43,9 +48,9 @@ class SystemMonitor:
         """Starts sampling."""
         self._thread.start()
 
-    def watch_gpus(self, names: list[str]) -> None:
-        """Is told the GPUs of the training, as CUDA_VISIBLE_DEVICES spells them."""
-        self._gpus = names
+    def watch(self, slots: list[str]) -> None:
+        """Is told the slots of the training, in the order of its ranks."""
+        self._slots = slots
 
     def close(self) -> None:
         """Takes the last sample, and stops."""
@@ -71,10 +76,15 @@ class SystemMonitor:
             "cpu_percent": psutil.cpu_percent(),
             "memory_used": float(psutil.virtual_memory().used),
             "training_memory": _training_memory(),
-            **_gpu_metrics(self._gpus),
+            **self._load(),
         }
         append_record(self._path, {"kind": SYSTEM, "batch": self._batch(), "time": time.time(), "metrics": metrics})
         self._sampled()
+
+    def _load(self) -> dict[str, float]:
+        """Returns what the devices are busy with, numbered as the ranks see them."""
+        loads = kind_of(self._host.device).load(self._host, self._slots)
+        return {f"gpu{number}.{name}": value for number, load in enumerate(loads) for name, value in load.items()}
 
 
 def _training_memory() -> float:
@@ -88,22 +98,3 @@ def _training_memory() -> float:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     total += process.memory_info().rss
     return float(total)
-
-
-def _gpu_metrics(names: list[str]) -> dict[str, float]:
-    """Returns what NVML knows of the GPUs, numbered as the ranks see them."""
-    if not names:
-        return {}
-    metrics: dict[str, float] = {}
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            for number, name in enumerate(names):
-                with contextlib.suppress(pynvml.NVMLError):
-                    by = pynvml.nvmlDeviceGetHandleByIndex if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
-                    device = by(int(name) if name.isdigit() else name)
-                    metrics[f"gpu{number}.memory_used"] = float(pynvml.nvmlDeviceGetMemoryInfo(device).used)
-                    metrics[f"gpu{number}.utilization"] = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
-        finally:
-            pynvml.nvmlShutdown()
-    return metrics

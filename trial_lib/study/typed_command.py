@@ -12,6 +12,8 @@ from typing import get_args
 
 import yaml
 
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of, this_host
 from trial_lib.experiment.command_line import ASSIGNMENT
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.errors import InputError
@@ -19,7 +21,6 @@ from trial_lib.experiment.field_types import BatchKey
 from trial_lib.experiment.launchers import CLUSTER_LAUNCHERS
 from trial_lib.experiment.mapping_targets import MAPPING_TARGET
 from trial_lib.experiment.yaml_file import Experiment, read_typed_experiment
-from trial_lib.launch.hardware import Host, this_host
 
 _WHERE = "the command"
 _PROGRAMS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
@@ -75,20 +76,21 @@ def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
     Raises:
         InputError: it names a device that the host lacks.
     """
-    visible = entrypoint.environment.get("CUDA_VISIBLE_DEVICES")
+    kind = kind_of(host.device)
+    visible = None if kind.visible_by is None else entrypoint.environment.get(kind.visible_by)
     is_free = entrypoint.slots == "deepspeed"
-    if host.device == "cuda" and "CUDA_VISIBLE_DEVICES" in os.environ and _names_devices(entrypoint):
+    if kind.visible_by and kind.visible_by in os.environ and _names_devices(entrypoint):
         raise InputError(
-            "the launcher numbers all devices of this host, and CUDA_VISIBLE_DEVICES hides some from zerotune.",
+            f"the launcher numbers all devices of this host, and {kind.visible_by} hides some from zerotune.",
             where=_WHERE,
-            remedy="Unset CUDA_VISIBLE_DEVICES, or leave --include and --exclude out.",
+            remedy=f"Unset {kind.visible_by}, or leave --include and --exclude out.",
         )
     # Where it is told of devices, or of a number of them, `deepspeed` takes no notice of the variable.
-    if host.device == "cuda" and visible is not None and (entrypoint.launched_by != "deepspeed" or is_free):
+    if visible is not None and (entrypoint.launched_by != "deepspeed" or is_free):
         seen = this_host(visible)
-        if seen.device != "cuda":
+        if seen.device != host.device:
             raise InputError(
-                f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this host.",
+                f"{kind.visible_by}={visible} names no {kind.resource} of this host.",
                 where=_WHERE,
                 remedy="Name one, or set the variable for zerotune itself to tune on processors.",
             )
@@ -179,9 +181,10 @@ def _ranks(entrypoint: Entrypoint, host: Host) -> int:
         return 1
     if isinstance(slots, int):
         return slots
-    if slots == "deepspeed" and host.device == "cpu":
+    kind = kind_of(host.device)
+    if slots == "deepspeed" and kind.computes_on_the_processor:
         return min(_memory_nodes(), len(host.slots))
-    if slots in ("cpu", "gpu") and slots != {"cpu": "cpu", "cuda": "gpu"}[host.device]:
+    if slots in ("cpu", "gpu") and slots != kind.word:
         raise InputError(
             f"the launcher is asked for ranks on every {slots.upper()}, and this host has {host.device} slots.",
             where=_WHERE,

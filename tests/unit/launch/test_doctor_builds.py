@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.check import Verdict
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch.build_checks import check_accelerators, check_compiler, check_environment, check_locks, check_ops
-from trial_lib.launch.hardware import Host
 
 GPU = Host("cuda", ["0", "1"], 80 * 2**30)
 CPU = Host("cpu", ["0", "1"], 10 * 2**30)

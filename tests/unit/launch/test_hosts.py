@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.hostfile import HostPart, ranks_of
 from trial_lib.launch.hosts import is_this_host, spanned
 from trial_lib.launch.launcher import HOST, Ending, LaunchRequest, RankRequest

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.hardware import Host
+from trial_lib.device.host.base import Host
 from trial_lib.launch.program import Part, Program, rank_requests
 
 PROGRAM = Program("python", {"script": "train.py"}, [], False, Path("/model"), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})

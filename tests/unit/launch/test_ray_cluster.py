@@ -2,8 +2,8 @@
 
 import pytest
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.errors import InputError
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.ray_cluster import check_processors
 
 TWO = Host("cpu", ["0", "1"], 2**30)

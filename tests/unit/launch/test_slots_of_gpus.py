@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from nvml_fixtures import pretend_gpus
 
-from trial_lib.launch.hardware import Host, this_host, visible_devices
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.cuda import visible_devices
+from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.slots import held_slots
 
 UUIDS = ["GPU-8f3a-1", "GPU-8f3b-2", "GPU-c0de-3"]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from conftest import Trials
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.result import TrialResult
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.launcher import Ending, LaunchRequest
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan

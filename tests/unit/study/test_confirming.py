@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.launch.cold import ColdLauncher
-from trial_lib.launch.hardware import Host
 from trial_lib.launch.place import ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirming import answer_of, confirmation_of, next_confirming_plan, untried

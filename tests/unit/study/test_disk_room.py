@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from simulated_studies import Experiment
 
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.launch.hardware import this_host
 from trial_lib.launch.place import Note, ThisHost
 from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
 from trial_lib.study import disk_room

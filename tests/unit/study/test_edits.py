@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import read_experiment
-from trial_lib.launch.hardware import Host
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.edits import Edits
 from trial_lib.study.fingerprint import fingerprint_in, fingerprint_of

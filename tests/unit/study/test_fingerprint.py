@@ -8,10 +8,10 @@ import pynvml
 import pytest
 import yaml
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 from trial_lib.experiment.yaml_file import read_experiment
-from trial_lib.launch.hardware import Host
 from trial_lib.study import fingerprint
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_of
@@ -184,7 +184,7 @@ def test_a_host_without_gpus_of_its_own_has_a_fingerprint(
     def none() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
-    monkeypatch.setattr(fingerprint.pynvml, "nvmlInit", none)
+    monkeypatch.setattr(pynvml, "nvmlInit", none)
     submitted.host = Host("cuda", ["0"], 2**30)
     assert "GPU" not in submitted.fingerprint().hardware
 

@@ -5,10 +5,14 @@ import time
 from pathlib import Path
 
 import pytest
+from nvml_fixtures import PretendGpu, pretend_gpus
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.metrics_file import MetricsReader
 from trial_lib.study import system_metrics
 from trial_lib.study.system_metrics import SystemMonitor
+
+CPU = Host("cpu", ["0"], 2**30)
 
 
 def test_a_sample_that_fails_costs_itself_alone_and_is_told_once(
@@ -24,7 +28,7 @@ def test_a_sample_that_fails_costs_itself_alone_and_is_told_once(
         return len(asked)
 
     path = tmp_path / "system_metrics.jsonl"
-    monitor = SystemMonitor(path, batch, lambda: None, logging.getLogger("test"))
+    monitor = SystemMonitor(path, batch, lambda: None, logging.getLogger("test"), CPU)
     monitor.start()
     while not path.exists():
         assert len(asked) < 1000
@@ -32,3 +36,24 @@ def test_a_sample_that_fails_costs_itself_alone_and_is_told_once(
     monitor.close()
     assert [record.batch for record in MetricsReader(path).read()][:1] == [4]
     assert [record.message for record in caplog.records] == ["system metrics are missing: OSError: away"]
+
+
+@pytest.mark.parametrize(("slot", "device"), [("1", "GPU-8f3b-2"), ("GPU-8f3b", "GPU-8f3b-2"), ("MIG-1", "MIG-1")])
+def test_a_gpu_is_watched_however_its_slot_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: str, device: str
+) -> None:
+    pretend_gpus(
+        monkeypatch,
+        [
+            PretendGpu("GPU-8f3a-1", instances=[PretendGpu("MIG-1", used=5)]),
+            PretendGpu("GPU-8f3b-2", used=5),
+        ],
+    )
+    host = Host("cuda", [slot], 80, {slot: device})
+    path = tmp_path / "system_metrics.jsonl"
+    monitor = SystemMonitor(path, lambda: 1, lambda: None, logging.getLogger("test"), host)
+    monitor.watch([slot])
+    monitor.start()
+    monitor.close()
+    (record,) = MetricsReader(path).read()
+    assert (record.metrics["gpu0.memory_used"], record.metrics["gpu0.utilization"]) == (5, 87)

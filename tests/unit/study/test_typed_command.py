@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nvml_fixtures import pretend_gpus
 
+from trial_lib.device.host.base import Host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
-from trial_lib.launch.hardware import Host
 from trial_lib.study.answer import training_command
 from trial_lib.study.program import environment_of, interpreter_of, program_of
 from trial_lib.study.typed_command import check_mappings, devices_of, read_command

@@ -1,0 +1,1 @@
+"""What is asked of a device, with a file for each kind."""

@@ -1,0 +1,69 @@
+"""What a host has, and what every kind of host answers of its devices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Host:
+    """The devices of this host that trials may use.
+
+    Attributes:
+        device: `cuda` or `cpu`.
+        slots: what a trial is given to address each: the index or UUID of a GPU as CUDA_VISIBLE_DEVICES spells it, the
+            number of a core.
+        memory_per_slot: bytes of one device, 0 where nobody knows; on a CPU the host's memory over the slots, less a
+            reserve of a tenth.
+        devices: the UUID of each slot's GPU: CUDA_VISIBLE_DEVICES may spell one GPU in many ways.
+    """
+
+    device: str
+    slots: list[str]
+    memory_per_slot: int
+    devices: Mapping[str, str] = field(default_factory=dict)
+
+    def device_of(self, slot: str) -> str:
+        """Returns the name of a slot's device, which is the same for everybody on this host."""
+        return self.devices.get(slot, slot)
+
+
+class HostKind(Protocol):
+    """What differs between a host that trains on its accelerators and one that trains on its processor.
+
+    Attributes:
+        device: what torch and DeepSpeed call the devices.
+        resource: what Ray calls them.
+        word: what `accelerate launch` and torchrun call them.
+        visible_by: the environment variable that says which of them a process sees; None where nothing does.
+        ranks_option: by which option the `deepspeed` launcher is told how many to use.
+        computes_on_the_processor: whether the processor is the device: its time tells how long a step took, its memory
+            is the slots', and there is nothing to offload to.
+    """
+
+    device: str
+    resource: str
+    word: str
+    visible_by: str | None
+    ranks_option: str
+    computes_on_the_processor: bool
+
+    def environment(self, slots: Sequence[str]) -> dict[str, str]:
+        """Returns the variables by which a trial's ranks are shown its slots and nothing else."""
+
+    def cores(self, slot: str) -> list[int]:
+        """Returns the processor cores that the rank of a slot is pinned to; none for no pinning."""
+
+    def budget(self, host: Host, asked: int | None) -> int | None:
+        """Returns the bytes of memory that a rank is held to; None where its device has memory of its own.
+
+        Args:
+            host: the slots.
+            asked: what the user wants it to be; None for the slot's share.
+        """
+
+    def identity(self, host: Host) -> dict[str, str]:
+        """Returns what a later study would miss if it were replaced: the devices' names and their driver's version."""
+
+    def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
+        """Returns what each slot's device is busy with now: `memory_used` (bytes), `utilization` (percent)."""

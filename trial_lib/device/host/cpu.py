@@ -1,0 +1,47 @@
+"""A host that trains on its processor: a slot is a core."""
+
+import os
+from collections.abc import Sequence
+
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.memory import host_memory
+
+_HOST_RESERVE = 0.1
+
+
+class Cpu:
+    """Answers `HostKind` for the cores of a processor."""
+
+    device = "cpu"
+    resource = "CPU"
+    word = "cpu"
+    visible_by: str | None = None
+    ranks_option = "--num_accelerators"
+    computes_on_the_processor = True
+
+    def environment(self, slots: Sequence[str]) -> dict[str, str]:
+        """Returns nothing: a rank is pinned to its core instead."""
+        return {}
+
+    def cores(self, slot: str) -> list[int]:
+        """Returns the slot's core; none of another host's slot."""
+        return [int(slot)] if slot.isdecimal() else []
+
+    def budget(self, host: Host, asked: int | None) -> int | None:
+        """Returns what is asked for, or the slot's share of the host's memory."""
+        return host.memory_per_slot if asked is None else asked
+
+    def identity(self, host: Host) -> dict[str, str]:
+        """Returns nothing beyond what every host tells of its processor."""
+        return {}
+
+    def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
+        """Returns nothing beyond what every host tells of its processor."""
+        return []
+
+
+def cores_of_this_process() -> Host:
+    """Returns the cores that the processor affinity leaves to this process, and their share of the memory."""
+    cores = sorted(os.sched_getaffinity(0))
+    memory = int(host_memory() * (1 - _HOST_RESERVE)) // len(cores)
+    return Host("cpu", [str(core) for core in cores], memory)

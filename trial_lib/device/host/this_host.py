@@ -1,0 +1,31 @@
+"""Which kind of host this is."""
+
+import os
+
+from trial_lib.device.host.base import Host, HostKind
+from trial_lib.device.host.cpu import Cpu, cores_of_this_process
+from trial_lib.device.host.cuda import Cuda, gpus
+
+_KINDS: tuple[HostKind, ...] = (Cuda(), Cpu())
+
+
+def this_host(visible: str | None = None) -> Host:
+    """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured.
+
+    Args:
+        visible: a value of CUDA_VISIBLE_DEVICES in the place of this process's; None for that.
+
+    Raises:
+        InputError: there are devices, and their driver does not answer.
+    """
+    return gpus(os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible) or cores_of_this_process()
+
+
+def kind_of(device: str) -> HostKind:
+    """Returns what answers for the hosts of a kind, `cuda` or `cpu`."""
+    return next(kind for kind in _KINDS if kind.device == device)
+
+
+def kind_called(resource: str) -> HostKind:
+    """Returns what answers for the hosts whose devices Ray calls that, `GPU` or `CPU`."""
+    return next(kind for kind in _KINDS if kind.resource == resource)
