@@ -40,7 +40,7 @@ def test_the_parts_of_two_hosts_are_one_trial_whose_files_come_back(trials: Tria
     ]
     for end in ends:
         unpack(end.files, plan.paths.root)
-    result = take_result(plan, Ending("ranks", [0, 0]), False, 0.0, 1.0)
+    result = take_result(plan, Ending("ranks", [0, 0]), False, "cpu", 0.0, 1.0)
     assert result.outcome == "completed", result.reason
     assert len(result.memory.peak) == 2
     assert result.logs == [str(plan.paths.log(rank)) for rank in range(2)]

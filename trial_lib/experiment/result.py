@@ -14,10 +14,12 @@ class Outcome(str, Enum):
     """How a trial ended. A failed trial is a result like any other: it never ends a search.
 
     What is out of memory, or out of data, is so at every larger micro-batch size; data are the same for all settings.
+    What is out of the host's memory says nothing of the device's; a CPU's slot has one memory, and is out of that.
     """
 
     COMPLETED = "completed"
     OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_HOST_MEMORY = "out_of_host_memory"
     OUT_OF_DATA = "out_of_data"
     INVALID = "invalid"
     DIVERGED = "diverged"

@@ -1,42 +1,17 @@
-"""How a trial ended, read from what its ranks left behind. Pure, but for the kernel's counter."""
+"""How a trial ended, read from what its ranks left behind. Pure."""
 
-import contextlib
 import re
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.guard import CANCEL, DEADLINE
+from trial_lib.launch.lack_of_memory import PEER_DIED, Lack, Whose, lack_of_memory
 from trial_lib.launch.launcher import GUARD, HOST, Ending
 
 REFUSED = "DeepSpeed refuses the configuration:"
 """How the reason begins where `deepspeed.initialize` has raised an exception."""
-
-# Each was seen, or stands in the source of torch, NCCL or the C library.
-_OUT_OF_MEMORY = re.compile(
-    r"DefaultCPUAllocator: can't allocate memory"
-    r"|\bMemoryError\b"
-    r"|std::bad_alloc"
-    r"|can't start new thread"
-    r"|RuntimeError: Resource temporarily unavailable"
-    r"|Unable to allocate .* for an array"
-    r"|Cannot allocate memory"
-    # oneDNN says no more of why it could not; a convolution of a slot whose memory is nearly full ends so.
-    r"|could not create a primitive(?! descriptor)"
-    r"|is killed by signal: Killed"
-    r"|OutOfMemoryError"
-    r"|CUDA (error: )?out of memory"
-    r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
-    r"|Cuda failure 2 'out of memory'"
-)
-
-# What the other ranks show when one has died: never the cause.
-_PEER_DIED = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|failed to recv, got 0 bytes"
-    r"|NCCL communicator was aborted|remote process exited|recvValue failed|Connection was likely closed"
-)
 
 # What no program does to itself.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
@@ -67,16 +42,10 @@ class RankRecord:
     log: str
     engine_built: bool = True
 
-    @property
-    def text(self) -> str:
-        """What is searched for a cause: the recorded exception; the log where Python saw none, or another's end."""
-        if self.failure is None:
-            return self.log_tail
-        recorded = f"{self.failure['type']}: {self.failure['message']}\n{self.failure['traceback']}"
-        return f"{recorded}\n{self.log_tail}" if _PEER_DIED.search(self.failure["message"]) else recorded
 
-
-def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool) -> tuple[Outcome, str]:
+def classify(
+    ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str
+) -> tuple[Outcome, str]:
     """Returns how a trial ended, and one sentence that a person can act on.
 
     Read in this order: the ranks' measurements; the root cause in any rank's record or log; the kernel's out-of-memory
@@ -87,6 +56,7 @@ def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_
         ranks: what each left behind, in rank order.
         deadline_s: the deadline the trial had.
         kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
+        device: `cuda` or `cpu`, whose slots have no other memory than the host's.
     """
     measured = [rank.measurement for rank in ranks if rank.measurement is not None]
     refused = [measurement for measurement in measured if measurement["outcome"] != Outcome.COMPLETED]
@@ -97,12 +67,20 @@ def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_
     if ending.ended_by == CANCEL:
         return Outcome.CANCELLED, "Cancelled while it ran."
     for rank in ranks:
-        found = _OUT_OF_MEMORY.search(rank.text)
-        if found:
-            return Outcome.OUT_OF_MEMORY, f"{_line_with(rank.text, found.start())} Log: {rank.log}"
-    if kernel_killed and any(status == -9 for status in ending.statuses):
-        return Outcome.OUT_OF_MEMORY, f"The kernel killed a rank for lack of host memory. Log: {ranks[0].log}"
+        lack = lack_of_memory(rank.failure, rank.log_tail, device)
+        if lack is not None:
+            return _out_of_memory(lack, rank.log)
+    if kernel_killed and any(status == -signal.SIGKILL for status in ending.statuses):
+        outcome = Outcome.OUT_OF_HOST_MEMORY if device == "cuda" else Outcome.OUT_OF_MEMORY
+        return outcome, f"The kernel killed a rank for lack of host memory. Log: {ranks[0].log}"
     return _failed(ending, ranks, deadline_s)
+
+
+def _out_of_memory(lack: Lack, log: str) -> tuple[Outcome, str]:
+    if lack.whose is Whose.HOST:
+        # The line may speak of CUDA, which locks the pages.
+        return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said} Log: {log}"
+    return Outcome.OUT_OF_MEMORY, f"{lack.said} Log: {log}"
 
 
 def is_from_outside(ending: Ending, outcome: Outcome, ranks: list[RankRecord]) -> bool:
@@ -126,7 +104,7 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
             return Outcome.CRASHED, f"The host {ending.host} could not be reached or died. Log: {ranks[0].log}"
         said = f"{_last_line(lost)} Log: {lost.log}"
         return Outcome.CRASHED, f"The host {ending.host} could not be reached or died: {said}"
-    roots = [rank for rank in ranks if rank.failure and not _PEER_DIED.search(rank.failure["message"])]
+    roots = [rank for rank in ranks if rank.failure and not PEER_DIED.search(rank.failure["message"])]
     if roots:
         root = min(roots, key=lambda rank: rank.failure["time"] if rank.failure else 0.0)
         assert root.failure is not None
@@ -184,19 +162,3 @@ def _last_line(rank: RankRecord) -> str:
 def _first_lines(message: str) -> str:
     """Returns the beginning of a message as one line: pydantic names the key at fault only in the second and third."""
     return " ".join(" ".join(message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
-
-
-def _line_with(text: str, position: int) -> str:
-    """Returns the line around a position."""
-    start = text.rfind("\n", 0, position) + 1
-    end = text.find("\n", position)
-    return text[start : end if end >= 0 else None].strip()[:_LONGEST_MESSAGE]
-
-
-def kernel_kills() -> int:
-    """Returns how often the kernel's out-of-memory killer has struck on this host since it started."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0

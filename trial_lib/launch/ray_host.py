@@ -15,13 +15,13 @@ from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.candidate import Withdrawal
 from trial_lib.experiment.files import OWNERS_FOLDER
+from trial_lib.experiment.host_memory import kernel_kills
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.launch.carried import Files, moved, packed, result_from
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.host_folder import HostFolder
 from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
-from trial_lib.launch.outcome import kernel_kills
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Part, rank_requests

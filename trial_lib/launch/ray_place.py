@@ -75,7 +75,9 @@ class RayPlace:
             return delivery
         unpack(delivery.files[0], plan.paths.root)
         if delivery.ending is not None:
-            return take_result(plan, delivery.ending, delivery.kernel_killed, started_at, time.time() - started_at)
+            device = "cuda" if self._share.resource == "GPU" else "cpu"
+            seconds = time.time() - started_at
+            return take_result(plan, delivery.ending, delivery.kernel_killed, device, started_at, seconds)
         (result,) = delivery.ends
         assert isinstance(result, TrialResult)
         _write(plan.paths.result, result)

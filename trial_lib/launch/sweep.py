@@ -15,9 +15,9 @@ from typing import Any
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.files import OWNERS_FOLDER
+from trial_lib.experiment.host_memory import kernel_kills
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.launch.launcher import Ending, Launcher
-from trial_lib.launch.outcome import kernel_kills
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.slots import held_slots
 from trial_lib.launch.standing_ranks import told_of
@@ -78,7 +78,7 @@ def run_sweep(
         held_slots(lock_dir, host, plans[0].candidate.slots, cancelled.is_set, note) as slots,
         reserved_port(lock_dir) as port,
     ):
-        collector = _Collector(plans, started_at, measured)
+        collector = _Collector(plans, host.device, started_at, measured)
         ending = Ending("cancel", [])
         if slots is not None:
             for plan in plans:
@@ -120,6 +120,7 @@ class _Collector:
 
     Args:
         plans: the sweep's trials.
+        device: `cuda` or `cpu`.
         started_at: when it was asked for, in seconds since the epoch.
         measured: told of each result.
 
@@ -129,11 +130,16 @@ class _Collector:
     """
 
     def __init__(
-        self, plans: Sequence[TrialPlan], started_at: float, measured: Callable[[int, TrialResult], None]
+        self,
+        plans: Sequence[TrialPlan],
+        device: str,
+        started_at: float,
+        measured: Callable[[int, TrialResult], None],
     ) -> None:
         self.results: list[TrialResult] = []
         self.launched_at = time.time()
         self._plans = plans
+        self._device = device
         self._measured = measured
         # Of the next trial.
         self._started_at = started_at
@@ -168,8 +174,9 @@ class _Collector:
         if position and decided:
             return Withdrawal(decided["reason"])
         result = self._next_result(ending, kernel_killed, time.time())
-        # The one says nothing of the program, nor of the size; for the other the sizes before it may have used up data.
-        if position and (result.from_outside or result.outcome is Outcome.OUT_OF_DATA):
+        # The one says nothing of the program, nor of the size; for the others the sizes before it may have used up
+        # data, or pages of the host, of which torch gives none back that it has locked.
+        if position and (result.from_outside or result.outcome in (Outcome.OUT_OF_DATA, Outcome.OUT_OF_HOST_MEMORY)):
             return Withdrawal.ENDED
         if position and result.outcome not in _OUTCOMES_OF_A_LATER_SIZE:
             note(f"the program cannot be run again in one process: {result.reason}")
@@ -183,6 +190,7 @@ class _Collector:
             self._plans[position],
             ending,
             kernel_killed,
+            self._device,
             self._started_at,
             ended_at - self._begins_at,
             swept=position > 0,

@@ -10,10 +10,11 @@ from typing import Any
 
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.full_experiment import FullExperimentPaths
+from trial_lib.experiment.host_memory import kernel_kills
 from trial_lib.experiment.metrics_file import MetricsReader
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
-from trial_lib.launch.outcome import RankRecord, classify, is_from_outside, kernel_kills
+from trial_lib.launch.outcome import RankRecord, classify, is_from_outside
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
@@ -166,7 +167,7 @@ def _attempt(
         )
         for rank in ranks
     ]
-    outcome, reason = classify(ending, records, math.inf, kernel_kills() > kills_before)
+    outcome, reason = classify(ending, records, math.inf, kernel_kills() > kills_before, host.device)
     invalid = None if outcome is Outcome.COMPLETED else _broken_api(records)
     if cancelled.is_set() and outcome is not Outcome.COMPLETED:
         return _AttemptEnd(Outcome.CANCELLED, "Cancelled while it ran.")

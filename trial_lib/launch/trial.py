@@ -14,13 +14,14 @@ from trial_lib.device.host.base import Host
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
+from trial_lib.experiment.host_memory import kernel_kills
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.leavings import LEFT, REMOVED
-from trial_lib.launch.outcome import classify, is_from_outside, kernel_kills
+from trial_lib.launch.outcome import classify, is_from_outside
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
@@ -122,7 +123,8 @@ def run_trial(
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
             tell_leavings(ending, f"trial {plan.number:04d}", note)
             put_away(plan.paths.scratch)
-    return take_result(plan, ending, kernel_kills() > kills_before, started_at, time.time() - launched_at)
+    killed = kernel_kills() > kills_before
+    return take_result(plan, ending, killed, host.device, started_at, time.time() - launched_at)
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
@@ -269,6 +271,7 @@ def take_result(
     plan: TrialPlan,
     ending: Ending,
     kernel_killed: bool,
+    device: str,
     started_at: float,
     seconds: float,
     swept: bool = False,
@@ -279,17 +282,18 @@ def take_result(
         plan: the trial.
         ending: how its processes ended.
         kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
+        device: `cuda` or `cpu`.
         started_at: seconds since the epoch.
         seconds: that it took since its launch.
         swept: whether its ranks had measured another size before.
     """
-    result = _result(plan, ending, kernel_killed, started_at, seconds, swept)
+    result = _result(plan, ending, kernel_killed, device, started_at, seconds, swept)
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
     return result
 
 
 def _result(
-    plan: TrialPlan, ending: Ending, kernel_killed: bool, started_at: float, seconds: float, swept: bool
+    plan: TrialPlan, ending: Ending, kernel_killed: bool, device: str, started_at: float, seconds: float, swept: bool
 ) -> TrialResult:
     ranks = [
         read_rank_record(
@@ -300,7 +304,7 @@ def _result(
         )
         for rank in range(plan.candidate.slots)
     ]
-    outcome, reason = classify(ending, ranks, plan.deadline_s, kernel_killed)
+    outcome, reason = classify(ending, ranks, plan.deadline_s, kernel_killed, device)
     first = ranks[0].measurement or {}
     failure = next((rank.failure for rank in ranks if rank.failure), {}) or {}
     phases = dict(first.get("phases") or failure.get("phases") or {})

@@ -137,6 +137,21 @@ def allocator_figures() -> dict[str, int]:
     }
 
 
+def left_bytes() -> dict[str, int]:
+    """Returns what this rank may still take, of how much: `free` and `total`; empty where a CPU slot has no budget.
+
+    On CUDA also what the caching allocator has `reserved`, and what of that is `allocated`. `free` is what nobody has,
+    so what the allocator holds and does not use is no part of it.
+    """
+    if torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        held = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
+        return {"free": int(free), "total": int(total), **held}
+    budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    free_here = available_bytes()
+    return {} if free_here is None else {"free": free_here, "total": budget}
+
+
 def device_bytes() -> int:
     """Returns the memory of this rank's CUDA device; 0 on a CPU, where a slot has a budget instead."""
     if not torch.cuda.is_initialized():

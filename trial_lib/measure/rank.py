@@ -191,6 +191,7 @@ def _fail(
 ) -> None:
     """Leaves the exception in the log, as Python would, and in a record that needs no parsing."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    left = _left_bytes()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     # A rank that ran into its memory limit must still be able to say so.
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
@@ -205,6 +206,7 @@ def _fail(
         "refusal": named_refusal(error),
         "ended_early": isinstance(error, EndedEarlyError),
         "waits": isinstance(error, WaitsForEverError),
+        "memory": left,
         "engine_built": engine_built,
         "time": time.time(),
         "phases": phases,
@@ -214,6 +216,16 @@ def _fail(
         error = SystemExit(str(error))
     say(error)
     _end(1)
+
+
+def _left_bytes() -> dict[str, int]:
+    """Returns what memory the rank has left, as far as it can still say so: that settles what an error does not."""
+    with contextlib.suppress(BaseException):
+        if "torch" in sys.modules:
+            from trial_lib.measure import memory
+
+            return memory.left_bytes()
+    return {}
 
 
 def _end(code: int) -> NoReturn:

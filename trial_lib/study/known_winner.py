@@ -23,6 +23,7 @@ _SAME_ACTIVATIONS = 0.01
 # What of an earlier search may be told to a search where only these have changed.
 _SAME_SPEED = {"search"}
 _SAME_MEMORY = {"search", "code"}
+_TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_HOST_MEMORY)
 
 
 def last_study(driver: "StudyDriver") -> EarlierStudy | None:
@@ -167,7 +168,7 @@ def told_before(driver: "StudyDriver") -> list[tuple[Candidate, TrialResult]]:
             known += [
                 (trial.candidate, trial.result.model_copy(update={"metrics": {}}))
                 for trial in study.trials
-                if trial.result.outcome in (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
+                if trial.result.outcome in _TELLS_OF_MEMORY
             ]
     return known
 

@@ -92,6 +92,8 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
         what = "The program fails as it was typed."
     elif result.outcome is Outcome.OUT_OF_MEMORY:
         what = "Not even a micro-batch of 1 fits into memory."
+    elif result.outcome is Outcome.OUT_OF_HOST_MEMORY:
+        what = "The host's memory, not the device's, is not enough for the program."
     elif result.micro_batch_arrived is not None:
         what = "The program's batches do not follow what is asked of it."
     else:

@@ -22,6 +22,8 @@ _OF_THE_DATA = (
     "batch_dimension",
     "other_rows_per_sample",
 )
+# What another small size would not mend.
+_AT_EVERY_SIZE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_HOST_MEMORY, Outcome.TIMED_OUT)
 
 
 def run_profile(
@@ -59,7 +61,7 @@ def run_profile(
         if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
             return _kept(plan, result, program)
         failed = failed or result
-        if result.outcome in (Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT):
+        if result.outcome in _AT_EVERY_SIZE:
             break
     if failed is not None and failed.outcome is Outcome.OUT_OF_MEMORY:
         return failed

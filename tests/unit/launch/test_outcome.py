@@ -18,9 +18,9 @@ def rank(number=0, measurement=None, failure=None, log="", engine_built=True):
     return RankRecord(measurement, failure, log, f"rank{number}.log", engine_built)
 
 
-def ended(ranks, by="ranks", statuses=None, kernel_killed=False):
+def ended(ranks, by="ranks", statuses=None, kernel_killed=False, device="cpu"):
     statuses = [1] * len(ranks) if statuses is None else statuses
-    outcome, reason = classify(Ending(by, statuses), ranks, 60.0, kernel_killed)
+    outcome, reason = classify(Ending(by, statuses), ranks, 60.0, kernel_killed, device)
     return outcome.value, reason
 
 
@@ -246,3 +246,20 @@ def test_a_memory_error_behind_the_programs_own_exception_is_the_cause():
         "MemoryError\n\nThe above exception was the direct cause of the following exception:\n\nRuntimeError: step 3"
     )
     assert ended([rank(failure=failure("RuntimeError", "step 3", traceback=trace))])[0] == "out_of_memory"
+
+
+def test_on_a_gpu_the_hosts_memory_is_an_outcome_of_its_own():
+    pinned = "CUDA error: out of memory"
+    where = failure(
+        "AcceleratorError", pinned, traceback=f'  File "a.py", line 1, in f\n    t.pin_memory()\nE: {pinned}'
+    )
+    outcome, reason = ended([rank(failure=where)], device="cuda")
+    assert outcome == "out_of_host_memory"
+    assert reason == "The host's memory has run out: AcceleratorError: CUDA error: out of memory Log: rank0.log"
+    assert ended([rank()], statuses=[-9], kernel_killed=True, device="cuda")[0] == "out_of_host_memory"
+    assert ended([rank()], statuses=[-9], kernel_killed=False, device="cuda")[0] == "crashed"
+    assert ended([rank(failure=failure("MemoryError", ""))], device="cuda")[0] == "out_of_host_memory"
+
+
+def test_who_runs_out_of_host_memory_was_not_killed_from_outside():
+    assert not is_from_outside(Ending("ranks", [-9]), Outcome.OUT_OF_HOST_MEMORY, [rank()])

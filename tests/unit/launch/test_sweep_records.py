@@ -56,7 +56,7 @@ class Swept:
 
 @pytest.fixture
 def swept(trials: Trials) -> Callable[[Act], Swept]:
-    def run(act: Act, change: Callable[[TrialPlan], TrialPlan] = lambda plan: plan) -> Swept:
+    def run(act: Act, change: Callable[[TrialPlan], TrialPlan] = lambda plan: plan, host: Host = HOST) -> Swept:
         plans = [change(trials.plan("plain.py", micro_batch=size)) for size in (2, 4, 8)]
         sweep = Sweep(tuple(plan.candidate for plan in plans), 10.0, 0.05)
         ranks, told, notes = Ranks(act), [], []
@@ -64,7 +64,7 @@ def swept(trials: Trials) -> Callable[[Act], Swept]:
             plans,
             sweep,
             ranks,  # type: ignore[arg-type]
-            HOST,
+            host,
             trials.lock_dir,
             threading.Event(),
             notes.append,
@@ -161,6 +161,21 @@ def test_an_out_of_memory_is_that_sizes_outcome_and_ends_the_group(swept: Any) -
         return Ending("ranks", [1])
 
     assert swept(act).outcomes == ["completed", "out_of_memory", "ended"]
+
+
+@pytest.mark.parametrize(("position", "outcomes"), [(0, ["out_of_host_memory", "ended"]), (1, ["completed", "ended"])])
+def test_memory_of_the_host_that_is_gone_may_be_that_of_the_sizes_before(
+    swept: Any, position: int, outcomes: list[str]
+) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        for trial in payload["trials"][:position]:
+            measure(trial)
+        fail(payload["trials"][position], "DefaultCPUAllocator: can't allocate memory")
+        return Ending("ranks", [1])
+
+    found = swept(act, host=Host("cuda", ["0", "1"], 2**30))
+    assert found.outcomes == [*outcomes, "ended"]
+    assert found.notes == []
 
 
 @pytest.mark.parametrize("position", [0, 1])

@@ -44,6 +44,7 @@ def test_a_configuration_that_deepspeed_refuses_does_not_work_as_typed() -> None
 
 def test_a_model_of_which_no_sample_fits_is_told_so() -> None:
     assert failure(Outcome.OUT_OF_MEMORY, KILLED, True).startswith("Not even a micro-batch of 1 fits into memory.")
+    assert failure(Outcome.OUT_OF_HOST_MEMORY, KILLED, True).startswith("The host's memory, not the device's, is not")
 
 
 def test_batches_that_do_not_follow_are_told_as_that() -> None:

@@ -143,6 +143,13 @@ def test_a_model_of_which_one_sample_does_not_fit_ends_at_once(tmp_path: Path) -
     assert ranks.sizes == [1]
 
 
+def test_what_the_host_lacks_is_the_same_at_every_size_and_leaves_the_typed_run(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(), lambda size: ended(Outcome.OUT_OF_HOST_MEMORY))
+    assert ranks.profile().outcome is Outcome.COMPLETED
+    assert ranks.sizes == [1]
+    assert ranks.ran_with().micro_batch_size == 8
+
+
 def test_batches_that_do_not_follow_are_no_reason_to_try_another_size(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, ended(), lambda size: ended(Outcome.INVALID, micro_batch_arrived=8))
     assert ranks.profile().outcome is Outcome.INVALID
