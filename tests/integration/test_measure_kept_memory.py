@@ -6,10 +6,10 @@ import sys
 # Of each step the pages that the process is given anew, 4 KiB each; a step uses and frees 12 MiB.
 STEPS = """
 import resource, sys
-from trial_lib.measure import memory
+from trial_lib.device.rank.cpu import Cpu
 
 if sys.argv[1:]:
-    memory.keep_what_is_freed()
+    Cpu().keep_what_is_freed()
 for _ in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     blocks = [bytearray(4 << 20) for _ in range(3)]

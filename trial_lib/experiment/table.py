@@ -33,7 +33,7 @@ class TableHead(_Line):
         base_config: the user's DeepSpeed configuration, which candidates are merged into.
         slots: devices of a trial.
         device: `cuda` or `cpu`.
-        memory_limit: bytes of a CPU slot; None on a GPU.
+        memory_limit: bytes of a slot; None for all of a GPU.
         profile: what the profile trial found.
         machine: cores or devices, memory and versions.
     """

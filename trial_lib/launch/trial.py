@@ -50,7 +50,7 @@ class TrialPlan:
         config_hash: of that configuration.
         program: what it runs.
         window: the steps it measures.
-        memory_limit: bytes that a CPU slot may use; None on a GPU.
+        memory_limit: bytes that a rank may use of its slot; None for all of a GPU.
         deadline_s: seconds it may take.
         paths: its files.
         training_spec: what the ranks of a trial class, or a script by the Core API, are told; None for nothing.

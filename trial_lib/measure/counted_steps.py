@@ -2,15 +2,36 @@
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from trial_lib.measure.devices import peak_flops
-from trial_lib.measure.engine_watch import PARTS, EngineWatch, PipelineWatch
+from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.flop_shares import Share, are_shares_of_one
 from trial_lib.measure.over_ranks import most, of_each, total
+from trial_lib.measure.step_clock import PARTS, StepTime
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """A step as this rank has timed it.
+
+    Attributes:
+        time: that it took.
+        arrived: what has come for it, as `EngineWatch.take_arrived` has it.
+    """
+
+    time: StepTime
+    arrived: Mapping[str, float]
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """As `StepTime.seconds` has them; when the device has done the step."""
+        return self.time.seconds()
 
 
 @dataclass
@@ -18,23 +39,42 @@ class CountedSteps:
     """Steps as this rank has timed them.
 
     Attributes:
-        steps: of each the seconds (`latency`, processor time `cpu`, and each of its parts), and what has arrived for
-            it, as `EngineWatch.take_arrived` has it.
+        steps: in their order.
         slowest: seconds of each step on the slowest rank, as the ranks have last agreed.
         losses: the last loss of each, on its device; fewer where the code shows none.
         batch: the engine's global batch in them; None before the first.
         note: what a reader is to know of them; empty where nothing.
     """
 
-    steps: list[dict[str, float]] = field(default_factory=list)
+    steps: list[CountedStep] = field(default_factory=list)
     slowest: list[float] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)
     batch: int | None = None
     note: str = ""
+    # Whether the device has come to rest since the last step.
+    _has_rested: bool = False
 
     def __len__(self) -> int:
         """Returns how many there are."""
         return len(self.steps)
+
+    def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
+        """Counts a step, but for one that began after `agree`: the program could not run ahead of its device.
+
+        Args:
+            step: that has just been taken.
+            loss: its last, where the code shows any.
+
+        Returns:
+            Whether it counts.
+        """
+        has_rested, self._has_rested = self._has_rested, False
+        if has_rested:
+            return False
+        self.steps.append(step)
+        if loss is not None:
+            self.losses.append(loss)
+        return True
 
     def follow_batch(self, engine: Any, enough: int) -> bool:
         """Begins anew where the code has changed the engine's batch: all steps that count are to have one and the same.
@@ -70,8 +110,12 @@ class CountedSteps:
 
         As if every rank had as many as the one that has most: whoever asks wants to know what is possible.
         """
+        if self.steps:
+            device = self.steps[-1].time.device
+            device.finish()
+            self._has_rested = device.is_apart
         samples = self._samples(watch) * int(watch.engine.dp_world_size)
-        *self.slowest, most_samples = most([*(step["latency"] for step in self.steps), samples], watch.engine)
+        *self.slowest, most_samples = most([*(step.seconds["latency"] for step in self.steps), samples], watch.engine)
         return most_samples
 
     @property
@@ -88,9 +132,9 @@ class CountedSteps:
                 the longest of their micro-batch, more of them would else be more work. None to count it here.
         """
         engine, ranks = watch.engine, torch.distributed.get_world_size()
-        medians = {part: statistics.median(step[part] for step in self.steps) for part in (*PARTS, "cpu")}
+        medians = {part: statistics.median(step.seconds[part] for step in self.steps) for part in (*PARTS, "cpu")}
         parts = dict(zip(PARTS, most([medians[part] for part in PARTS], engine), strict=True))
-        own_tokens = statistics.fmean(step["tokens"] for step in self.steps)
+        own_tokens = statistics.fmean(step.arrived["tokens"] for step in self.steps)
         cpu_seconds, all_samples, all_tokens, with_tokens = total(
             [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
         )
@@ -106,8 +150,10 @@ class CountedSteps:
             **parts,
             "throughput": samples / latency,
             **({"FLOPS_per_gpu": flops * samples / latency / ranks} if flops else {}),
-            "cpu_time_per_sample": cpu_seconds / samples,
         }
+        if not self.steps[0].time.device.is_apart:
+            # Of a processor that waits for its device, it is the time of the wait.
+            metrics["cpu_time_per_sample"] = cpu_seconds / samples
         if with_tokens:
             metrics["tokens_per_second"] = all_tokens / with_tokens * replicas / latency
         peak = peak_flops()
@@ -120,7 +166,7 @@ class CountedSteps:
     def _samples(self, watch: EngineWatch) -> float:
         """Returns the samples of a step on this rank; those that it is set to where none are seen."""
         asked = float(watch.engine.train_micro_batch_size_per_gpu() * watch.engine.gradient_accumulation_steps())
-        return statistics.fmean(watch.samples_in(step) for step in self.steps) or asked
+        return statistics.fmean(watch.samples_in(step.arrived) for step in self.steps) or asked
 
 
 def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """Watching a DeepSpeed engine: what it is fed, how long its parts take, when an optimizer step has ended."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 
+from trial_lib.device.rank.base import Device
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.measure.backward_passes import BackwardPasses
 from trial_lib.measure.batch_shape import batch_sizes, elements_in, shapes_of, tensors_in, tokens_in, tokens_per_row
 from trial_lib.measure.model_counter import ModelCounter, StageCounter
+from trial_lib.measure.step_clock import PartTimer, StepClock
 
-PARTS = ("forward", "backward", "step")
 # Of what has arrived, by the dimension that has the rows.
 _ROWS = ("rows_in_first", "rows_in_second")
 
@@ -32,45 +32,6 @@ class StepObserver(Protocol):
         """Called after each optimizer step of an engine that was left out."""
 
 
-class PartTimer:
-    """Seconds that each part of an optimizer step takes.
-
-    On CUDA by device events, so that nothing waits inside the window; read with `take` after a synchronisation.
-    """
-
-    def __init__(self) -> None:
-        self._spans: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
-        self._on_device = torch.cuda.is_initialized()
-
-    def _now(self) -> Any:
-        if not self._on_device:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, with each call's time added to `part`."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = self._now()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._spans[part].append((start, self._now()))
-
-        return call
-
-    def take(self) -> dict[str, float]:
-        """Returns the seconds of each part since the last call, and starts anew."""
-        seconds = {
-            part: sum(start.elapsed_time(end) / 1e3 if self._on_device else end - start for start, end in spans)
-            for part, spans in self._spans.items()
-        }
-        self._spans = {part: [] for part in PARTS}
-        return seconds
-
-
 def _nothing_arrived() -> dict[str, float]:
     return dict.fromkeys((*_ROWS, "micro_batches", "tokens"), 0.0)
 
@@ -82,7 +43,10 @@ class EngineWatch:
     fp16 that is `engine.scale(loss).backward()`: the loss is what was scaled then, and what comes of it may be inf.
 
     Attributes:
-        parts: seconds of forward, backward and step.
+        engine: the same.
+        device: that it trains on.
+        clock: of its optimizer steps.
+        parts: the calls of forward, backward and step.
         model: FLOPs and activations of the first micro-batch.
         asked: the micro-batch size that the engine is set to.
         arrival: how samples show in the batches that arrive.
@@ -99,13 +63,21 @@ class EngineWatch:
     """
 
     def __init__(
-        self, engine: Any, asked_micro_batch: int, observer: StepObserver, with_activations: bool, arrival: Arrival
+        self,
+        engine: Any,
+        device: Device,
+        asked_micro_batch: int,
+        observer: StepObserver,
+        with_activations: bool,
+        arrival: Arrival,
     ) -> None:
         self.engine = engine
+        self.device = device
+        self.clock = StepClock(device)
         self.asked = asked_micro_batch
         self.arrival = arrival
         self.sizes: list[tuple[int, ...]] = []
-        self.parts = PartTimer()
+        self.parts = PartTimer(device)
         self.model = self._counter(with_activations)
         self._arrived = _nothing_arrived()
         self.micro_batches = 0

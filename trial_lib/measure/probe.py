@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from trial_lib.device.rank.base import Device
+from trial_lib.device.rank.here import UnknownDeviceError, device_of
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
-from trial_lib.measure import memory
-from trial_lib.measure.counted_steps import CountedSteps, model_profile
+from trial_lib.measure.counted_steps import CountedStep, CountedSteps, model_profile
 from trial_lib.measure.current_probe import CurrentProbe
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.interception import intercept
@@ -26,7 +27,7 @@ from trial_lib.measure.longest_batch import StretchedWarmUp
 from trial_lib.measure.over_ranks import most
 from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.step_clock import StepClock
+from trial_lib.measure.rank_memory import RankMemory
 from trial_lib.measure.step_losses import StepLosses
 from trial_lib.measure.surveys import Surveys
 from trial_lib.measure.too_slow import is_hopeless, looks_after, too_slow_reason
@@ -61,7 +62,6 @@ class Probe:
         has_finished: whether the measurement has been handed over.
         has_frozen_engine: whether the code has built an engine that does not train.
         thread: that in which the code trains; before it does, the one that has built its engine, or the main one.
-        device: of the measured engine; None before there is one.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class Probe:
         self.facts = facts
         self.has_finished = self.has_frozen_engine = self._keeps_engine = False
         self.thread = threading.main_thread()
-        self.device: torch.device | None = None
         self._end_early = end_early
         self._settings = settings
         self._phases = phases
@@ -92,12 +91,9 @@ class Probe:
         self._steps_seen = self._skipped_in_a_row = self._plain_steps = 0
         self._arrived: tuple[int, int | None] | None = None
         self._counted = CountedSteps()
-        self._memory_after_initialize: dict[str, int] = {}
-        self._initialize_peak = self._peak = 0
+        self._memory = RankMemory()
         self._step_losses = StepLosses()
-        self._memory_budget: int | None = None
         self._phase_started = time.time()
-        self._clock = StepClock()
         self._warm_up = StretchedWarmUp(settings.longest_sequence, settings.window.start_step - 1)
         self._survey: Surveys | None = None
 
@@ -112,9 +108,14 @@ class Probe:
         return self._watch is not None
 
     @property
+    def device(self) -> Device | None:
+        """The device of the measured engine; None before there is one."""
+        return None if self._watch is None else self._watch.device
+
+    @property
     def used_after_initialize(self) -> int:
         """Bytes in use when the measured engine was there."""
-        return self._memory_after_initialize["after_initialize"]
+        return self._memory.after_initialize
 
     def install(self) -> None:
         """Puts the probe in the place of DeepSpeed's functions; to be called before the user's code runs."""
@@ -133,15 +134,13 @@ class Probe:
         global current
         current = self
         assert previous._watch is not None
-        self._watch, self.thread, self.device = previous._watch, previous.thread, previous.device
+        self._watch, self.thread = previous._watch, previous.thread
         self._watch.start_over(int(self._settings.overrides[MICRO_BATCH]), self)
-        self._memory_after_initialize = previous._memory_after_initialize
-        self._initialize_peak = self._peak = previous._initialize_peak
-        self._memory_budget = previous._memory_budget
+        self._memory = previous._memory.taken_over()
         self._keeps_engine = True
         self._begin_warm_up()
         self._tell_engine_built()
-        self._clock.mark()
+        self._watch.clock.mark()
 
     def release_engine(self) -> Any:
         """Returns the measured engine, and holds on to nothing of it any more."""
@@ -186,9 +185,10 @@ class Probe:
         """Notes that the imports are over, and holds the process to its memory limit from here on."""
         if not self.has_engine:
             self._end_phase("import")
-            if self._settings.memory_limit is not None:
-                memory.spare_builds()
-                self._memory_budget = memory.limit(self._settings.memory_limit)
+            try:
+                self._memory.begin(self._settings.memory_limit)
+            except UnknownDeviceError as error:
+                self.refuse("invalid", str(error))
 
     def frozen_engine_built(self) -> None:
         """Notes an engine that does not train: it is nobody's to measure."""
@@ -199,31 +199,30 @@ class Probe:
         if self._watch is not None:
             self._watch.leave_out(engine)
             return
-        self.thread, self.device = threading.current_thread(), engine.device
+        self.thread = threading.current_thread()
         self._plain_hook.remove()
         self._end_phase("initialize")
-        self._initialize_peak = self._peak = memory.peak_bytes()
-        available = memory.available_bytes()
-        self._memory_after_initialize = {
-            "after_initialize": memory.used_bytes(),
-            **({} if available is None else {"available": available}),
-        }
-        if self._memory_budget is not None:
-            memory.keep_what_is_freed()
-        self._watch_engine(engine)
+        device = device_of(engine.device)
+        self._memory.engine_built(device)
+        self._watch_engine(engine, device)
         self._tell_engine_built()
 
-    def _watch_engine(self, engine: Any) -> None:
+    def _watch_engine(self, engine: Any, device: Device) -> None:
         asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
         if self._settings.as_typed:
             self.facts.note_typed_batch(engine)
         self._watch = watch(
-            engine, asked, self, with_activations=self._settings.with_profile, arrival=self._settings.arrival
+            engine,
+            device,
+            asked,
+            self,
+            with_activations=self._settings.with_profile,
+            arrival=self._settings.arrival,
         )
         self._step_losses.begin(engine)
         self._begin_warm_up()
-        self._clock.mark()
+        self._watch.clock.mark()
 
     def _begin_warm_up(self) -> None:
         assert self._watch is not None
@@ -252,7 +251,7 @@ class Probe:
         self._watch.end()
         for name in ("backward", "step", "scale"):
             vars(engine).pop(name, None)
-        self._watch_engine(engine)
+        self._watch_engine(engine, self._watch.device)
 
     def group_destroyed(self) -> None:
         """Measures what there is, if that is enough: the code may go on with another group."""
@@ -263,11 +262,13 @@ class Probe:
 
     def pause(self) -> None:
         """Leaves out of the optimizer step's time what follows, until `resume`."""
-        self._clock.pause()
+        if self._watch is not None:
+            self._watch.clock.pause()
 
     def resume(self) -> None:
         """Goes on counting after `pause`; harmless where nothing is paused."""
-        self._clock.resume()
+        if self._watch is not None:
+            self._watch.clock.resume()
 
     def _end_phase(self, name: str) -> None:
         now = time.time()
@@ -280,9 +281,10 @@ class Probe:
             self._finish({})
         watch = self._watch
         assert watch is not None
-        seconds, cpu_seconds = self._clock.elapsed()
-        # Now, not at the end alone: what a CPU's process has read of files by then is no part of this step's peak.
-        self._peak = max(self._peak, memory.peak_bytes())
+        if watch.device.is_recording():
+            return
+        time_taken = watch.clock.step_ended(watch.parts.take())
+        self._memory.step_ended(watch.device)
         self._steps_seen += 1
         if self._steps_seen == 1:
             self.thread = threading.current_thread()
@@ -293,18 +295,16 @@ class Probe:
         if not applied and self._survey is None:
             self._end_if_it_never_trains()
         self._warm_up.step_ended(watch, self._steps_seen)
-        parts, loss, arrived = watch.parts.take(), watch.take_loss(), watch.take_arrived()
-        self._step_losses.add(loss)
+        step = CountedStep(time_taken, watch.take_arrived())
+        self._step_losses.add(watch.take_loss())
         if self._survey is not None:
             self._go_on_surveying()
         elif applied and self._steps_seen >= self._settings.window.start_step:
             if self._counted.follow_batch(watch.engine, self.window.min_steps):
                 self.measure_common(len(self._counted), self._steps_seen - 1, "")
-            self._counted.steps.append({"latency": seconds, "cpu": cpu_seconds, **arrived, **parts})
-            if watch.loss is not None:
-                self._counted.losses.append(watch.loss)
-            self._decide()
-        self._clock.mark()
+            if self._counted.add(step, watch.loss):
+                self._decide()
+        watch.clock.mark()
 
     def _decide(self) -> None:
         """Ends the measurement if there is enough, or the trial cannot win; at its moments, on all ranks alike."""
@@ -421,8 +421,7 @@ class Probe:
         measurement["metrics"] = self._counted.metrics(self._watch, self._settings.flops_per_sample)
         if self._settings.with_profile:
             measurement["program"] = self.facts.to_json()
-            budget = memory.device_bytes() if self._memory_budget is None else self._memory_budget
-            measurement["profile"] = model_profile(self._watch, budget)
+            measurement["profile"] = model_profile(self._watch, self._memory.slot_bytes(self._watch.device))
         return measurement
 
     def _record(self, outcome: str, reason: str) -> dict[str, Any]:
@@ -439,10 +438,6 @@ class Probe:
             "micro_batch_arrived": watch.first_micro_batch,
             "longest_sequence": int(longest) or None,
             "note": " ".join(filter(None, (self._warm_up.note(int(longest)), self._counted.note))),
-            "memory": {
-                "peak": max(memory.peak_bytes(), self._peak),
-                **self._memory_after_initialize,
-                **memory.allocator_figures(),
-            },
+            "memory": self._memory.figures(watch.device),
             "phases": self._phases,
         }

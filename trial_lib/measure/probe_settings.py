@@ -16,7 +16,7 @@ class ProbeSettings:
         overrides: the candidate's part of the DeepSpeed configuration. What stands in for DeepSpeed's functions reads
             this one mapping: another candidate's are put into it.
         window: the steps to measure.
-        memory_limit: bytes that a CPU slot may use; None for no limit.
+        memory_limit: bytes that the rank may use of its slot; None for all of it.
         with_profile: whether to profile the model too.
         batch_source: where the program may have its batch size from.
         to_beat: the best throughput so far, in samples/s over all ranks: a trial that cannot reach it any more ends.

@@ -222,9 +222,9 @@ def _left_bytes() -> dict[str, int]:
     """Returns what memory the rank has left, as far as it can still say so: that settles what an error does not."""
     with contextlib.suppress(BaseException):
         if "torch" in sys.modules:
-            from trial_lib.measure import memory
+            from trial_lib.device.rank.here import device_in_use
 
-            return memory.left_bytes()
+            return device_in_use().left_bytes()
     return {}
 
 

@@ -28,7 +28,6 @@ from trial_lib.measure import (
     accelerate,
     file_functions,
     hugging_face,
-    memory,
     own_ends,
     own_ranks,
     program_options,
@@ -240,7 +239,8 @@ class Sizes:
         """Prepares the next size for code that keeps its engine."""
         before = self._probe
         self._turn_to_next()
-        memory.start_over()
+        assert before.device is not None
+        before.device.start_over()
         self.phases = {"start": time.time() - self._measured_at}
         self._probe = self._new_probe(before.facts)
         self._probe.take_over(before)
@@ -248,6 +248,8 @@ class Sizes:
     def start_over(self) -> None:
         """Prepares the next size for a program that is run again, when its last run is over."""
         before = self._probe
+        device = before.device
+        assert device is not None
         if self._position == 0:
             self._used_at_first = before.used_after_initialize
         self._watchdog = threading.Timer(self._patience_s, self._end_group, (_NOT_REPEATABLE, 1))
@@ -264,9 +266,9 @@ class Sizes:
             self._layered.go_back()
         shutil.rmtree(self._scratch / "output", ignore_errors=True)
         self._turn_to_next()
-        memory.unlimit()
-        memory.start_over()
-        if memory.used_bytes() > self._used_at_first + self._most_kept():
+        device.unlimit()
+        device.start_over()
+        if device.used_bytes() > self._used_at_first + self._most_kept():
             print("The program holds on to its engine: it is not run again in this process.", file=sys.stderr)
             self._end_group(_NOT_REPEATABLE, status=1)
         os.chdir(self.trial["model_dir"])

@@ -1,45 +1,136 @@
-"""Seconds of an optimizer step: of wall clock and of processor time, with pauses left out."""
+"""Seconds of an optimizer step: by the device's clock and of processor time, with pauses left out.
+
+A training runs ahead of its device: while that works on a step, the program loads the next batch and gives the device
+more to do. So nothing waits for the device between two steps. Moments are noted in its own course and are read later,
+where the ranks decide something and it has come to rest anyway.
+"""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-import torch
+from trial_lib.device.rank.base import Device
+
+PARTS = ("forward", "backward", "step")
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """Where the device and the processor stood."""
+
+    instant: Any
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What an optimizer step took, to be read when the device has done it.
+
+    Args:
+        device: that has done it.
+        span: from its beginning to its end.
+        pauses: within it, which do not count.
+        parts: the calls of each of `PARTS`, from beginning to end.
+    """
+
+    device: Device
+    span: tuple[_Moment, _Moment]
+    pauses: tuple[tuple[_Moment, _Moment], ...]
+    parts: dict[str, list[tuple[Any, Any]]]
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds by the device's clock (`latency`), of processor time (`cpu`), and of each part."""
+        between = self.device.seconds_between
+        latency, cpu = (
+            of(*self.span) - sum(of(*pause) for pause in self.pauses) for of in (self._by_device, self._by_processor)
+        )
+        parts = {part: sum(between(*call) for call in calls) for part, calls in self.parts.items()}
+        return {"latency": latency, "cpu": cpu, **parts}
+
+    def _by_device(self, start: _Moment, end: _Moment) -> float:
+        return self.device.seconds_between(start.instant, end.instant)
+
+    def _by_processor(self, start: _Moment, end: _Moment) -> float:
+        return end.cpu_s - start.cpu_s
 
 
 class StepClock:
-    """Runs from one `mark` to the next."""
+    """Runs from one `mark` to the next `step_ended`.
 
-    def __init__(self) -> None:
-        self._started: tuple[float, ...] = (0.0, 0.0)
-        self._paused: tuple[float, ...] | None = None
+    Args:
+        device: that the steps are done on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pauses: list[tuple[_Moment, _Moment]] = []
+        self._paused: _Moment | None = None
+        self.mark()
 
     def mark(self) -> None:
         """Starts the time of the next step."""
-        self._started = _now()
+        self._started = self._now()
+        self._pauses = []
         if self._paused is not None:
             self._paused = self._started
 
-    def elapsed(self) -> tuple[float, ...]:
-        """Returns the seconds of wall clock and of processor time since `mark`."""
-        now = _now() if self._paused is None else self._paused
-        return tuple(end - start for start, end in zip(self._started, now, strict=True))
+    def step_ended(self, parts: dict[str, list[tuple[Any, Any]]]) -> StepTime:
+        """Returns the time since `mark`.
+
+        Args:
+            parts: as `PartTimer.take` returns them.
+        """
+        ended = self._now() if self._paused is None else self._paused
+        return StepTime(self._device, (self._started, ended), tuple(self._pauses), parts)
 
     def pause(self) -> None:
         """Leaves out what follows, until `resume`."""
         if self._paused is None:
-            self._paused = _now()
+            self._paused = self._settled()
 
     def resume(self) -> None:
         """Goes on counting after `pause`; harmless where nothing is paused."""
         if self._paused is None:
             return
-        self._started = tuple(
-            start + end - pause for start, end, pause in zip(self._started, _now(), self._paused, strict=True)
-        )
+        self._pauses.append((self._paused, self._settled()))
         self._paused = None
 
+    def _settled(self) -> _Moment:
+        # What is left out is the program's own work, which may keep the device busy: it is to end with the pause.
+        self._device.finish()
+        return self._now()
 
-def _now() -> tuple[float, ...]:
-    """Returns the two clocks, when the device has done what it was given."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter(), time.process_time()
+    def _now(self) -> _Moment:
+        return _Moment(self._device.instant(), time.process_time())
+
+
+class PartTimer:
+    """Notes when each part of an optimizer step begins and ends.
+
+    Args:
+        device: that the parts are done on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._calls: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function`, with each call noted as one of `part`."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._device.is_recording():
+                return function(*args, **kwargs)
+            start = self._device.instant()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._calls[part].append((start, self._device.instant()))
+
+        return call
+
+    def take(self) -> dict[str, list[tuple[Any, Any]]]:
+        """Returns the calls of each part since the last time, and starts anew."""
+        calls, self._calls = self._calls, {part: [] for part in PARTS}
+        return calls

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
-import torch
 
+from trial_lib.device.rank.base import Device
 from trial_lib.measure.closing import Closing
 from trial_lib.measure.endings import WAITS, WORKS, RankEnd, are_uneven
 from trial_lib.measure.stacks import Doing, Stack, doing, place_of, stack_of
@@ -66,7 +66,7 @@ class Watcher(threading.Thread):
         if now - self._fed_at < short:
             self._say(closing, None)
             return
-        does = doing(stack, self._model_dir, _is_busy(closing.probe.device)) if now - self._moved_at >= short else None
+        does = doing(stack, self._model_dir, _is_busy(closing)) if now - self._moved_at >= short else None
         if does is not None and does.waits_in:
             self._say(closing, closing.end(WAITS, does))
             self._decide(closing, does, now - self._moved_at)
@@ -79,7 +79,9 @@ class Watcher(threading.Thread):
         That costs milliseconds, so a step that is long does not pay for it: it is asked only just before it matters.
         """
         soon = self._patience_s * _SURE_SHARE - 2 * _TICK_S
-        return now - self._moved_at > max(soon, _TICK_S) and self._activity.was(closing.probe.thread)
+        if now - self._moved_at <= max(soon, _TICK_S):
+            return False
+        return self._activity.was(closing.probe.thread, closing.probe.device)
 
     def _decide(self, closing: Closing, does: Doing, still_s: float) -> None:
         said = closing.meeting.said()
@@ -107,22 +109,23 @@ class Activity:
         self._before = (0.0, 0.0, 0)
         self._at = 0.0
 
-    def was(self, thread: threading.Thread) -> bool:
+    def was(self, thread: threading.Thread, device: Device | None) -> bool:
         """Returns whether there was activity since the last call, which was a moment ago; else it may be old.
 
         Args:
             thread: the one that does not move.
+            device: that it may wait for.
         """
         before, at = self._before, self._at
-        self._before, self._at = (self._seconds(thread), self._bytes(), _sleeps(thread)), time.monotonic()
+        self._before, self._at = (self._seconds(thread, device), self._bytes(), _sleeps(thread)), time.monotonic()
         seconds, moved, sleeps = (abs(now - then) for now, then in zip(self._before, before, strict=True))
         if self._at - at > 2 * _TICK_S:
             return False
         return seconds > _IDLE_SHARE * (self._at - at) or moved > _MOST_BYTES or sleeps > _MOST_SLEEPS
 
-    def _seconds(self, thread: threading.Thread) -> float:
-        # On a GPU a thread may spin while it waits: its own time says nothing there.
-        spins = torch.cuda.is_initialized() and thread.ident is not None
+    def _seconds(self, thread: threading.Thread, device: Device | None) -> float:
+        # A thread may spin while it waits for a device: its own time says nothing there.
+        spins = device is not None and device.is_apart and thread.ident is not None
         own = time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0)) if spins else 0.0
         return time.process_time() - own + sum(self._of_children(lambda child: sum(child.cpu_times()[:2])))
 
@@ -152,10 +155,7 @@ def _sleeps(thread: threading.Thread) -> int:
     return 0
 
 
-def _is_busy(device: torch.device | None) -> bool:
-    """Returns whether a device has work left.
-
-    It is named, for this thread's own is the first one, on which the process would only now take memory.
-    """
-    on_device = device is not None and device.type == "cuda" and torch.cuda.is_initialized()
-    return on_device and not torch.cuda.current_stream(device).query()
+def _is_busy(closing: Closing) -> bool:
+    """Returns whether the device has work left that the rank has given to it."""
+    device = closing.probe.device
+    return device is not None and device.is_busy()

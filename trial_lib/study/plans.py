@@ -36,7 +36,7 @@ class TrialPlans:
         environment: what the ranks start from.
 
     Attributes:
-        memory_limit: the budget of a CPU slot, in bytes; None on a GPU, which has its own memory.
+        memory_limit: the budget of a slot, in bytes; None for all of a GPU, which has its own memory.
     """
 
     def __init__(

@@ -4,7 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.measure.counted_steps import CountedSteps
+from trial_lib.device.rank.cpu import Cpu
+from trial_lib.measure.counted_steps import CountedStep, CountedSteps
+from trial_lib.measure.step_clock import StepClock
+
+NO_TIME = StepClock(Cpu()).step_ended({})
 
 
 def follow(batches: list[int], enough: int = 3) -> tuple[CountedSteps, int]:
@@ -13,12 +17,12 @@ def follow(batches: list[int], enough: int = 3) -> tuple[CountedSteps, int]:
     for step, batch in enumerate(batches):
         if counted.follow_batch(SimpleNamespace(train_batch_size=lambda batch=batch: batch), enough):
             return counted, step
-        counted.steps.append({"samples": float(batch)})
+        counted.add(CountedStep(NO_TIME, {"samples": float(batch)}), None)
     return counted, len(batches)
 
 
 def samples(counted: CountedSteps) -> list[float]:
-    return [step["samples"] for step in counted.steps]
+    return [step.arrived["samples"] for step in counted.steps]
 
 
 def test_a_batch_that_stays_is_nothing_to_tell() -> None:

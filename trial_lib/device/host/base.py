@@ -55,11 +55,11 @@ class HostKind(Protocol):
         """Returns the processor cores that the rank of a slot is pinned to; none for no pinning."""
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns the bytes of memory that a rank is held to; None where its device has memory of its own.
+        """Returns the bytes of memory that a rank is held to; None where that is all its device has.
 
         Args:
             host: the slots.
-            asked: what the user wants it to be; None for the slot's share.
+            asked: what the user grants a slot; None where nobody said.
         """
 
     def identity(self, host: Host) -> dict[str, str]:

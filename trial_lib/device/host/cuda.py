@@ -30,8 +30,8 @@ class Cuda:
         return []
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns None: a GPU has memory of its own."""
-        return None
+        """Returns what is asked for: without a wish a rank has all of its GPU."""
+        return asked
 
     def identity(self, host: Host) -> dict[str, str]:
         """Returns the names of the GPUs and the driver's version; nothing where they are other hosts' of a cluster."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from trial_lib.device.rank import cpu
 from trial_lib.launch import rank_process
-from trial_lib.measure import memory, waiting
+from trial_lib.measure import waiting
 
 _SET_NAME, _GET_NAME = 15, 16
 # As long as a name may be: in the middle of a character.
@@ -25,7 +26,7 @@ def named() -> Iterator[None]:
 
 
 def test_memory_is_measured() -> None:
-    assert memory._own_bytes("VmRSS") > 0
+    assert cpu.own_bytes("VmRSS") > 0
 
 
 def test_the_sleeps_of_a_thread_are_counted() -> None:

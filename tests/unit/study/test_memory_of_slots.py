@@ -1,0 +1,44 @@
+"""What a rank may use of its slot's memory."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from trial_lib.device.host.base import Host
+from trial_lib.experiment.study import StudyPaths
+from trial_lib.experiment.yaml_file import read_experiment
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.place import ThisHost
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.driver import StudyDriver
+
+CONFIG = """
+name: t
+entrypoint: deepspeed train.py
+hyperparameters: {deepspeed_config: {train_micro_batch_size_per_gpu: 2}}
+max_restarts: 0
+"""
+GIB = 2**30
+
+
+def limit_on(device: str, folder: Path, resources: str = "") -> int | None:
+    """Returns the bytes that a rank is held to on a host whose slots have 80 GiB."""
+    (folder / "train.py").write_text("")
+    config = folder / "experiment.yaml"
+    config.write_text(CONFIG + resources)
+    experiment = read_experiment(config, folder)
+    arguments = StudyArguments(config_path=config, model_dir=folder)
+    host, launcher = Host(device, ["0"], 80 * GIB), ColdLauncher("python", [], {}, lambda text: None)
+    place, log = ThisHost(launcher, host, folder), logging.getLogger("s")
+    return StudyDriver("s", 0.0, experiment, arguments, StudyPaths(folder), host, place, log).memory_limit
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_user_grants_bounds_every_kind_of_slot(device: str, tmp_path: Path) -> None:
+    assert limit_on(device, tmp_path, "resources: {memory_per_slot: 40 GiB}") == 40 * GIB
+
+
+def test_a_gpu_has_its_own_memory_and_a_core_its_share_of_the_hosts(tmp_path: Path) -> None:
+    assert limit_on("cuda", tmp_path) is None
+    assert limit_on("cpu", tmp_path) == 80 * GIB

@@ -1,0 +1,1 @@
+"""What a rank asks of the device that it trains on."""

@@ -1,0 +1,115 @@
+"""A GPU that PyTorch addresses as `cuda`, AMD's among them: memory is what its caching allocator says."""
+
+import gc
+from typing import Any
+
+import torch
+
+
+class Cuda:
+    """See `Device`.
+
+    Args:
+        index: of the device in this process.
+    """
+
+    kind = "cuda"
+    is_apart = True
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        # What `limit` has set; torch tells of it from 2.9 on only.
+        self._budget: int | None = None
+
+    def used_bytes(self) -> int:
+        """Returns the bytes that tensors have."""
+        return torch.cuda.memory_allocated(self._index)
+
+    def peak_bytes(self) -> int:
+        """Returns the most of them."""
+        return torch.cuda.max_memory_allocated(self._index)
+
+    def available_bytes(self) -> int | None:
+        """Returns what is free on the device, with what the allocator holds and nobody uses: that is as good as free.
+
+        Never more than the allocator may take at all.
+        """
+        free, _ = torch.cuda.mem_get_info(self._index)
+        used = self.used_bytes()
+        return min(int(free + torch.cuda.memory_reserved(self._index)), self.total_bytes()) - used
+
+    def left_bytes(self) -> dict[str, int]:
+        """Returns what the driver and the caching allocator say."""
+        free, total = torch.cuda.mem_get_info(self._index)
+        held = {"reserved": torch.cuda.memory_reserved(self._index), "allocated": self.used_bytes()}
+        return {"free": int(free), "total": int(total), **held}
+
+    def total_bytes(self) -> int:
+        """Returns the memory of the device, or what the allocator may take of it where that is bounded."""
+        total = self._memory()
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)(self._index)
+        return min(int(total * fraction), total if self._budget is None else self._budget)
+
+    def _memory(self) -> int:
+        return int(torch.cuda.get_device_properties(self._index).total_memory)
+
+    def allocator_figures(self) -> dict[str, int]:
+        """Returns the bytes reserved at most, and how often the allocator had to empty its cache."""
+        return {
+            "peak_reserved": torch.cuda.max_memory_reserved(self._index),
+            "allocator_retries": int(torch.cuda.memory_stats(self._index).get("num_alloc_retries", 0)),
+        }
+
+    def forget_peak(self) -> None:
+        """Resets it: `deepspeed.initialize` takes for a moment (copies, flattening) what no step needs."""
+        torch.cuda.reset_peak_memory_stats(self._index)
+
+    def start_over(self) -> None:
+        """Empties the caches of device and pinned memory, and has peaks and retries count from here on."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        getattr(torch._C, "_accelerator_emptyHostCache", getattr(torch._C, "_host_emptyCache", lambda: None))()
+        torch.cuda.reset_peak_memory_stats(self._index)
+        # Retries are counted from the start of the process: reset with all the other counters.
+        torch.cuda.reset_accumulated_memory_stats(self._index)
+
+    def limit(self, budget: int) -> int:
+        """Bounds what the caching allocator takes; a program that sets a bound of its own overrides it."""
+        self._budget = budget
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / self._memory()), self._index)
+        return budget - self.used_bytes()
+
+    def unlimit(self) -> None:
+        """Lets the allocator take all of the device."""
+        if self._budget is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, self._index)
+            self._budget = None
+
+    def keep_what_is_freed(self) -> None:
+        """Does nothing: the allocator keeps it."""
+
+    def finish(self) -> None:
+        """Waits for all streams."""
+        torch.cuda.synchronize(self._index)
+
+    def instant(self) -> Any:
+        """Returns an event that is recorded on the stream of the thread that asks."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._index))
+        return event
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Returns what the device's own clock says."""
+        return float(start.elapsed_time(end)) / 1e3
+
+    def is_recording(self) -> bool:
+        """Returns whether the program captures a CUDA graph."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def is_busy(self) -> bool:
+        """Asks the device by its number: a thread's own is the first one, on which it would only now take memory."""
+        return not torch.cuda.current_stream(self._index).query()
+
+    def name(self) -> str:
+        """Returns what its maker calls it."""
+        return torch.cuda.get_device_name(self._index)

@@ -1,0 +1,63 @@
+"""The memory of a rank: what its engine has taken, what is left for the steps, the most that was in use."""
+
+from trial_lib.device.rank.base import Device
+from trial_lib.device.rank.here import device_to_come
+
+
+class RankMemory:
+    """Follows the memory of a rank whose engine is measured.
+
+    Attributes:
+        after_initialize: bytes in use when the engine was there.
+    """
+
+    def __init__(self) -> None:
+        self.after_initialize = 0
+        self._budget: int | None = None
+        self._available: int | None = None
+        self._initialize_peak = self._peak = 0
+
+    def begin(self, budget: int | None) -> None:
+        """Holds the process to so many bytes from here on, if there is a limit.
+
+        Raises:
+            UnknownDeviceError: see `device_of`.
+        """
+        device = device_to_come()
+        self._budget = None if budget is None else device.limit(budget)
+
+    def engine_built(self, device: Device) -> None:
+        """Notes what the engine has taken, and what it has left."""
+        self._initialize_peak = self._peak = device.peak_bytes()
+        self._available = device.available_bytes()
+        self.after_initialize = device.used_bytes()
+        if self._budget is not None:
+            device.keep_what_is_freed()
+
+    def taken_over(self) -> "RankMemory":
+        """Returns the memory of the same engine before it was measured: it counts from there, as in fresh ranks."""
+        memory = RankMemory()
+        memory.after_initialize, memory._budget = self.after_initialize, self._budget
+        memory._available, memory._initialize_peak = self._available, self._initialize_peak
+        memory._peak = self._initialize_peak
+        return memory
+
+    def step_ended(self, device: Device) -> None:
+        """Notes the most that was in use by now.
+
+        Not at the end alone: what a CPU's process will have read of files by then is no part of this step's peak.
+        """
+        self._peak = max(self._peak, device.peak_bytes())
+
+    def slot_bytes(self, device: Device) -> int:
+        """Returns what the slot has for this process."""
+        return device.total_bytes() if self._budget is None else self._budget
+
+    def figures(self, device: Device) -> dict[str, int]:
+        """Returns them by the names of `trial_lib.experiment.result.Memory`."""
+        return {
+            "peak": max(device.peak_bytes(), self._peak),
+            "after_initialize": self.after_initialize,
+            **({} if self._available is None else {"available": self._available}),
+            **device.allocator_figures(),
+        }
