@@ -10,7 +10,7 @@ EXAMPLE := examples/hello_deepspeed
 
 # On a host with a single slot the example takes that one.
 demo: $(PREPARED)
-	slots=$$($(BIN)/python -c 'from trial_lib.launch.hardware import this_host; print(min(2, len(this_host().slots)))'); \
+	slots=$$($(BIN)/python -c 'from trial_lib.device.host.this_host import this_host; print(min(2, len(this_host().slots)))'); \
 	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/deepspeed.yaml > .venv/demo.yaml
 	$(BIN)/zerotune adaptive .venv/demo.yaml $(EXAMPLE) --max-trials 10
 

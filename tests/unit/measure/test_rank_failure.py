@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from trial_lib.measure import memory, rank
+from trial_lib.device.rank import cpu
+from trial_lib.measure import rank
 
 
 class Ended(Exception):  # noqa: N818 - stands in for the end of a process
@@ -42,8 +43,8 @@ def fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_rank_says_what_its_slot_still_had(fail: Any) -> None:
-    budget = memory._status_bytes("VmData") + 2**30
-    memory.limit(budget)
+    budget = cpu._status_bytes("VmData") + 2**30
+    cpu.Cpu().limit(budget)
     left = fail()["memory"]
     assert left["total"] == budget
     assert 0 < left["free"] <= 2**30
@@ -57,17 +58,19 @@ def test_a_rank_on_a_gpu_says_what_nobody_has_and_what_the_allocator_holds(
     fail: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3, 80))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 70)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 60)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (3, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 70)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 60)
     assert fail()["memory"] == {"free": 3, "total": 80, "reserved": 70, "allocated": 60}
 
 
 def test_a_device_that_does_not_answer_any_more_costs_no_record(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> tuple[int, int]:
+    def broken(index: int) -> tuple[int, int]:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
     found = fail()
     assert found["type"] == "ValueError"
