@@ -16,8 +16,11 @@ from typing import Any
 
 from benchmarks.programs.commands import OWN, Program, others, read, split_variables
 from benchmarks.programs.trials import Trials, trials_of
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.result import Outcome
+from trial_lib.launch.slots import held_slots
+from trial_lib.study.folder import host_lock_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "programs.json"
@@ -66,39 +69,42 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def trained(
-    folder: Path, typed: Sequence[str], variables: Mapping[str, str], config: Path | None = None
-) -> list[list[dict[str, Any]]]:
-    """Runs a command without ZeroTune, for a while.
+    folder: Path,
+    typed: Sequence[str],
+    variables: Mapping[str, str],
+    config: Path | None = None,
+    is_pinned: bool = False,
+) -> Training:
+    """Runs a command without ZeroTune, for a while, in slots that no trial takes meanwhile.
 
     Args:
         folder: where it is typed.
         typed: the command.
         variables: that are typed before it.
         config: what stands in the place of the dictionary in the code, if the code is to be changed.
-
-    Returns:
-        The steps of each rank that all ranks made.
+        is_pinned: whether each rank has a core of its own, as in a trial.
 
     Raises:
         RuntimeError: it made too few steps.
     """
-    ranks, error = watched(folder, typed, variables, config)
-    if "EADDRINUSE" in error:
-        # Launchers have one port for all that runs on a host.
-        ranks, error = watched(folder, typed, variables, config)
+    watch = {"WATCH_CONFIG": str(config or ""), "WATCH_PINNED": "1" if is_pinned else ""}
+    host = this_host()
+    with held_slots(host_lock_dir(), host, len(host.slots), lambda: False):
+        ranks, error = watched(folder, typed, {**variables, **watch})
+        if "EADDRINUSE" in error:
+            # Launchers have one port for all that runs on a host.
+            ranks, error = watched(folder, typed, {**variables, **watch})
     common = min((len(rank) for rank in ranks), default=0)
     if common < WARM_UP + 3:
         raise RuntimeError(f"{shlex.join(typed)} made {common} steps: {error[-2000:]}")
-    return [rank[:common] for rank in ranks]
+    return summary([rank[:common] for rank in ranks])
 
 
-def watched(
-    folder: Path, typed: Sequence[str], variables: Mapping[str, str], config: Path | None
-) -> tuple[list[list[dict[str, Any]]], str]:
+def watched(folder: Path, typed: Sequence[str], variables: Mapping[str, str]) -> tuple[list[list[dict[str, Any]]], str]:
     """Returns the steps of each rank, see `watched/sitecustomize.py`, and what went to standard error."""
     with tempfile.TemporaryDirectory(prefix="watch-") as steps:
         paths = os.pathsep.join(filter(None, (str(WATCHED), os.environ.get("PYTHONPATH"))))
-        watch = {"WATCH_FOLDER": steps, "PYTHONPATH": paths, "WATCH_CONFIG": str(config or "")}
+        watch = {"WATCH_FOLDER": steps, "PYTHONPATH": paths}
         run = subprocess.run(
             list(typed), cwd=folder, env=environment({**variables, **watch}), capture_output=True, text=True
         )
@@ -106,15 +112,8 @@ def watched(
         return [[json.loads(line) for line in file.read_text().splitlines()] for file in files], run.stderr
 
 
-def summary(ranks: Sequence[Sequence[dict[str, Any]]], first: int | None = None) -> Training:
-    """Returns what the steps of all ranks come to.
-
-    Args:
-        ranks: the steps of each.
-        first: how many steps count, after the warm-up; None for all.
-    """
-    if first is not None:
-        ranks = [rank[: WARM_UP + first] for rank in ranks]
+def summary(ranks: Sequence[Sequence[dict[str, Any]]]) -> Training:
+    """Returns what the steps of all ranks come to."""
     micro_batch, accumulation, global_batch = ranks[0][WARM_UP]["batch"]
     number = range(WARM_UP, len(ranks[0]))
     rows = {sum(rank[step]["rows"] for rank in ranks) for step in number}
@@ -166,21 +165,19 @@ def row(program: Program, rounds: int, work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"program": program.name, "exit_code": code}
     own = (document.get("confirmation") or {}).get("own")
     if own is None:
-        plain = summary(trained(folder, program.typed, program.variables))
+        plain = trained(folder, program.typed, program.variables)
         return {**found, "plain": asdict(plain), "answer": document["reason"]}
     winner = document["confirmation"]["winner"]
     is_own = winner is None or winner["verdict"] == "own"
-    plain, begun, submitted, winners = (list[Training]() for _ in range(4))
+    plain, pinned, submitted, winners = (list[Training]() for _ in range(4))
 
     def one_of_each() -> None:
-        ranks = trained(folder, program.typed, program.variables)
+        plain.append(trained(folder, program.typed, program.variables))
         submitted.append(tried(trials))
-        plain.append(summary(ranks))
-        # The speed of many programs changes as they train: a trial is compared with the same steps.
-        begun.append(summary(ranks, submitted[-1].steps))
+        pinned.append(trained(folder, program.typed, program.variables, is_pinned=True))
         if not is_own:
             words, variables, config = winner_command(document)
-            winners.append(summary(trained(folder, words, {**program.variables, **variables}, config)))
+            winners.append(trained(folder, words, {**program.variables, **variables}, config))
 
     with trials_of(program, folder) as trials:
         for _ in range(rounds):
@@ -190,12 +187,12 @@ def row(program: Program, rounds: int, work: Path) -> dict[str, Any]:
         "answer": document["confirmation"]["sentence"],
         "plain": asdict(middle(plain)),
         "submitted": asdict(middle(submitted)),
-        "submitted_over_plain": asdict(ratio(submitted, begun, lambda run: run.samples_per_s)),
+        "submitted_over_plain": asdict(ratio(pinned, submitted, lambda run: run.cpu_s_per_sample)),
         "runs": {
             name: [asdict(run) for run in runs]
             for name, runs in {
                 "plain": plain,
-                "plain_same_steps": begun,
+                "plain, pinned": pinned,
                 "submitted": submitted,
                 "winner": winners,
             }.items()
@@ -269,7 +266,7 @@ def _ratio(ratio: Mapping[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="*", help="of programs, each with its COMMAND; else those of tests")
-    parser.add_argument("--rounds", type=int, default=5, help="plain runs, trials and runs of the winner, in turn")
+    parser.add_argument("--rounds", type=int, default=4, help="plain runs, trials and runs of the winner, in turn")
     arguments = parser.parse_args()
     programs = [read(folder) for folder in arguments.folders] or [*others(), *OWN]
     rows: list[dict[str, Any]] = []
