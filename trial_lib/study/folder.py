@@ -16,6 +16,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.environment import REDACTED, redact
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
@@ -180,6 +181,13 @@ def check_slots(experiment: Experiment, host: Host) -> None:
             f"slots_per_trial is {slots}, but this host has {len(host.slots)} {host.device} slot(s).",
             where=experiment.source,
             remedy=f"Set resources.slots_per_trial to at most {len(host.slots)}.",
+        )
+    refusal = kind_of(host.device).refusal(host, slots)
+    if refusal is not None:
+        raise InputError(
+            refusal,
+            where=experiment.source,
+            remedy="Start one rank." if experiment.config.follow_launcher else "Set resources.slots_per_trial to 1.",
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.deepspeed_json import read_deepspeed_json
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import OWNERS_FOLDER, write_all, write_whole
@@ -310,7 +311,8 @@ def _open(
     )
     write_all(plan.program.files)
     trained = dataclasses.replace(experiment, ds_config=record.ds_config)
-    start = (plan.program.interpreter, needed_builders(trained), environment, log.info)
+    shown = {**environment, **kind_of(host.device).primed_with(host, plan.slots)}
+    start = (plan.program.interpreter, needed_builders(trained), shown, log.info)
     hosts = experiment.config.resources.hosts
     launcher = HostfileLauncher(hosts, *start) if hosts else ColdLauncher(*start)
     tracker = FullExperimentTracker(paths, tracking_uri)

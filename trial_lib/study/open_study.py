@@ -255,6 +255,7 @@ def plan_study(
     experiment = replace(experiment, notes=(*notes, *experiment.notes))
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
+    experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
     keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
     return PlannedStudy(arguments, experiment, host, fingerprint_of(experiment, arguments, host))
 
@@ -345,6 +346,7 @@ def resume_study(root: Path) -> OpenStudy:
         )
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
+    experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
     tracking_uri = default_tracking_uri(work_dir_of(paths.root))
     study = _open(record, arguments, experiment, host, paths, tracking_uri)
     if record.status is not StudyStatus.COMPLETED:

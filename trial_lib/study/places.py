@@ -34,7 +34,9 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
     hosts, entrypoint = experiment.config.resources.hosts, experiment.entrypoint
     if ray_address is None:
         host = devices_of(entrypoint, this_host())
-        return spanned(host, hosts, experiment.source) if hosts else host
+        if hosts:
+            return spanned(host, hosts, experiment.source)
+        return kind_of(host.device).alike(host, experiment.config.resources.slots_per_trial)
     if hosts or entrypoint.devices is not None or entrypoint.excluded_devices:
         raise InputError(
             "the experiment says on which hosts or devices its trials run, and with --ray Ray does.",
@@ -92,6 +94,7 @@ def launcher_of(experiment: Experiment, arguments: StudyArguments, host: Host, l
     interpreter = interpreter_of(experiment)
     environment = environment_of(experiment, arguments.include, host.device)
     builders = needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host))
+    environment |= kind_of(host.device).primed_with(host, experiment.config.resources.slots_per_trial)
     hosts = experiment.config.resources.hosts
     if hosts:
         return HostfileLauncher(hosts, interpreter, builders, environment, note)

@@ -6,8 +6,9 @@ import pytest
 from nvml_fixtures import pretend_gpus
 
 from trial_lib.device.host.base import Host
-from trial_lib.device.host.cuda import visible_devices
+from trial_lib.device.host.nvml import Gpu
 from trial_lib.device.host.this_host import this_host
+from trial_lib.device.host.visible import named_devices
 from trial_lib.launch.slots import held_slots
 
 UUIDS = ["GPU-8f3a-1", "GPU-8f3b-2", "GPU-c0de-3"]
@@ -52,7 +53,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     ],
 )
 def test_the_devices_are_those_that_cuda_would_see(variable: str, slots: dict[str, str]) -> None:
-    assert visible_devices(variable, UUIDS) == slots
+    assert named_devices(variable, [Gpu(uuid) for uuid in UUIDS]).devices == slots
 
 
 def test_without_the_variable_every_gpu_is_a_slot(nvml: Nvml) -> None:

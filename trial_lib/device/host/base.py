@@ -16,12 +16,18 @@ class Host:
         memory_per_slot: bytes of one device, 0 where nobody knows; on a CPU the host's memory over the slots, less a
             reserve of a tenth.
         devices: the UUID of each slot's GPU: CUDA_VISIBLE_DEVICES may spell one GPU in many ways.
+        models: what each of these is, by its UUID, where that is known.
+        memory: the bytes of each, by its UUID, where they are known.
+        notes: what a person has to know of the choice of devices, a sentence each.
     """
 
     device: str
     slots: list[str]
     memory_per_slot: int
     devices: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     def device_of(self, slot: str) -> str:
         """Returns the name of a slot's device, which is the same for everybody on this host."""
@@ -50,6 +56,18 @@ class HostKind(Protocol):
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
         """Returns the variables by which a trial's ranks are shown its slots and nothing else."""
+
+    def primed_with(self, host: Host, count: int) -> dict[str, str]:
+        """Returns the variables of a process that imports and builds for trials of `count` slots, and trains nothing.
+
+        It is shown what a trial is shown: DeepSpeed's ops are built for the devices that are there.
+        """
+
+    def refusal(self, host: Host, count: int) -> str | None:
+        """Returns in a sentence why no trial can have `count` slots of a host at once; None where one can."""
+
+    def alike(self, host: Host, count: int) -> Host:
+        """Returns the slots that trials of `count` are to choose from, so that any two of them can be compared."""
 
     def cores(self, slot: str) -> list[int]:
         """Returns the processor cores that the rank of a slot is pinned to; none for no pinning."""

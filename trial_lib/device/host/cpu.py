@@ -23,6 +23,18 @@ class Cpu:
         """Returns nothing: a rank is pinned to its core instead."""
         return {}
 
+    def primed_with(self, host: Host, count: int) -> dict[str, str]:
+        """Returns nothing: every core is like every other."""
+        return {}
+
+    def refusal(self, host: Host, count: int) -> str | None:
+        """Returns None: cores can be taken together."""
+        return None
+
+    def alike(self, host: Host, count: int) -> Host:
+        """Returns the host as it is."""
+        return host
+
     def cores(self, slot: str) -> list[int]:
         """Returns the slot's core; none of another host's slot."""
         return [int(slot)] if slot.isdecimal() else []

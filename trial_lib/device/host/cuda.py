@@ -1,14 +1,21 @@
 """A host that trains on NVIDIA's GPUs, as NVML tells of them."""
 
 import contextlib
+import ctypes
+import os
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import pynvml
 
 from trial_lib.device.host.base import Host
-from trial_lib.device.host.memory import host_memory
+from trial_lib.device.host.cuda_order import BY_BUS, ORDER, cuda_order
+from trial_lib.device.host.nvml import Gpu, driver_version, found_gpus, session
+from trial_lib.device.host.visible import VARIABLE, Visible, every_device, hides_all, named_devices
 from trial_lib.experiment.errors import InputError
+
+_DEV = Path("/dev")
 
 
 class Cuda:
@@ -25,6 +32,50 @@ class Cuda:
         """Returns the GPUs as the slots are named, which count them as NVML does."""
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(slots)}
 
+    def primed_with(self, host: Host, count: int) -> dict[str, str]:
+        """Returns the variables of a trial's ranks, with a whole GPU in the place of an instance.
+
+        torch counts instances by asking CUDA, after which the process cannot fork; a GPU that is cut it counts by NVML.
+        """
+        # Those of other hosts are not shown by these.
+        slots = [slot for slot in host.slots[:count] if slot in host.devices]
+        if not slots:
+            return {}
+        parents: dict[str, str] = {}
+        if any(_is_instance(host.device_of(slot)) for slot in slots):
+            with contextlib.suppress(InputError), session() as is_there:
+                gpus = found_gpus() if is_there else []
+                parents = {part.uuid: str(number) for number, gpu in enumerate(gpus) for part in gpu.instances or ()}
+        names = [parents.get(host.device_of(slot), slot) for slot in slots]
+        return self.environment(list(dict.fromkeys(names)))
+
+    def refusal(self, host: Host, count: int) -> str | None:
+        """Returns what keeps instances of a GPU from training together."""
+        if count == 1 or not any(_is_instance(host.device_of(slot)) for slot in host.slots):
+            return None
+        return "CUDA shows a process one instance of a GPU (MIG), so that a trial can have one alone."
+
+    def alike(self, host: Host, count: int) -> Host:
+        """Returns the GPUs of one model: those with the most memory in all, of which there are enough for a trial."""
+        models = {slot: host.models.get(host.device_of(slot), "") for slot in host.slots}
+        if count >= len(host.slots) or len(set(models.values())) < 2:
+            return host
+
+        def rank(model: str) -> tuple[bool, int]:
+            slots = [slot for slot in host.slots if models[slot] == model]
+            return len(slots) >= count, sum(host.memory.get(host.device_of(slot), 0) for slot in slots)
+
+        best = max(dict.fromkeys(models.values()), key=rank)
+        if not rank(best)[0]:
+            return host
+        slots = [slot for slot in host.slots if models[slot] == best]
+        note = (
+            f"The GPUs differ, and trials are compared with each other: they run on {best or 'GPUs of no known model'} "
+            f"({', '.join(slots)}) alone. Name others in {VARIABLE} to tune on these."
+        )
+        memory = min(host.memory.get(host.device_of(slot), 0) for slot in slots)
+        return replace(host, slots=slots, memory_per_slot=memory, notes=(*host.notes, note))
+
     def cores(self, slot: str) -> list[int]:
         """Returns none: the rank of a GPU may use every core."""
         return []
@@ -35,18 +86,9 @@ class Cuda:
 
     def identity(self, host: Host) -> dict[str, str]:
         """Returns the names of the GPUs and the driver's version; nothing where they are other hosts' of a cluster."""
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            return {}
-        try:
-            handles = list(map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())))
-            # A part of a GPU is none of them by its name.
-            own = [each for each in handles if pynvml.nvmlDeviceGetUUID(each) in host.devices.values()] or handles
-            names = {str(pynvml.nvmlDeviceGetName(handle)) for handle in own}
-            return {"GPU": ", ".join(sorted(names)), "driver": str(pynvml.nvmlSystemGetDriverVersion())}
-        finally:
-            pynvml.nvmlShutdown()
+        names = {host.models[device] for device in map(host.device_of, host.slots) if device in host.models}
+        version = driver_version()
+        return {} if version is None else {"GPU": ", ".join(sorted(names)), "driver": version}
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
         """Returns what NVML knows of each GPU now; what it does not is missing."""
@@ -73,62 +115,75 @@ def gpus(variable: str | None) -> Host | None:
     """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, all for None; None where this host has none.
 
     Raises:
-        InputError: there is a driver, and it does not answer: to tune on the processor instead is what nobody wants.
+        InputError: there are GPUs, and they cannot be asked: to tune on the processor instead is what nobody wants.
     """
-    try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+    with session() as is_there:
+        if not is_there:
+            _refuse_unasked(variable)
+            return None
+        found = found_gpus()
+    if not found or hides_all(variable):
         return None
-    except pynvml.NVMLError as error:
-        raise _broken_driver(error) from None
-    try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        found = {pynvml.nvmlDeviceGetUUID(handle): _memory(handle) for handle in handles}
-    except pynvml.NVMLError as error:
-        raise _broken_driver(error) from None
-    finally:
-        pynvml.nvmlShutdown()
-    devices = visible_devices(",".join(map(str, range(len(found)))) if variable is None else variable, list(found))
-    if not devices:
-        return None
-    memory = min(found.get(device, min(found.values())) for device in devices.values())
-    return Host("cuda", list(devices), memory, devices)
-
-
-def _memory(handle: Any) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError_NotSupported:
-        # A GPU that has the host's memory has none of its own to tell of.
-        return host_memory()
-
-
-def _broken_driver(error: Exception) -> InputError:
-    return InputError(
-        f"it cannot say which GPUs there are ({error}).",
-        where="the NVIDIA driver",
-        remedy="See what `nvidia-smi` says; mostly the driver was updated, or lost a GPU, and the host has to restart.",
+    visible = every_device(found) if variable is None else _named(variable, found)
+    if not visible.devices:
+        raise InputError(
+            f"{VARIABLE}={variable} names no GPU of this host, which has {len(found)}.",
+            where="the environment",
+            remedy=f'Name one, or set {VARIABLE}="" to tune on the processor.',
+        )
+    # Of an instance that may not be asked for its memory nobody knows it before the profile trial.
+    least = min(visible.memory.get(device, 0) for device in visible.devices.values())
+    return Host(
+        "cuda",
+        list(visible.devices),
+        least,
+        devices=visible.devices,
+        models=visible.models,
+        memory=visible.memory,
+        notes=tuple(visible.notes),
     )
 
 
-def visible_devices(variable: str, uuids: Sequence[str]) -> dict[str, str]:
-    """Returns the devices that CUDA_VISIBLE_DEVICES names: the UUID of each by the name that it has there.
+def _named(variable: str, found: Sequence[Gpu]) -> Visible:
+    """Returns the devices that a value names; an index means what it means to CUDA in this environment."""
+    by_index = any(name.strip().isdecimal() for name in variable.split(","))
+    if not by_index or os.environ.get(ORDER) == BY_BUS or len({gpu.model for gpu in found if gpu.model}) < 2:
+        return named_devices(variable, found)
+    order = cuda_order()
+    numbered = [gpu for uuid in order for gpu in found if gpu.uuid == uuid]
+    visible = named_devices(variable, found, numbered or None)
+    chosen = ", ".join(f"{visible.models[uuid]} (slot {name})" for name, uuid in visible.devices.items())
+    how = "the driver counts them" if not numbered else "CUDA counts them"
+    visible.notes.append(f"The GPUs of this host differ: {VARIABLE}={variable} is {chosen}, as {how}.")
+    return visible
 
-    As CUDA reads it: up to the first name of no device.
 
-    Args:
-        variable: its value: indices, UUIDs, beginnings of UUIDs, or UUIDs of parts of a GPU (MIG).
-        uuids: of this host's GPUs, by their index.
+def _refuse_unasked(variable: str | None) -> None:
+    """Refuses a host whose GPUs are there, and which has no library to ask for them.
+
+    Raises:
+        InputError: so it is.
     """
-    devices: dict[str, str] = {}
-    for name in map(str.strip, variable.split(",")):
-        if name.isdecimal():
-            found = list(uuids[int(name) : int(name) + 1])
-        elif name.startswith("MIG-"):
-            found = [name]
-        else:
-            found = [uuid for uuid in uuids if name.startswith("GPU-") and uuid.startswith(name)]
-        if len(found) != 1 or found[0] in devices.values():
-            break
-        devices[name] = found[0]
-    return devices
+    sign = next(map(str, sorted(_DEV.glob("nvidia[0-9]*"))), None)
+    if sign is None and (_DEV / "dxg").exists() and _has_cuda():
+        # Windows' subsystem has one device for all GPUs, of whatever make.
+        sign = str(_DEV / "dxg")
+    if sign is None or hides_all(variable):
+        return
+    raise InputError(
+        f"the host has GPUs ({sign}), and NVML, which is asked for them, does not answer here.",
+        where="the NVIDIA driver",
+        remedy="Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or see what `nvidia-smi` says; "
+        f'{VARIABLE}="" tunes on the processor.',
+    )
+
+
+def _has_cuda() -> bool:
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        return True
+    return False
+
+
+def _is_instance(uuid: str) -> bool:
+    return uuid.startswith("MIG-")

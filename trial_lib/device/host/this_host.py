@@ -5,6 +5,7 @@ import os
 from trial_lib.device.host.base import Host, HostKind
 from trial_lib.device.host.cpu import Cpu, cores_of_this_process
 from trial_lib.device.host.cuda import Cuda, gpus
+from trial_lib.device.host.others import chooses_processor, refuse_others
 
 _KINDS: tuple[HostKind, ...] = (Cuda(), Cpu())
 
@@ -12,13 +13,21 @@ _KINDS: tuple[HostKind, ...] = (Cuda(), Cpu())
 def this_host(visible: str | None = None) -> Host:
     """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured.
 
+    DS_ACCELERATOR=cpu has DeepSpeed train on the processor, so that is what there is to tune on then.
+
     Args:
         visible: a value of CUDA_VISIBLE_DEVICES in the place of this process's; None for that.
 
     Raises:
-        InputError: there are devices, and their driver does not answer.
+        InputError: there are devices, and their driver does not answer, or they are of a kind that is not tuned on.
     """
-    return gpus(os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible) or cores_of_this_process()
+    if chooses_processor():
+        return cores_of_this_process()
+    found = gpus(os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible)
+    if found is None:
+        refuse_others()
+        return cores_of_this_process()
+    return found
 
 
 def kind_of(device: str) -> HostKind:

@@ -1,0 +1,53 @@
+"""In which order CUDA itself counts the GPUs of this host: by speed, unless CUDA_DEVICE_ORDER says otherwise.
+
+Run as a script it asks libcuda, which no process does that is to stay fit to fork.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+_ANSWER_S = 60.0
+
+
+def cuda_order() -> list[str]:
+    """Returns the UUIDs of the GPUs as CUDA counts them in this environment; empty where it does not say."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-I", str(Path(__file__))],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return asked.stdout.split()
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * 16),)
+
+
+def _ask() -> list[str]:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        raise OSError("CUDA does not answer")
+    found = []
+    for number in range(count.value):
+        device, name = ctypes.c_int(), _Uuid()
+        if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid(ctypes.byref(name), device):
+            raise OSError(f"CUDA does not answer for device {number}")
+        found.append(f"GPU-{uuid.UUID(bytes=bytes(name.bytes))}")
+    return found
+
+
+if __name__ == "__main__":
+    print(*_ask(), sep="\n")

@@ -1,0 +1,113 @@
+"""Accelerators that ZeroTune does not tune on. A host that has one is refused, and not taken for one without."""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from trial_lib.device.host.visible import VARIABLE, hides_all
+from trial_lib.experiment.errors import InputError
+
+_DEV, _KFD, _ACCEL = Path("/dev"), Path("/sys/class/kfd/kfd/topology/nodes"), Path("/sys/class/accel")
+DEEPSPEEDS_CHOICE = "DS_ACCELERATOR"
+"""The variable by which DeepSpeed is told on what to train (accelerator/real_accelerator.py)."""
+
+_TUNED_ON = "ZeroTune tunes on NVIDIA's GPUs and on processors"
+
+
+@dataclass(frozen=True)
+class _Other:
+    """A kind of accelerators.
+
+    Attributes:
+        name: for people.
+        sign: returns what shows that a process here may use one; None where nothing does.
+        obeys: the variable, set to nothing, that hides it from torch, and so from DeepSpeed; empty for none.
+    """
+
+    name: str
+    sign: Callable[[], str | None]
+    obeys: str = ""
+
+
+def refuse_others(environment: Mapping[str, str] | None = None) -> None:
+    """Refuses a host without NVIDIA's GPUs that has other accelerators, unless they are hidden.
+
+    Args:
+        environment: its variables; None for this process's.
+
+    Raises:
+        InputError: it has.
+    """
+    variables = os.environ if environment is None else environment
+    choice = variables.get(DEEPSPEEDS_CHOICE)
+    if choice not in (None, "", "cpu", "cuda"):
+        raise InputError(
+            f"{DEEPSPEEDS_CHOICE} is {choice}, and {_TUNED_ON}.",
+            where="the environment",
+            remedy=f"Unset it, or set {DEEPSPEEDS_CHOICE}=cpu to tune on the processor.",
+        )
+    for other in _OTHERS:
+        sign = other.sign()
+        if sign is None or (other.obeys and hides_all(variables.get(other.obeys))):
+            continue
+        hiding = f'{other.obeys}=""' if other.obeys else f"{DEEPSPEEDS_CHOICE}=cpu"
+        raise InputError(
+            f"this host has {other.name} ({sign}), and {_TUNED_ON}.",
+            where="the devices",
+            remedy=f"Tune on a host that has one, or set {hiding} to tune on this one's processor.",
+        )
+
+
+def chooses_processor() -> bool:
+    """Returns whether DeepSpeed is told to train on the processor, whatever else there is."""
+    return os.environ.get(DEEPSPEEDS_CHOICE) == "cpu"
+
+
+def _device_file(pattern: str) -> Callable[[], str | None]:
+    def sign() -> str | None:
+        return next((str(path) for path in sorted(_DEV.glob(pattern))), None)
+
+    return sign
+
+
+def _amd() -> str | None:
+    """Returns the driver's file where it has a GPU that is no part of a processor, as nearly every desktop's is."""
+    if not (_DEV / "kfd").exists():
+        return None
+    for properties in _KFD.glob("*/properties"):
+        with contextlib.suppress(OSError, ValueError):
+            words = properties.read_text().split()
+            node = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+            if node.get("simd_count", 0) > 0 and node.get("cpu_cores_count", 0) == 0:
+                return str(_DEV / "kfd")
+    return None
+
+
+def _gaudi() -> str | None:
+    """Returns a device file: of the driver's own name, or the kernel's for accelerators, which other drivers share."""
+    for device in _ACCEL.glob("accel[0-9]*"):
+        if (device / "device" / "driver").resolve().name == "habanalabs":
+            return str(_DEV / "accel" / device.name)
+    return _device_file("hl[0-9]*")()
+
+
+def _intel() -> str | None:
+    """Returns a device where torch can train on it: nearly every processor has graphics, which are not meant."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        is_for_xpu = "xpu" in metadata.version("torch") or importlib.util.find_spec("intel_extension_for_pytorch")
+        return _device_file("dri/renderD*")() if is_for_xpu else None
+    return None
+
+
+_OTHERS = (
+    _Other("an AMD GPU", _amd, obeys=VARIABLE),
+    _Other("an Intel GPU", _intel),
+    _Other("an Ascend NPU", _device_file("davinci[0-9]*")),
+    _Other("a Gaudi accelerator", _gaudi),
+    _Other("a Cambricon MLU", _device_file("cambricon_dev[0-9]*")),
+    _Other("a Trainium or Inferentia accelerator", _device_file("neuron[0-9]*")),
+)

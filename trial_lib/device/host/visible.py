@@ -1,0 +1,141 @@
+"""Which GPUs CUDA_VISIBLE_DEVICES names, and what a trial calls each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trial_lib.device.host.nvml import Gpu
+from trial_lib.experiment.errors import InputError
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+# By these Slurm, and the container toolkit, show a process none.
+_NONE = ("", "NoDevFiles", "none", "void")
+_UNASKED = "See what `nvidia-smi` says of it, or leave it out of CUDA_VISIBLE_DEVICES."
+
+
+@dataclass
+class Visible:
+    """What a value of the variable comes to.
+
+    Attributes:
+        devices: the UUID of each device by the name that the ranks are given it by.
+        memory: the bytes of each by its UUID, where they are known.
+        models: what each is, by its UUID.
+        notes: what a person has to know of it, a sentence each.
+    """
+
+    devices: dict[str, str] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, device: Gpu) -> None:
+        """Takes in a GPU, or an instance of one."""
+        self.devices[name] = device.uuid
+        self.models[device.uuid] = device.model
+        if device.memory is not None:
+            self.memory[device.uuid] = device.memory
+
+
+def hides_all(variable: str | None) -> bool:
+    """Returns whether a value of the variable is meant to show CUDA no device at all, as `""` and `-1` are."""
+    first = None if variable is None else variable.split(",")[0].strip()
+    return first is not None and (first in _NONE or first.startswith("-"))
+
+
+def every_device(gpus: Sequence[Gpu]) -> Visible:
+    """Returns the devices of a host where the variable is not set.
+
+    CUDA shows a process no whole GPU beside an instance, and one instance alone. So instances are slots where there is
+    nothing else.
+
+    Args:
+        gpus: this host's, in NVML's order.
+
+    Raises:
+        InputError: there are GPUs, and none can be used.
+    """
+    found = Visible()
+    whole = [gpu for gpu in gpus if not gpu.why_not and gpu.instances is None]
+    cut = [gpu for gpu in gpus if not gpu.why_not and gpu.instances is not None]
+    for gpu in whole:
+        found.add(_name(gpu, gpus), gpu)
+    if not whole:
+        for instance in (instance for gpu in cut for instance in gpu.instances or ()):
+            found.add(instance.uuid, instance)
+    elif cut:
+        found.notes.append(
+            f"{len(cut)} GPU(s) are cut into instances (MIG), and left out: to tune on these name them in {VARIABLE}."
+        )
+    for number, gpu in enumerate(gpus):
+        if gpu.why_not and found.devices:
+            found.notes.append(f"GPU {number} cannot be used ({gpu.why_not}), and is left out.")
+    if gpus and not found.devices:
+        raise _unusable("GPU 0", gpus[0])
+    return found
+
+
+def named_devices(variable: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu] | None = None) -> Visible:
+    """Returns the devices that a value of the variable names, as CUDA reads it: up to the first name of no device.
+
+    Args:
+        variable: its value: indices, UUIDs, beginnings of UUIDs, or UUIDs of parts of a GPU (MIG).
+        gpus: this host's, in NVML's order, which the ranks count by.
+        numbered: the same in the order that CUDA counts them in by itself; None for NVML's.
+
+    Raises:
+        InputError: a device that it names cannot be used.
+    """
+    found = Visible()
+    for name in map(str.strip, variable.split(",")):
+        gpu = _gpu_called(name, gpus, gpus if numbered is None else numbered)
+        if gpu is None:
+            _check_unnamed(name, gpus)
+            break
+        if gpu.why_not:
+            raise _unusable(f"GPU {name}", gpu)
+        # CUDA shows the first part of a GPU that is cut.
+        device = next(iter(gpu.instances or ()), gpu)
+        if device.uuid in found.devices.values():
+            break
+        found.add(_name(gpu, gpus) if name.isdecimal() else name, device)
+    return found
+
+
+def _gpu_called(name: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu]) -> Gpu | None:
+    """Returns the one GPU, or instance of one, of a name; None where it is no device's, or that of several."""
+    if name.startswith("MIG-"):
+        parts = [part for gpu in gpus for part in gpu.instances or () if part.uuid.startswith(name)]
+        # As older drivers call them (MIG-GPU-.../1/0), or where instances may not be asked for: CUDA will know it.
+        parts = parts or [Gpu(name)]
+    elif name.isdecimal():
+        parts = list(numbered[int(name) : int(name) + 1])
+    else:
+        parts = [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]
+    return parts[0] if len(parts) == 1 else None
+
+
+def _check_unnamed(name: str, gpus: Sequence[Gpu]) -> None:
+    """Refuses the UUID of no GPU where one cannot even be asked for its UUID: that may be the one.
+
+    Raises:
+        InputError: so it is.
+    """
+    nameless = next((number for number, gpu in enumerate(gpus) if not gpu.uuid), None)
+    if nameless is not None and name.startswith("GPU-"):
+        raise _unusable(f"{name}, or GPU {nameless},", gpus[nameless])
+
+
+def _name(gpu: Gpu, gpus: Sequence[Gpu]) -> str:
+    """Returns what the ranks are given a GPU by: its index where that is surely CUDA's as well.
+
+    An index is what programs expect. DeepSpeed itself reads CUDA_VISIBLE_DEVICES as whole numbers, at stages 1 and 2
+    (accelerator/cuda_accelerator.py, _get_nvml_gpu_id), and fails with a UUID.
+    """
+    position = next(number for number, each in enumerate(gpus) if each is gpu)
+    # Whether CUDA counts a GPU that does not answer is not written anywhere.
+    is_sure = all(each.uuid for each in gpus[:position])
+    return str(position) if is_sure else gpu.uuid
+
+
+def _unusable(what: str, gpu: Gpu) -> InputError:
+    return InputError(f"{what} cannot be used ({gpu.why_not}).", where="the NVIDIA driver", remedy=_UNASKED)
