@@ -36,6 +36,7 @@ from trial_lib.measure import (
 )
 from trial_lib.measure.batch_source import BatchSource
 from trial_lib.measure.closing import Closing
+from trial_lib.measure.ended_run import EndedRun
 from trial_lib.measure.layered_files import LayeredFiles
 from trial_lib.measure.loader_batches import loader_batches
 from trial_lib.measure.meeting import Meeting
@@ -47,9 +48,6 @@ from trial_lib.measure.user_program import forget_program
 from trial_lib.measure.waiting import Watcher
 
 _MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
-# What a program may keep of its last run beyond an engine that has not trained: caches and modules. An engine with its
-# optimizer's states is more, where it matters.
-_MOST_KEPT_BYTES, _MOST_KEPT_SHARE = 64 * 2**20, 0.05
 # To come to an engine again, as a multiple of what the first run took, and at least.
 _PATIENCE, _LEAST_PATIENCE_S = 3.0, 60.0
 
@@ -257,8 +255,7 @@ class Sizes:
         self._watchdog.start()
         # Held to until every rank is out of its program: a `finally` of its own may use the engine.
         _meet()
-        before.release_engine().destroy()
-        _forget_models()
+        ended = EndedRun(before.release_engine())
         forget_program()
         accelerate.start_over()
         self._files.start_over()
@@ -268,7 +265,7 @@ class Sizes:
         self._turn_to_next()
         device.unlimit()
         device.start_over()
-        if device.used_bytes() > self._used_at_first + self._most_kept():
+        if ended.is_held(device, self._used_at_first, self._measured[-1].available):
             print("The program holds on to its engine: it is not run again in this process.", file=sys.stderr)
             self._end_group(_NOT_REPEATABLE, status=1)
         os.chdir(self.trial["model_dir"])
@@ -277,10 +274,6 @@ class Sizes:
         self.phases = {"start": time.time() - self._measured_at}
         self._probe = self._new_probe(before.facts)
         self._probe.install()
-
-    def _most_kept(self) -> float:
-        available = self._measured[-1].available
-        return _MOST_KEPT_BYTES if available is None else max(_MOST_KEPT_BYTES, _MOST_KEPT_SHARE * available)
 
     def _turn_to_next(self) -> None:
         self._position += 1
@@ -298,17 +291,6 @@ class Sizes:
 def let_nothing_interrupt() -> set[int]:
     """Keeps the program's own signal handlers from raising in the middle of a record; returns what was blocked."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-
-def _forget_models() -> None:
-    """Empties what DeepSpeed's ZeRO 3 keeps each engine's model in, and so the engine: a list, and a method's cache."""
-    offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
-    getattr(offload, "FWD_MODULE_STACK", []).clear()
-    coordinator = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
-    for method in vars(getattr(coordinator, "PartitionedParameterCoordinator", object)).values():
-        # The cache is below another decorator, which leaves no trace of it but its closure.
-        for cell in getattr(method, "__closure__", None) or ():
-            getattr(cell.cell_contents, "cache_clear", lambda: None)()
 
 
 def _meet() -> None:
