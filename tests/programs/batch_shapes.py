@@ -52,6 +52,7 @@ model = Model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
 data = itertools.islice(batches(engine.train_micro_batch_size_per_gpu()), args.steps)
 for number, tokens in enumerate(data, start=1):
+    tokens = tokens.to(engine.device)
     if args.accumulate:
         engine.set_gradient_accumulation_boundary(number % args.accumulate == 0)
     engine.backward(F.cross_entropy(engine(tokens), tokens.select(SEQUENCE, 0)))

@@ -14,7 +14,7 @@ model = small_model()
 student, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
 print(f"teacher: stage {teacher.zero_optimization_stage()}, micro-batch {teacher.train_micro_batch_size_per_gpu()}")
 print(f"student: stage {student.zero_optimization_stage()}", flush=True)
-for inputs, _ in batches(student.train_micro_batch_size_per_gpu()):
+for inputs, _ in batches(student.train_micro_batch_size_per_gpu(), student.device):
     with torch.no_grad():
         soft = F.softmax(teacher(inputs), -1)
     student.backward(F.kl_div(F.log_softmax(student(inputs), -1), soft, reduction="batchmean"))

@@ -29,7 +29,7 @@ torch.manual_seed(1)
 model = Net(args.ep_size)
 groups = split_params_into_different_moe_groups_for_optimizer({"params": [*model.parameters()], "name": "all"})
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=groups)
-for inputs, labels in batches(engine.train_micro_batch_size_per_gpu()):
+for inputs, labels in batches(engine.train_micro_batch_size_per_gpu(), engine.device):
     outputs, balance = engine(inputs)
     engine.backward(F.cross_entropy(outputs, labels) + 0.01 * balance)
     engine.step()

@@ -19,7 +19,7 @@ class Greedy(torch.nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if args.only_rank not in (-1, torch.distributed.get_rank()):
             return self.model(inputs)
-        buffer = torch.ones(len(inputs) * args.mib_per_sample * 2**18)
+        buffer = torch.ones(len(inputs) * args.mib_per_sample * 2**18, device=inputs.device)
         time.sleep(0.02)
         return self.model(inputs) + 0.0 * buffer[0]
 
@@ -27,6 +27,6 @@ class Greedy(torch.nn.Module):
 print(f"pid {os.getpid()}", flush=True)
 model = Greedy()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-for inputs, labels in batches(engine.train_micro_batch_size_per_gpu()):
+for inputs, labels in batches(engine.train_micro_batch_size_per_gpu(), engine.device):
     engine.backward(F.cross_entropy(engine(inputs), labels))
     engine.step()

@@ -17,7 +17,8 @@ engine, _, loader, _ = deepspeed.initialize(
 accumulation = engine.gradient_accumulation_steps()
 while True:
     for inputs, labels in loader:
-        scores = engine(inputs.to(next(model.parameters()).dtype))
+        labels = labels.to(engine.device)
+        scores = engine(inputs.to(engine.device, next(model.parameters()).dtype))
         loss = F.cross_entropy(scores, labels, reduction="sum" if args.reduction == "sum" else "mean")
         if args.reduction == "divided_twice":
             engine.backward(loss / accumulation)

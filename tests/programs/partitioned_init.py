@@ -20,5 +20,6 @@ engine, _, loader, _ = deepspeed.initialize(
 )
 while True:
     for inputs, labels in loader:
+        inputs, labels = inputs.to(engine.device), labels.to(engine.device)
         engine.backward(F.cross_entropy(engine(inputs), labels))
         engine.step()

@@ -19,6 +19,6 @@ model = PipelineModule(
     activation_checkpoint_interval=args.checkpoint_every,
 )
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-data = batches(engine.train_micro_batch_size_per_gpu())
+data = batches(engine.train_micro_batch_size_per_gpu(), engine.device)
 for _ in range(args.steps):
     engine.train_batch(data)

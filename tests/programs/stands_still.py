@@ -25,7 +25,7 @@ model = small_model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
 train(engine, 2)
 if args.how == "crossed" and rank == 0:
-    torch.distributed.all_reduce(torch.ones(5))
+    torch.distributed.all_reduce(torch.ones(5, device=engine.device))
 if args.how == "crossed":
     torch.distributed.barrier()
 train(engine, 1000)

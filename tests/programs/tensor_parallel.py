@@ -24,5 +24,6 @@ engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model
 samples = torch.Generator().manual_seed(3)
 while True:
     tokens = torch.randint(0, VOCABULARY, (engine.train_micro_batch_size_per_gpu(), LENGTH), generator=samples)
+    tokens = tokens.to(engine.device)
     engine.backward(engine(input_ids=tokens, labels=tokens).loss)
     engine.step()

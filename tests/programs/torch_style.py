@@ -10,7 +10,7 @@ from toy import CLASSES, batches, parse_arguments, small_model
 args = parse_arguments(through="loss")
 model = small_model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-for inputs, labels in batches(engine.train_micro_batch_size_per_gpu()):
+for inputs, labels in batches(engine.train_micro_batch_size_per_gpu(), engine.device):
     outputs = engine(inputs)
     if args.through == "outputs":
         outputs.backward(gradient=(outputs.detach().softmax(-1) - F.one_hot(labels, CLASSES)) / len(labels))

@@ -26,14 +26,14 @@ def small_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
 
 
-def batches(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(size: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     while True:
-        yield torch.randn(size, FEATURES), torch.randint(0, CLASSES, (size,))
+        yield torch.randn(size, FEATURES).to(device), torch.randint(0, CLASSES, (size,)).to(device)
 
 
 def train(engine: Any, steps: int) -> None:
     """Trains for so many micro-batches."""
-    data = batches(engine.train_micro_batch_size_per_gpu())
+    data = batches(engine.train_micro_batch_size_per_gpu(), engine.device)
     for _ in range(steps):
         inputs, labels = next(data)
         engine.backward(F.cross_entropy(engine(inputs), labels))

@@ -37,7 +37,7 @@ class Block(nn.Module):
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-            mask = torch.full((length, length), float("-inf")).triu(1)
+            mask = torch.full((length, length), float("-inf"), device=x.device).triu(1)
             attended = (scores + mask).softmax(-1) @ v
         return self.out(attended.transpose(1, 2).reshape(batch, length, hidden))
 
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(args.hidden, args.vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             if args.checkpointing == "no":
                 x = block(x)
@@ -80,7 +80,7 @@ size, accumulation = engine.train_micro_batch_size_per_gpu(), engine.gradient_ac
 
 def optimizer_step() -> None:
     for _ in range(accumulation):
-        tokens = torch.randint(0, args.vocabulary, (size, args.length))
+        tokens = torch.randint(0, args.vocabulary, (size, args.length)).to(engine.device)
         logits = engine(tokens)
         engine.backward(F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
         engine.step()

@@ -8,7 +8,7 @@ from toy import batches, parse_arguments, small_model
 args = parse_arguments()
 model = small_model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-for inputs, _ in batches(engine.train_micro_batch_size_per_gpu()):
+for inputs, _ in batches(engine.train_micro_batch_size_per_gpu(), engine.device):
     first, second = engine(inputs), engine(inputs + 0.1 * torch.randn_like(inputs))
     engine.backward(F.mse_loss(first, second))
     engine.step()

@@ -25,6 +25,6 @@ torch.manual_seed(1)
 last = Product(64, CLASSES) if args.counted_on == "none" else torch.nn.Linear(64, CLASSES)
 model = torch.nn.Sequential(Product(FEATURES, 64), last)
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-for inputs, labels in batches(engine.train_micro_batch_size_per_gpu()):
+for inputs, labels in batches(engine.train_micro_batch_size_per_gpu(), engine.device):
     engine.backward(F.cross_entropy(engine(inputs), labels))
     engine.step()

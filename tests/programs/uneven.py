@@ -11,4 +11,4 @@ model = small_model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
 train(engine, args.rank_1 if os.environ["RANK"] == "1" else args.rank_0)
 if args.then == "meet":
-    torch.distributed.all_reduce(torch.tensor([args.rank_0]))
+    torch.distributed.all_reduce(torch.tensor([args.rank_0], device=engine.device))

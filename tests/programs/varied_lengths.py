@@ -35,7 +35,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         print("length", tokens.shape[1], flush=True)
-        buffer = torch.ones(1 + tokens.numel() * args.kib_per_token * 2**8)
+        buffer = torch.ones(1 + tokens.numel() * args.kib_per_token * 2**8, device=tokens.device)
         return self.head(self.tokens(tokens)) + 0.0 * buffer[0]
 
 
@@ -75,5 +75,6 @@ engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model
 for step, batch in enumerate(batches(engine.train_micro_batch_size_per_gpu())):
     if step == args.steps:
         break
-    engine.backward(F.cross_entropy(engine(batch["tokens"]).flatten(0, 1), batch["labels"].flatten()))
+    tokens, labels = batch["tokens"].to(engine.device), batch["labels"].to(engine.device)
+    engine.backward(F.cross_entropy(engine(tokens).flatten(0, 1), labels.flatten()))
     engine.step()

@@ -11,7 +11,7 @@ from trial_lib import core, dsat
 args = parse_arguments()
 model = small_model()
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
-data = batches(engine.train_micro_batch_size_per_gpu())
+data = batches(engine.train_micro_batch_size_per_gpu(), engine.device)
 with core.init() as core_context:
     for op in core_context.searcher.operations():
         for step in range(op.length):

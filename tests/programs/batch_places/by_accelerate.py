@@ -11,7 +11,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch", type=int, default=4)
 batch = parser.parse_args().batch
 plugin = DeepSpeedPlugin(zero_stage=1, gradient_accumulation_steps=2) if "IN_CODE" in os.environ else None
-accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+cpu = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
+accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=cpu)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters())
 loader = torch.utils.data.DataLoader(torch.ones(1000, 4), batch_size=batch)

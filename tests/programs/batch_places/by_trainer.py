@@ -34,7 +34,7 @@ if "IN_CODE" in os.environ:
         gradient_accumulation_steps=2,
         deepspeed="ds.json",
         max_steps=2,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         report_to="none",
     )
 else:

@@ -86,12 +86,12 @@ config = {key: value for key, value in config.items() if value is not None}
 if "COMPUTES" in os.environ:
     config["train_batch_size"] = micro * (accumulation or 1) * int(os.environ["WORLD_SIZE"])
 
-deepspeed.init_distributed("gloo")
+deepspeed.init_distributed()
 model = torch.nn.Linear(4, 1)
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
 own = (engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps(), engine.train_batch_size())
 print("engine", *own, flush=True)
 size = engine.train_micro_batch_size_per_gpu() if os.environ["FEED"] == "engine" else micro
 for _ in range(int(os.environ.get("STEPS", "1000"))):
-    engine.backward(engine(torch.ones(size, 4)).sum())
+    engine.backward(engine(torch.ones(size, 4, device=engine.device)).sum())
     engine.step()

@@ -56,6 +56,7 @@ def main() -> None:
     time.sleep(args.start_seconds)
     for _ in range(args.num_steps):
         inputs, labels = torch.randn(micro_batch, FEATURES), torch.randint(0, CLASSES, (micro_batch,))
+        inputs, labels = inputs.to(engine.device), labels.to(engine.device)
         refuse(micro_batch, args)
         engine.backward(F.cross_entropy(engine(inputs), labels))
         engine.step()

@@ -161,7 +161,7 @@ class InitialisesItself(Tiny):
     def __init__(self, context):
         self.say = lambda text: print(f"> {text}", flush=True)
         self.say(f"initialised before: {torch.distributed.is_initialized()}")
-        deepspeed.init_distributed(dist_backend="gloo")
+        deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
         super().__init__(context)
 
 

@@ -30,6 +30,7 @@ micro, accumulation = engine.train_micro_batch_size_per_gpu(), engine.gradient_a
 print("engine", micro, accumulation, engine.train_batch_size(), flush=True)
 while True:
     for (inputs,) in loader:
+        inputs = inputs.to(engine.device)
         loss = nn.functional.mse_loss(engine(inputs), inputs)
         engine.backward(loss)
         engine.step()

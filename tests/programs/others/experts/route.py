@@ -41,6 +41,7 @@ micro, accumulation = engine.train_micro_batch_size_per_gpu(), engine.gradient_a
 print("engine", micro, accumulation, engine.train_batch_size(), flush=True)
 for _ in range(args.epochs):
     for inputs, labels in loader:
+        inputs, labels = inputs.to(engine.device), labels.to(engine.device)
         scores, balance = engine(inputs)
         engine.backward(F.cross_entropy(scores, labels) + 0.02 * balance)
         engine.step()

@@ -48,6 +48,7 @@ class Job:
         for epoch in range(epochs):
             sampler.set_epoch(epoch)
             for inputs in DataLoader(rows, micro, sampler=sampler, drop_last=True):
+                inputs = inputs.to(engine.device)
                 engine.backward(nn.functional.mse_loss(engine(inputs), inputs))
                 engine.step()
         return {"updates": engine.global_steps}

@@ -29,6 +29,7 @@ def main(settings: DictConfig) -> None:
     steps = 0
     while steps < settings.loop.micro_steps:
         for (inputs,) in loader:
+            inputs = inputs.to(engine.device)
             loss = nn.functional.mse_loss(engine(inputs), inputs)
             engine.backward(loss)
             engine.step()

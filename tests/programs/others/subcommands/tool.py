@@ -25,7 +25,7 @@ def fit(options: argparse.Namespace) -> None:
     own = (engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps(), engine.train_batch_size())
     print("engine", *own, flush=True)
     for _ in range(options.micro_steps):
-        rows = torch.randn(batch, FEATURES)
+        rows = torch.randn(batch, FEATURES).to(engine.device)
         engine.backward(nn.functional.l1_loss(engine(rows), rows.flip(-1)))
         engine.step()
 

@@ -38,6 +38,7 @@ for name, each in (("teacher", frozen), ("engine", engine)):
 steps = 0
 while steps < args.steps:
     for (inputs,) in loader:
+        inputs = inputs.to(engine.device)
         with torch.no_grad():
             wanted = frozen(inputs).softmax(-1)
         engine.backward(F.kl_div(engine(inputs).log_softmax(-1), wanted, reduction="batchmean"))

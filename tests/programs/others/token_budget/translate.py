@@ -59,7 +59,7 @@ print("engine", micro, accumulation, engine.train_batch_size(), flush=True)
 loader = DataLoader(sentences, batch_sampler=batches_of(args.tokens), collate_fn=padded)
 while engine.global_steps < args.updates:
     for words in loader:
-        engine.backward(engine(words))
+        engine.backward(engine(words.to(engine.device)))
         engine.step()
         if engine.global_steps == args.updates:
             break

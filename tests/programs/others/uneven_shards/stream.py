@@ -43,8 +43,9 @@ engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model
 micro = engine.train_micro_batch_size_per_gpu()
 print("engine", micro, engine.gradient_accumulation_steps(), engine.train_batch_size(), flush=True)
 for epoch in range(args.epochs):
-    seen = torch.zeros(1)
+    seen = torch.zeros(1, device=engine.device)
     for rows in torch.utils.data.DataLoader(Rows(), micro):
+        rows = rows.to(engine.device)
         engine.backward(nn.functional.mse_loss(engine(rows), rows))
         engine.step()
         seen += len(rows)
