@@ -13,6 +13,7 @@ import time
 import pytest
 
 from trial_lib.device.host.base import Host
+from trial_lib.experiment.errors import InputError
 from trial_lib.launch import ports
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.slots import held_slots
@@ -71,6 +72,17 @@ def test_a_killed_holders_slots_are_free_at_once(tmp_path):
     with held_slots(tmp_path, HOST, 3, never) as held:
         assert held.names == SLOTS
     assert time.monotonic() - started < 0.5
+
+
+def test_more_slots_than_there_are_are_refused_and_not_waited_for(tmp_path):
+    with pytest.raises(InputError) as refused, held_slots(tmp_path, HOST, 4, lambda: pytest.fail("it waits")):
+        pass
+    assert str(refused.value) == (
+        "resources.slots_per_trial: 4 slots are wanted at once, and this host has 3 of kind cpu. "
+        "Ask for at most 3, or run on a host that has more."
+    )
+    with held_slots(tmp_path, HOST, 3, never) as held:
+        assert held.names == SLOTS
 
 
 def test_slots_are_given_back_after_an_error(tmp_path):

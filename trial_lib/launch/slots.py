@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trial_lib.device.host.base import Host
+from trial_lib.experiment.errors import InputError
 from trial_lib.launch.lock_files import hold_folder, lock_file, release
 
 _POLL_S = 0.05
@@ -42,11 +43,20 @@ def held_slots(
 
     Args:
         lock_dir: where the locks stand, the same for all studies on the host.
-        host: whose slots there are to choose from, at least `count`.
+        host: whose slots there are to choose from.
         count: slots wanted, all at once; who waits for them first is given those that come free.
         is_cancelled: asked while waiting.
         note: told when there is something to wait for.
+
+    Raises:
+        InputError: the host has fewer than that: to wait for them would be to wait for ever.
     """
+    if count > len(host.slots):
+        raise InputError(
+            f"{count} slots are wanted at once, and this host has {len(host.slots)} of kind {host.device}.",
+            where="resources.slots_per_trial",
+            remedy=f"Ask for at most {len(host.slots)}, or run on a host that has more.",
+        )
     folder = hold_folder(lock_dir)
     taking = _Taking(lock_dir, host, count)
     try:
