@@ -1,11 +1,14 @@
 """Trainings in 16 bits, by DeepSpeed's configuration and by the code's own doing, on whatever device this host has."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from trial_lib.experiment.result import TrialResult
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import ProgramProfile, TrialResult
 from trial_lib.experiment.window import StepWindow
+from trial_lib.study.loss_agreement import Course, compare
 
 SHORT = StepWindow(start_step=3, end_step=8, max_steps=6)
 
@@ -23,3 +26,52 @@ def test_a_scaled_loss_is_noted_as_it_was_before(trials: Any, stage: int) -> Non
     )
     assert by_loss.losses == by_engine.losses
     assert 1.5 < by_loss.metrics["loss_first"] < 3.0
+
+
+def profiled(trials: Any, script: str, *arguments: str) -> tuple[TrialResult, ProgramProfile]:
+    """Runs a program as it was typed, as a profile trial does."""
+    plan = trials.plan(script, *arguments, purpose=Purpose.PROFILE, window=StepWindow(1, 1, max_steps=1))
+    result = completed(trials.start(dataclasses.replace(plan, as_typed=True)).result())
+    assert result.program is not None
+    return result, result.program
+
+
+@pytest.mark.parametrize(
+    ("how", "formats", "bytes_per_param"),
+    [
+        ("cast", ["bfloat16"], 2),
+        ("around", ["bfloat16", "float32"], 4),
+        ("within", ["bfloat16", "float32"], 4),
+        ("nowhere", ["float32"], 4),
+    ],
+)
+def test_precision_that_stands_in_the_code_is_found(
+    trials: Any, how: str, formats: list[str], bytes_per_param: int
+) -> None:
+    result, program = profiled(trials, "half_by_code.py", "--how", how)
+    assert program.formats == formats
+    assert result.profile is not None
+    assert result.profile.bytes_per_param == bytes_per_param
+
+
+def test_fp16_of_the_configuration_is_found_on_the_engine(trials: Any) -> None:
+    result, program = profiled(trials, "fp16.py")
+    assert program.settled["fp16"] == {"enabled": True}
+    assert program.formats == ["float16"]
+    assert result.profile is not None
+    assert result.profile.bytes_per_param is None
+
+
+@pytest.mark.parametrize("how", ["cast", "around"])
+def test_a_batch_cut_otherwise_rounds_otherwise_in_16_bits_and_agrees_all_the_same(trials: Any, how: str) -> None:
+    _, program = profiled(trials, "half_by_code.py", "--how", how)
+    courses = []
+    for micro_batch, accumulation, stage in ((8, 1, 0), (2, 4, 2)):
+        options = {"micro_batch": micro_batch, "accumulation": accumulation, "zero": {"stage": stage}}
+        plan = trials.plan("half_by_code.py", "--how", how, window=SHORT, **options)
+        result = completed(trials.start(plan).result())
+        candidate = Candidate(micro_batch_size=micro_batch, gradient_accumulation_steps=accumulation, slots=1)
+        courses.append(Course(candidate, plan.ds_config, [result.losses], [result.initial_weights], program.formats))
+    found = compare(*courses)
+    assert found.agrees, found.said
+    assert found.said == "the losses of the first 8 steps agree"

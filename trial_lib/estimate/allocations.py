@@ -7,7 +7,7 @@ Read from DeepSpeed 0.19.8 (`deepspeed/runtime`): `engine.py` for stage 0, `zero
 
 from dataclasses import dataclass, replace
 
-from trial_lib.estimate.states import FULL, HALF, MASTER_BYTES, on_a_device
+from trial_lib.estimate.states import FULL, MASTER_BYTES, on_a_device
 from trial_lib.estimate.zero_settings import ZeroSettings
 from trial_lib.experiment.result import ModelProfile
 
@@ -141,20 +141,22 @@ def allocations(
 
 def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
     """Returns the activations of a configuration over those of the profiled one: 16-bit ones take about half."""
-    if settings.precision == profiled.precision:
-        return 1.0
-    return 0.5 if settings.precision == HALF else 2.0
+    size, profiled_size = settings.precision.bytes_per_param, profiled.precision.bytes_per_param
+    return 1.0 if size == profiled_size else 0.5 if size < profiled_size else 2.0
 
 
 def _plain(case: _Case) -> Allocations:
     """Stage 0: nothing is partitioned; gradients are reduced in flat copies, and states made at the first step."""
-    master = MASTER_BYTES if case.settings.precision.master_copies else 0
+    has_master = case.settings.precision.master_copies
+    master = MASTER_BYTES if has_master else 0
+    # Without it PyTorch keeps the states as wide as the parameters.
+    states = case.settings.optimizer_bytes * (1 if has_master else case.size / MASTER_BYTES)
     flat = case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS)) if case.shards > 1 else 0.0
     # On a CPU tensor by tensor, the largest of which nobody knows.
     buffers = flat + (0.0 if case.on_cpu else case.update(case.trainable))
     return Allocations(
         initialize=case.total * case.size + case.trainable * master,
-        states=case.trainable * (case.size + case.settings.optimizer_bytes),
+        states=case.trainable * (case.size + states),
         buffers=buffers,
         activations=0,
         late_states=case.trainable * case.size,

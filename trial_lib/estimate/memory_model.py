@@ -109,7 +109,7 @@ class MemoryModel:
         self._base = base_config
         self._slots = slots
         self._device = device
-        self._profiled = ZeroSettings.of(base_config)
+        self._profiled = ZeroSettings.of(base_config, profile.bytes_per_param)
         self._unit = float(_WORKSPACE[device])
         self._peaks = PeakRegression((*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS, _ARM_DEVIATIONS)
         self._budget = Budget(profile.gpu_mem, device)
@@ -306,7 +306,8 @@ class MemoryModel:
         if described is None:
             config = overwrite_deepspeed_config(self._base, knobs)
             # The same configuration may come from the user alone, or from knobs that say it again.
-            described = _Described(ZeroSettings.of(config), arm_key(config), json.dumps(config, sort_keys=True))
+            settings = ZeroSettings.of(config, self._profile.bytes_per_param)
+            described = _Described(settings, arm_key(config), json.dumps(config, sort_keys=True))
             self._described[key] = described
         return described
 

@@ -22,7 +22,8 @@ class Precision:
 
     Attributes:
         bytes_per_param: bytes of one parameter of the model that runs.
-        master_copies: whether the optimizer holds another, 32-bit copy of each trainable parameter.
+        master_copies: whether the configuration has the optimizer hold another, 32-bit copy of each trainable
+            parameter.
     """
 
     bytes_per_param: int
@@ -33,14 +34,20 @@ FULL = Precision(bytes_per_param=4, master_copies=False)
 HALF = Precision(bytes_per_param=2, master_copies=True)
 
 
-def precision_of(ds_config: Mapping[str, Any]) -> Precision:
-    """Returns the precision that a DeepSpeed configuration asks for.
+def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> Precision:
+    """Returns the precision that a DeepSpeed configuration asks for, or else that the code has given the model.
 
     fp16 and bf16 (also under its older name `bfloat16`) are 16-bit where they are enabled; "auto", which only the
     user's code can resolve, counts as not enabled.
+
+    Args:
+        ds_config: a complete configuration.
+        bytes_per_param: as `ModelProfile` has it.
     """
     sections = (ds_config.get(name, {}) for name in ("fp16", "bf16", "bfloat16"))
-    return HALF if any(section.get("enabled") is True for section in sections) else FULL
+    if any(section.get("enabled") is True for section in sections):
+        return HALF
+    return FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
 
 
 def on_a_device(profile: ModelProfile, slots: int) -> tuple[ModelProfile, int]:

@@ -47,8 +47,13 @@ class ZeroSettings:
     sub_group_size: int
 
     @classmethod
-    def of(cls, ds_config: Mapping[str, Any]) -> "ZeroSettings":
-        """Returns the settings of a complete configuration; "auto" counts as left out."""
+    def of(cls, ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> "ZeroSettings":
+        """Returns the settings of a complete configuration; "auto" counts as left out.
+
+        Args:
+            ds_config: the configuration.
+            bytes_per_param: as `ModelProfile` has it.
+        """
         zero = ds_config.get("zero_optimization") or {}
         optimizer = ds_config.get("optimizer") or {}
         stage = int(_get(zero, "stage", 0))
@@ -56,7 +61,7 @@ class ZeroSettings:
             stage=stage,
             offload_optimizer=_offload(zero, "offload_optimizer") if stage >= 1 else "none",
             offload_param=_offload(zero, "offload_param") if stage == 3 else "none",
-            precision=precision_of(ds_config),
+            precision=precision_of(ds_config, bytes_per_param),
             optimizer_bytes=_optimizer_bytes(optimizer),
             torch_adam=_is_torch_adam(optimizer),
             reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),

@@ -46,6 +46,8 @@ class ModelProfile(_Record):
         pipeline_parallel: whether the model is a pipeline.
         flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica; 0 where they
             could not be counted.
+        bytes_per_param: of one parameter as the code has made it, in the mean; None where the DeepSpeed configuration
+            decides that (fp16, bf16), or nobody knows.
     """
 
     num_params: int
@@ -55,6 +57,7 @@ class ModelProfile(_Record):
     data_parallel_size: int
     pipeline_parallel: bool = False
     flops_per_sample: float
+    bytes_per_param: int | None = None
 
 
 class ProgramProfile(_Record):
@@ -90,6 +93,10 @@ class ProgramProfile(_Record):
         steps_elsewhere: optimizer steps that engines other than the measured one have taken.
         options: the whole numbers among the options that the program has read, by name, as it runs as typed.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
+        settled: what the engine has where a configuration may say "auto" (fp16, bf16, amp, the reduce bucket), as a
+            part of a configuration; empty where nobody knows.
+        formats: of the numbers that the model is kept in and computes with, such as `bfloat16` or `tf32`, whoever has
+            decided on them.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -114,6 +121,8 @@ class ProgramProfile(_Record):
     steps_elsewhere: int = 0
     options: dict[str, int] = Field(default_factory=dict)
     hands_over_two_configs: bool = False
+    settled: dict[str, Any] = Field(default_factory=dict)
+    formats: list[str] = Field(default_factory=list)
 
     @property
     def arrival(self) -> Arrival:
@@ -211,3 +220,8 @@ class TrialResult(_Record):
     host: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: float = 0.0
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Of the numbers that the program computes with, as a profile trial has found them; none where nobody knows."""
+        return () if self.program is None else tuple(self.program.formats)

@@ -14,14 +14,17 @@ class SavedActivations:
 
     Attributes:
         bytes: counted so far.
+        dtypes: of all of them, parameters among them.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.dtypes: set[torch.dtype] = set()
         self._storages: set[int] = set()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.dtypes.add(tensor.dtype)
         owner = tensor if tensor._base is None else tensor._base
         if not isinstance(owner, torch.nn.Parameter):
             storage = tensor.untyped_storage()

@@ -13,6 +13,7 @@ from trial_lib.measure.devices import peak_flops
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.flop_shares import Share, are_shares_of_one
 from trial_lib.measure.over_ranks import most, of_each, total
+from trial_lib.measure.precision import bytes_by_code, elements
 from trial_lib.measure.step_clock import PARTS, StepTime
 
 
@@ -180,8 +181,8 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
     parameters = list(watch.engine.module.parameters())
     counts = total(
         [
-            float(sum(_numel(parameter) for parameter in parameters)),
-            float(sum(_numel(parameter) for parameter in parameters if parameter.requires_grad)),
+            float(sum(elements(parameter) for parameter in parameters)),
+            float(sum(elements(parameter) for parameter in parameters if parameter.requires_grad)),
         ],
         watch.engine,
     )
@@ -194,6 +195,7 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         "data_parallel_size": replicas,
         "pipeline_parallel": isinstance(watch, PipelineWatch),
         "flops_per_sample": _flops_per_sample(watch),
+        "bytes_per_param": bytes_by_code(watch.engine),
     }
 
 
@@ -218,8 +220,3 @@ def _flops_per_sample(watch: EngineWatch) -> float:
 def _first_replica(engine: Any) -> int:
     """Returns the first of the ranks that have the same part of the model as this one."""
     return min(torch.distributed.get_process_group_ranks(engine.data_parallel_group))
-
-
-def _numel(parameter: torch.nn.Parameter) -> int:
-    """Returns the elements of a parameter, also of one that ZeRO 3 has partitioned away."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from trial_lib.measure.activations import SavedActivations
+from trial_lib.measure.batch_shape import tensors_in
 from trial_lib.measure.flops import FlopCounter
+from trial_lib.measure.precision import names
 
 
 class ModelCounter:
@@ -13,12 +15,14 @@ class ModelCounter:
     Attributes:
         flops: of this rank's part of the model, forward and backward of that micro-batch.
         activation_bytes: that its forward pass kept; counted only where asked for.
+        formats: of the numbers that it keeps or returns, such as `bfloat16`; known where activations are counted.
         waits: while True, the micro-batches that come are not the one to count.
     """
 
     def __init__(self, with_activations: bool) -> None:
         self.flops = 0
         self.activation_bytes = 0
+        self.formats: set[str] = set()
         self.waits = False
         self._counts_again = False
         self._with_activations = with_activations
@@ -43,6 +47,7 @@ class ModelCounter:
         with SavedActivations() as saved:
             output = function(*args, **kwargs)
         self.activation_bytes += saved.bytes
+        self.formats |= names({*saved.dtypes, *(tensor.dtype for tensor in tensors_in(output))})
         return output
 
     def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

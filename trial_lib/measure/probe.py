@@ -211,7 +211,7 @@ class Probe:
         asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
         if self._settings.as_typed:
-            self.facts.note_typed_batch(engine)
+            self.facts.note_typed_engine(engine)
         self._watch = watch(
             engine,
             device,
@@ -235,7 +235,7 @@ class Probe:
         watch, as_typed = self._watch, self._settings.as_typed
         assert watch is not None
         if as_typed:
-            watch.asked = self.facts.note_typed_batch(watch.engine)
+            watch.asked = self.facts.note_typed_engine(watch.engine)
         watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
         self.facts.note_arrival(watch.arrival)
         if as_typed:

@@ -1,6 +1,7 @@
 """What a rank finds out about the user's program while it runs."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,6 +43,9 @@ class ProgramFacts:
         steps_elsewhere: optimizer steps that engines other than the measured one have taken.
         options: the whole numbers among the options that it has read, by name, in a run of the program as it was typed.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
+        settled: what the engine has where a configuration may say "auto", as a part of one; see `precision.settled`. In
+            a run of the program as it was typed.
+        formats: of the numbers that the model is kept in and computes with, such as `bfloat16`, by their names.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -66,6 +70,8 @@ class ProgramFacts:
     steps_elsewhere: int = 0
     options: dict[str, int] = field(default_factory=dict)
     hands_over_two_configs: bool = False
+    settled: dict[str, Any] = field(default_factory=dict)
+    formats: list[str] = field(default_factory=list)
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program handed over."""
@@ -78,11 +84,16 @@ class ProgramFacts:
         self.ds_config = None
         self.note_config(config)
 
-    def note_typed_batch(self, engine: Any) -> int:
-        """Keeps the batch of the engine that trains, and the options read by now; returns its micro-batch size.
+    def note_typed_engine(self, engine: Any) -> int:
+        """Keeps what the engine that trains has, and the options read by now; returns its micro-batch size.
 
         In a run of the program as it was typed.
         """
+        # Brings torch, which an engine has brought.
+        from trial_lib.measure import precision
+
+        self.settled = precision.settled(engine)
+        self.note_formats(precision.formats(engine))
         self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())
@@ -95,6 +106,10 @@ class ProgramFacts:
             "gradient_accumulation_steps": accumulation,
         }
         return micro
+
+    def note_formats(self, formats: Iterable[str]) -> None:
+        """Keeps further formats of numbers."""
+        self.formats = sorted({*self.formats, *formats})
 
     def note_arrival(self, arrival: Arrival) -> None:
         """Keeps how samples show in batches."""

@@ -37,7 +37,7 @@ class Surveys:
 
     def step_ended(self) -> bool:
         """Returns whether the code is to train on; every rank asks after the same optimizer steps."""
-        self._facts.repeats_backward |= self._watch.repeats_backward
+        self._note_of_steps()
         if self._looks_at_sizes:
             assert self._sizes is not None
             if self._sizes.step_ended():
@@ -50,7 +50,11 @@ class Surveys:
         return self._lengths.step_ended()
 
     def conclude(self) -> None:
-        """Takes up what is seen of sizes and backward passes by now; every rank takes part."""
-        self._facts.repeats_backward |= self._watch.repeats_backward
+        """Takes up what is seen of sizes, backward passes and formats by now; every rank takes part."""
+        self._note_of_steps()
         if self._sizes is not None and not self._watch.arrival.varies:
             self._sizes.conclude()
+
+    def _note_of_steps(self) -> None:
+        self._facts.repeats_backward |= self._watch.repeats_backward
+        self._facts.note_formats(self._watch.model.formats)

@@ -30,7 +30,7 @@ class LineageSearch(Search):
         """Starts with nothing asked for."""
         super().__init__(settings, problem)
         self._space = problem.space
-        precision = precision_of(problem.base_config)
+        precision = precision_of(problem.base_config, problem.profile.bytes_per_param)
         self._first_guess = {
             stage: first_guess(stage, problem.profile, precision, problem.slots) for stage in ZERO_STAGES
         }

@@ -20,7 +20,7 @@ memory, where there are any.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,7 @@ class Confirmation:
         device: `cuda` or `cpu`.
         search_seconds: what the search took.
         submitted: the user's own configuration, whether it completed or not.
+        formats: of the numbers that the program computes with, as `ProgramProfile` has them.
     """
 
     def __init__(
@@ -116,11 +117,13 @@ class Confirmation:
         device: str,
         search_seconds: float,
         submitted: Candidate | None = None,
+        formats: Collection[str] = (),
     ) -> None:
         self._own = own
         self._submitted = submitted if own is None else own.candidate
         self._left = list(ranked)
         self._metric = metric
+        self._formats = formats
         on_the_processor = kind_of(device).computes_on_the_processor
         self._by_processor_time = on_the_processor and metric in ("throughput", "FLOPS_per_gpu")
         self._share_s = _SHARE_OF_SEARCH * search_seconds
@@ -285,7 +288,7 @@ class Confirmation:
     def _course(self, contender: Contender) -> Course:
         results = self._results[contender.key][-self._round :]
         losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
-        return Course(contender.candidate, contender.config, losses, weights)
+        return Course(contender.candidate, contender.config, losses, weights, self._formats)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

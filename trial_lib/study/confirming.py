@@ -82,7 +82,9 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     if not ranked:
         return None
     before = [driver.profile, *([submitted] if submitted is not None else []), *searched]
-    confirmation = Confirmation(own, ranked, metric, driver.host.device, seconds_of(before), candidate)
+    confirmation = Confirmation(
+        own, ranked, metric, driver.host.device, seconds_of(before), candidate, driver.profile.formats
+    )
     for result in confirmed_after_search(driver):
         confirmation.tell(result)
     return confirmation

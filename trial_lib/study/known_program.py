@@ -44,13 +44,15 @@ class KnownProgram:
 def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[str, Any]:
     """Returns the user's DeepSpeed configuration with what it leaves open, as far as that is known.
 
-    Its batch is the one that the engine had when the program ran as it was typed, wherever that comes from.
+    Its batch is the one that the engine had when the program ran as it was typed, wherever that comes from, and so are
+    the precision and the reduce bucket where it leaves them "auto".
 
     Args:
         base: what the experiment says; empty where the configuration stands in the code.
         program: what the profile trial found.
     """
     config = dict(base) or overwrite_deepspeed_config(without_tuning_keys(program.ds_config or {}), {})
+    config = _settled(config, program.settled)
     if program.typed_batch is None:
         return config
     config[MICRO_BATCH] = program.typed_batch.micro_batch_size
@@ -58,3 +60,15 @@ def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[s
     if TRAIN_BATCH in config:
         config[TRAIN_BATCH] = program.typed_batch.train_batch_size
     return config
+
+
+def _settled(config: Mapping[str, Any], settled: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration with what an engine had in the place of each "auto" of which that is known."""
+    return {
+        key: settled[key]
+        if value == "auto" and key in settled
+        else _settled(value, settled[key])
+        if isinstance(value, Mapping) and isinstance(settled.get(key), Mapping)
+        else value
+        for key, value in config.items()
+    }

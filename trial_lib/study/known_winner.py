@@ -64,7 +64,12 @@ def known_confirmation(driver: "StudyDriver") -> Confirmation | None:
         return None
     own = None if last.own is None else _contender(driver, last.own)
     confirmation = Confirmation(
-        own, [_contender(driver, last.other)], driver.arguments.metric, driver.host.device, search_seconds=0.0
+        own,
+        [_contender(driver, last.other)],
+        driver.arguments.metric,
+        driver.host.device,
+        search_seconds=0.0,
+        formats=profile.formats,
     )
     first = _first_of_search(driver)
     for result in _confirming(driver):

@@ -4,13 +4,13 @@ A candidate of the same global batch and the same precision only does the same a
 order. So its losses are the user's own but for rounding, which grows from step to step; for what the program draws at
 random; for a factor that the program gives them by itself; for other initial weights, where the candidate has these.
 
-How much rounding may do: the unit roundoff of bfloat16 is 2**-8, 0.4 %, that of float32 2**-24, of TF32 2**-11;
-`torch.testing.assert_close` takes 1.6 % for bfloat16. On a CPU in float32, ZeRO 0 to 3 with and without offload differ
-by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
+How much rounding may do: the unit roundoff of bfloat16 is 2**-8, 0.4 %, that of float32 2**-24, of TF32 2**-11, an
+eighth of bfloat16's; `torch.testing.assert_close` takes 1.6 % for bfloat16. On a CPU in float32, ZeRO 0 to 3 with and
+without offload differ by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -21,9 +21,11 @@ from pydantic import BaseModel, ConfigDict
 from trial_lib.experiment.candidate import Candidate
 
 _TOLERANCE = 1e-3  # of the first step's loss, where all is float32
-_TOLERANCE_HALF = 2e-2  # ... where a part is bfloat16 or float16
+_TOLERANCE_HALF = 2e-2  # ... where a part is bfloat16, float16, or narrower
+_TOLERANCE_TF32 = _TOLERANCE_HALF / 8  # ... where matrices are multiplied in TF32, and all else is float32
 _STEPS_GROWN = 10  # the tolerance grows by itself with each step, up to so many times
 _HALF_PRECISION = ("bf16", "fp16", "amp", "torch_autocast")
+_WIDE = ("float32", "float64", "tf32")
 # What else changes the numbers themselves, and not only where they are computed.
 _OTHER_NUMBERS = (*_HALF_PRECISION, "data_types", "communication_data_type", "compression_training")
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
@@ -63,12 +65,15 @@ class Course:
         config: the complete DeepSpeed configuration.
         losses: of each repeat, from step 1 on.
         weights: of each repeat, what tells its initial weights from others; empty where unknown.
+        formats: of the numbers that the program's model is kept in and computes with, by its code and by the user's own
+            configuration, as `ProgramProfile` has them.
     """
 
     candidate: Candidate
     config: Mapping[str, Any]
     losses: Sequence[Sequence[float]]
     weights: Sequence[Sequence[float]] = ()
+    formats: Collection[str] = ()
 
     def first(self, steps: int) -> "_Steps":
         """Returns the losses of the first steps."""
@@ -134,8 +139,7 @@ def compare(own: Course, other: Course) -> LossAgreement:
     steps = min((len(repeat) for repeat in (*own.losses, *other.losses)), default=0)
     if steps == 0:
         return LossAgreement(is_compared=False, agrees=True, said="the code shows no losses to compare")
-    is_half = any(_said(other.config.get(key)) for key in _HALF_PRECISION)
-    tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE
+    tolerance = _tolerance(other)
     theirs, ours = own.first(steps), other.first(steps)
     if not _start_alike((*own.weights, *other.weights)):
         return _from_other_weights(own, other, tolerance, theirs, ours)
@@ -155,6 +159,14 @@ def compare(own: Course, other: Course) -> LossAgreement:
     elif factors[-1] != 1.0 and step > 1:
         said += f" (times {factors[-1]:.3g}, by which the program's own way to accumulate changes it)"
     return _differ(said)
+
+
+def _tolerance(course: Course) -> float:
+    """Returns what rounding may do to a loss, as a share of it: the code may round more than the configuration says."""
+    narrow = any(each not in _WIDE for each in course.formats)
+    if narrow or any(_said(course.config.get(key)) for key in _HALF_PRECISION):
+        return _TOLERANCE_HALF
+    return _TOLERANCE_TF32 if "tf32" in course.formats else _TOLERANCE
 
 
 def _from_other_weights(own: Course, other: Course, tolerance: float, theirs: _Steps, ours: _Steps) -> LossAgreement:

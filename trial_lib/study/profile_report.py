@@ -51,7 +51,7 @@ class ProfileReport(BaseModel):
 
 def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots: int) -> ProfileReport:
     """Returns the profile with an estimate for each ZeRO stage."""
-    precision = precision_of(base_config)
+    precision = precision_of(base_config, profile.bytes_per_param)
     own, shards = on_a_device(profile, slots)
     return ProfileReport(
         profile=profile,

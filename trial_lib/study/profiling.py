@@ -7,6 +7,7 @@ loss) is profiled at the smallest size that works, at last at its own.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.overrides import TRAIN_BATCH
@@ -108,7 +109,11 @@ def _is_ignored(result: TrialResult) -> bool:
 
 def _kept(plan: TrialPlan, result: TrialResult, typed: ProgramProfile) -> TrialResult:
     """Writes a result as the trial's own, with what the run of the program as typed has found."""
-    of_the_data = {} if result.program is None else {name: getattr(result.program, name) for name in _OF_THE_DATA}
+    of_the_data: dict[str, Any] = {}
+    if result.program is not None:
+        of_the_data = {name: getattr(result.program, name) for name in _OF_THE_DATA}
+        # The program as typed may not have come to its backward pass.
+        of_the_data["formats"] = sorted({*typed.formats, *result.program.formats})
     program = typed.model_copy(update=of_the_data)
     kept = result.model_copy(update={"program": program, "config_hash": plan.config_hash, "trial_id": plan.trial_id})
     write_unstarted(plan, kept)

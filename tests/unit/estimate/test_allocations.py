@@ -18,10 +18,10 @@ IN_PLACE = {"optimizer": {"type": "Adam"}}
 TORCH_ADAM = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
 
 
-def allocate(stage, device="cuda", size=1, slots=4, profile=PROFILE, base=None, **zero):
+def allocate(stage, device="cuda", size=1, slots=4, profile=PROFILE, base=None, by_code=None, **zero):
     zero = {"reduce_bucket_size": 100, "stage3_prefetch_bucket_size": 0, "overlap_comm": False, **zero}
-    settings = ZeroSettings.of({**IN_PLACE, **(base or {}), "zero_optimization": {"stage": stage, **zero}})
-    return allocations(settings, ZeroSettings.of({}), profile, slots, device, size)
+    settings = ZeroSettings.of({**IN_PLACE, **(base or {}), "zero_optimization": {"stage": stage, **zero}}, by_code)
+    return allocations(settings, ZeroSettings.of({}, by_code), profile, slots, device, size)
 
 
 def test_without_zero_gradients_and_states_come_with_the_first_steps():
@@ -29,6 +29,17 @@ def test_without_zero_gradients_and_states_come_with_the_first_steps():
     assert needed.initialize == 4 * 1000
     assert needed.states == (4 + 8) * 800
     assert needed.buffers == 4 * 800  # the flat copy that is reduced
+
+
+def test_a_model_that_the_code_makes_16_bit_wide_has_no_other_copy_until_zero_makes_one():
+    plain = allocate(0, by_code=2)
+    assert plain.initialize == 2 * 1000
+    assert plain.states == (2 + 4) * 800
+    assert allocate(1, by_code=2).initialize == 2 * 1000 + 4 * 800 / 4
+    assert allocate(3, by_code=2).all_states == 2 * 250 + 4 * 200 + (2 + 8) * 200
+    assert {allocate(stage, by_code=2).activations for stage in range(4)} == {50}
+    assert allocate(0, by_code=2, base=BF16).activations == 50
+    assert allocate(0, by_code=4) == allocate(0)
 
 
 def test_one_device_reduces_nothing():

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.estimate.states import FULL, HALF, first_guess, on_a_device, precision_of, state_bytes
+from trial_lib.estimate.states import FULL, HALF, Precision, first_guess, on_a_device, precision_of, state_bytes
 from trial_lib.experiment.result import ModelProfile
 
 
@@ -62,6 +62,12 @@ def test_bf16_is_16_bit_as_fp16_is(name):
 @pytest.mark.parametrize("config", [{}, {"bf16": {"enabled": False}}, {"bf16": {"enabled": "auto"}}, {"fp16": {}}])
 def test_a_configuration_that_enables_neither_is_32_bit(config):
     assert precision_of(config) == FULL
+
+
+def test_where_no_section_decides_the_code_s_own_precision_counts():
+    assert precision_of({}, bytes_per_param=2) == Precision(2, master_copies=False)
+    assert precision_of({"bf16": {"enabled": False}}, bytes_per_param=4) == FULL
+    assert precision_of({"bf16": {"enabled": True}}, bytes_per_param=4) == HALF
 
 
 def test_the_first_guess_counts_the_activations_once():

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from trial_lib.measure.program_facts import ProgramFacts
 
@@ -11,6 +12,12 @@ from trial_lib.measure.program_facts import ProgramFacts
 def engine(accumulation: int, **more: Any) -> SimpleNamespace:
     """An engine of two replicas, with micro-batches of 4 and 8 samples in all."""
     return SimpleNamespace(
+        module=torch.nn.Linear(2, 1),
+        device=torch.device("cpu"),
+        fp16_enabled=lambda: False,
+        bfloat16_enabled=lambda: False,
+        amp_enabled=lambda: False,
+        zero_reduce_bucket_size=lambda: 500_000_000,
         train_batch_size=lambda: 8,
         train_micro_batch_size_per_gpu=lambda: 4,
         gradient_accumulation_steps=lambda: accumulation,
@@ -25,7 +32,7 @@ def engine(accumulation: int, **more: Any) -> SimpleNamespace:
 )
 def test_the_interval_of_zenflow_is_no_accumulation(built: SimpleNamespace, accumulation: int) -> None:
     facts = ProgramFacts()
-    facts.note_typed_batch(built)
+    facts.note_typed_engine(built)
     assert facts.typed_batch == {
         "train_batch_size": 8,
         "micro_batch_size": 4,

@@ -1,6 +1,7 @@
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Memory, ModelProfile, Outcome, TrialResult
+from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.study.estimate_report import estimate_report
+from trial_lib.study.known_program import completed_config
 from trial_lib.study.known_trials import KnownTrials
 
 MIB = 2**20
@@ -53,6 +54,23 @@ def test_there_is_a_row_for_each_stage_and_each_way_of_offloading():
         "z3-offload-optimizer",
         "z3-offload-optimizer-offload-param",
     ]
+
+
+def test_what_the_trainer_fills_in_for_auto_is_what_the_table_counts_with():
+    """7 B parameters in bf16 over eight GPUs, with buckets that follow from a hidden size of 4096."""
+    auto = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}
+    settled = {"bf16": {"enabled": True}, "zero_optimization": {"reduce_bucket_size": 4096**2}}
+    base = completed_config(auto, ProgramProfile(settled=settled))
+    seven = {"num_params": 7 * 10**9, "trainable_num_params": 7 * 10**9, "gpu_mem": 80 * 2**30}
+    model = PROFILE.model_copy(update={**seven, "data_parallel_size": 8})
+    own = Candidate(micro_batch_size=1, slots=8)
+    trials = KnownTrials(model, (own, result(above=200 * MIB, purpose=Purpose.PROFILE)), base)
+    rows = {row.label: row for row in estimate_report(trials, 8, "cuda", 0.05, None).rows}
+    # Parameters whole; gradients, a master copy and Adam's states of an eighth.
+    assert rows["z2"].states == 7 * 10**9 * (2 + (2 + 4 + 8) / 8)
+    # Beside them 32-bit gradients of an eighth for the update, and no gigabytes of buckets.
+    beside = rows["z2"].total - rows["z2"].states
+    assert beside < 1.1 * 4 * 7 * 10**9 / 8
 
 
 def test_on_a_cpu_offload_is_left_out_with_a_word():

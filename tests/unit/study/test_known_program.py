@@ -18,6 +18,24 @@ def test_auto_is_what_the_engine_had_as_typed() -> None:
     }
 
 
+def test_auto_precision_and_buckets_are_what_the_engine_had_as_typed() -> None:
+    settled = {
+        "fp16": {"enabled": False},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"reduce_bucket_size": 4096},
+    }
+    zero = {"stage": 2, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    config = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_optimization": zero}
+    assert completed_config(config, ProgramProfile(settled=settled)) == {
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+        # What differs from stage to stage is the code's to fill in.
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 4096, "stage3_prefetch_bucket_size": "auto"},
+    }
+    own = {"bf16": {"enabled": False}, "zero_optimization": {"stage": 1}}
+    assert completed_config(own, ProgramProfile(settled=settled)) == own
+
+
 def test_what_the_configuration_leaves_out_is_said() -> None:
     assert completed_config({TRAIN_BATCH: 32}, TYPED) == {TRAIN_BATCH: 32, MICRO_BATCH: 8, ACCUMULATION: 2}
 

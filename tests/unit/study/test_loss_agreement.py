@@ -22,6 +22,7 @@ def judge(
     config: dict[str, Any] | None = None,
     own_config: dict[str, Any] | None = None,
     weights: tuple[list[list[float]], list[list[float]]] = ([], []),
+    formats: tuple[str, ...] = (),
 ) -> LossAgreement:
     """Compares with a user's own configuration of micro-batch 2, accumulation 8."""
     mine, theirs = (
@@ -29,8 +30,8 @@ def judge(
         for size, steps in ((2, 8), (micro_batch, accumulation))
     )
     return compare(
-        Course(mine, own_config or {}, own, weights[0]),
-        Course(theirs, config or own_config or {}, other, weights[1]),
+        Course(mine, own_config or {}, own, weights[0], formats),
+        Course(theirs, config or own_config or {}, other, weights[1], formats),
     )
 
 
@@ -54,6 +55,25 @@ def test_half_precision_rounds_more() -> None:
     off = [scaled(*[1.015] * 7)]
     assert judge([COURSE], off, own_config={"bf16": {"enabled": True}}).agrees
     assert not judge([COURSE], off, own_config={"bf16": {"enabled": False}}).agrees
+
+
+@pytest.mark.parametrize(
+    ("formats", "most"),
+    [
+        (("float32",), 0.001),
+        (("float32", "tf32"), 0.0025),
+        (("float32", "float64"), 0.001),
+        (("bfloat16", "float32"), 0.02),
+        (("float16", "tf32"), 0.02),
+        (("float8_e4m3fn", "float32"), 0.02),
+    ],
+)
+def test_rounding_is_what_the_code_computes_in_and_not_the_configuration_alone(
+    formats: tuple[str, ...], most: float
+) -> None:
+    within, beyond = ([scaled(*[1 + share * most] * 7)] for share in (0.9, 1.2))
+    assert judge([COURSE], within, formats=formats).agrees
+    assert not judge([COURSE], beyond, formats=formats).agrees
 
 
 def test_a_program_without_a_seed_differs_from_itself_and_may_from_its_candidates() -> None:

@@ -94,6 +94,13 @@ def test_the_profile_is_that_of_one_sample_and_keeps_what_was_typed(tmp_path: Pa
     assert ranks.primed == [["transformers"]]
 
 
+def test_formats_that_either_run_has_shown_are_the_program_s(tmp_path: Path) -> None:
+    """The run as typed may have run out of memory before its forward pass was over."""
+    typed = ended(Outcome.OUT_OF_MEMORY, TYPED.model_copy(update={"formats": ["float32"]}))
+    at_one = ended(program=ProgramProfile(formats=["bfloat16"]))
+    assert Ranks(tmp_path, typed, lambda size: at_one).profile().formats == ("bfloat16", "float32")
+
+
 def test_a_program_that_takes_one_sample_as_typed_is_not_run_twice(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, ended(program=ProgramProfile(typed_batch=Batch(4, 1, 2))), completes)
     assert ranks.profile().outcome is Outcome.COMPLETED

@@ -75,5 +75,12 @@ class Device(Protocol):
     def is_busy(self) -> bool:
         """Returns whether work is left that was given to it."""
 
+    def multiplies_in_tf32(self, module: Any) -> bool:
+        """Returns whether matrices of 32 bits are multiplied with the mantissa of float16, as the program lets it.
+
+        Args:
+            module: the model: what convolutions and recurrent layers do has a switch of its own.
+        """
+
     def name(self) -> str:
         """Returns what its maker calls it; empty for a CPU."""

@@ -108,6 +108,10 @@ class Cpu:
         """Returns False."""
         return False
 
+    def multiplies_in_tf32(self, module: Any) -> bool:
+        """Returns False: a CPU has no such format."""
+        return False
+
     def name(self) -> str:
         """Returns nothing."""
         return ""

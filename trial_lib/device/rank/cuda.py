@@ -1,9 +1,15 @@
 """A GPU that PyTorch addresses as `cuda`, AMD's among them: memory is what its caching allocator says."""
 
+import contextlib
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+# NVIDIA's Ampere.
+_TF32_SINCE = (8, 0)
+_BY_CUDNN = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
 
 
 class Cuda:
@@ -110,6 +116,28 @@ class Cuda:
         """Asks the device by its number: a thread's own is the first one, on which it would only now take memory."""
         return not torch.cuda.current_stream(self._index).query()
 
+    def multiplies_in_tf32(self, module: Any) -> bool:
+        """Returns whether the device has TF32, and torch is let use it: for convolutions it is by default."""
+        if torch.cuda.get_device_capability(self._index) < _TF32_SINCE:
+            return False
+        backends = torch.backends
+        if _allows(lambda: backends.cuda.matmul.allow_tf32) or _says_tf32(backends.cuda.matmul):
+            return True
+        if not any(isinstance(each, _BY_CUDNN) for each in module.modules()):
+            return False
+        return _allows(lambda: backends.cudnn.allow_tf32) or _says_tf32(getattr(backends.cudnn, "conv", None))
+
     def name(self) -> str:
         """Returns what its maker calls it."""
         return torch.cuda.get_device_name(self._index)
+
+
+def _allows(flag: Callable[[], bool]) -> bool:
+    # torch raises where the program has set it by its newer name, which is asked for as well.
+    with contextlib.suppress(RuntimeError):
+        return bool(flag())
+    return False
+
+
+def _says_tf32(backend: Any) -> bool:
+    return getattr(backend, "fp32_precision", "") == "tf32"

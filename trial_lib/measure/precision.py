@@ -1,0 +1,50 @@
+"""In which precision an engine keeps its model and computes, whoever decides on it: configuration, flags or code."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from trial_lib.device.rank.here import device_of
+
+
+def settled(engine: Any) -> dict[str, Any]:
+    """Returns what an engine has where a configuration may say "auto", as a part of a configuration.
+
+    That is what the Hugging Face Trainer and Accelerate fill in from their own arguments, or from the model, for every
+    candidate alike; other such values differ from stage to stage.
+    """
+    half = {"fp16": engine.fp16_enabled(), "bf16": engine.bfloat16_enabled(), "bfloat16": engine.bfloat16_enabled()}
+    sections = {**half, "amp": engine.amp_enabled()}
+    return {
+        **{name: {"enabled": bool(enabled)} for name, enabled in sections.items()},
+        "zero_optimization": {"reduce_bucket_size": int(engine.zero_reduce_bucket_size())},
+    }
+
+
+def formats(engine: Any) -> set[str]:
+    """Returns the formats of numbers that show at an engine now: of its parameters, of autocast, TF32."""
+    found = names(parameter.dtype for parameter in engine.module.parameters())
+    kind = engine.device.type
+    if torch.is_autocast_enabled(kind):
+        found |= names([torch.get_autocast_dtype(kind)])
+    return found | ({"tf32"} if device_of(engine.device).multiplies_in_tf32(engine.module) else set())
+
+
+def names(dtypes: Iterable[torch.dtype]) -> set[str]:
+    """Returns the names of those types that have a fraction, such as `bfloat16`."""
+    return {str(dtype).removeprefix("torch.") for dtype in dtypes if dtype.is_floating_point}
+
+
+def bytes_by_code(engine: Any) -> int | None:
+    """Returns the bytes of a parameter as the code has made it, in the mean; None where the configuration decides."""
+    if engine.fp16_enabled() or engine.bfloat16_enabled():
+        return None
+    sizes = [(parameter.element_size(), elements(parameter)) for parameter in engine.module.parameters()]
+    count = sum(number for _, number in sizes)
+    return max(1, round(sum(size * number for size, number in sizes) / count)) if count else None
+
+
+def elements(parameter: torch.nn.Parameter) -> int:
+    """Returns the elements of a parameter, also of one that ZeRO 3 has partitioned away."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
