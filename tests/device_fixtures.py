@@ -24,6 +24,10 @@ def host_of_tests() -> Host:
     return this_host()
 
 
+# Accelerate counts the ranks of a host without a GPU only when it is told that there is none.
+TRAINER_FLAGS = ["--use_cpu", "true"] if host_of_tests().device == "cpu" else []
+
+
 def lacking(count: int, kind: str | None, host: Host) -> str | None:
     """Returns what a host lacks for a test, in words; None where it has it all.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from device_fixtures import host_of_tests, need
 from server_fixtures import free_port
 from study_fixtures import Study, Zerotune, left_in
 
@@ -85,10 +86,16 @@ class Copied:
     """
 
     def __init__(self, name: str, root: Path) -> None:
+        # Each of them is typed with two ranks.
+        need(2)
         self.folder = root / name
         shutil.copytree(OTHERS / name, self.folder, ignore=shutil.ignore_patterns("__pycache__"))
         typed = read(self.folder)
         self.variables, self.flags, self.program = dict(typed.variables), list(typed.flags), list(typed.typed)
+        if host_of_tests().device == "cuda":
+            self.program = [word for word in self.program if word != "--use_cpu"]
+            for recipe in self.folder.glob("*.yaml"):
+                recipe.write_text(recipe.read_text().replace("use_cpu: true", "use_cpu: false"))
 
     def plain_engine(self) -> Triple:
         """Returns the batch of the engine where the program runs as it is typed, without a word of ZeroTune."""

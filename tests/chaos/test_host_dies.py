@@ -24,7 +24,8 @@ from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.trial import TrialPlan, run_trial
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+# Parts of this machine stand for hosts, each with a core of its own.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2, "cpu")]
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 ENDLESS = StepWindow(start_step=2, end_step=10**6, max_steps=10**6)

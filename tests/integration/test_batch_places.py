@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PROGRAMS
+from device_fixtures import TRAINER_FLAGS
 from others_fixtures import Triple, engine_in, engine_of
 
 from trial_lib.device.host.this_host import this_host
@@ -251,7 +252,7 @@ def test_what_is_typed_is_the_users_configuration_and_a_candidate_arrives(runs: 
 
 AUTO = dict.fromkeys(KEYS.values(), "auto")
 BY_TRAINER = "torchrun --nproc_per_node 1 by_trainer.py"
-TRAINER = f"{BY_TRAINER} --deepspeed ds.json --use_cpu --report_to none --output_dir out --max_steps 2"
+TRAINER = f"{BY_TRAINER} --deepspeed ds.json {' '.join(TRAINER_FLAGS)} --report_to none --output_dir out --max_steps 2"
 ACCELERATE = "EPOCHS=1 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
 LIBRARIES = {
     "trainer": (f"{TRAINER} --per_device_train_batch_size 4 --gradient_accumulation_steps 2", AUTO, ""),

@@ -177,6 +177,7 @@ def test_a_full_experiment_survives_a_kill_and_a_stop_and_comes_to_its_end(
     assert steps == list(range(2, saved + 7, 2))
 
 
+@pytest.mark.devices(2)
 @pytest.mark.long
 def test_the_predecessors_experiment_is_tuned_as_it_is(tmp_path: Path, home: Path, server: PrefectServer) -> None:
     zerotune = Zerotune(tmp_path, home)

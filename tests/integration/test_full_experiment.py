@@ -82,6 +82,7 @@ def test_a_script_that_crashes_twice_is_started_again_by_the_same_command(folder
     assert "attempt 2 of 3 crashed: The program raised ValueError: the disk with shard 2 is away Log: " in told
 
 
+@pytest.mark.devices(2)
 def test_a_rank_that_leaves_without_a_record_is_a_crash_whatever_its_exit_status(folder: Folder) -> None:
     arguments = folder.write_script("--vanish", "0", resources={"slots_per_trial": 2})
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
@@ -125,6 +126,7 @@ def test_a_stopped_training_is_gone_on_with_in_the_same_folder_and_the_same_run(
         go_on_with_newest(arguments, folder.root)
 
 
+@pytest.mark.devices(2)
 def test_a_script_trains_to_its_end_with_the_configuration_merged_in(folder: Folder) -> None:
     arguments = folder.write_script(
         environment={"environment_variables": {"HF_TOKEN": "hf_secret"}}, resources={"slots_per_trial": 2}

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hello_deepspeed"
+pytestmark = pytest.mark.devices(2)
+
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
 SMALL = ["--layers", "1", "--hidden", "32", "--log_every", "1"]
 

@@ -15,6 +15,9 @@ from trial_lib.launch.program import Part
 from trial_lib.launch.ray_host import HostSetup, RayHost
 from trial_lib.launch.trial import take_result
 
+# Parts of this machine stand for hosts, each with a core of its own.
+pytestmark = pytest.mark.devices(2, "cpu")
+
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 
 

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from device_fixtures import TRAINER_FLAGS
 
 from trial_lib.estimate.states import FULL, state_bytes
 from trial_lib.experiment.candidate import Purpose
@@ -110,10 +111,11 @@ def test_the_losses_of_a_batch_are_the_same_however_it_is_accumulated(run):
 
 
 def test_two_ranks_in_bf16_with_gradient_checkpointing(run):
-    arguments = ("--bf16", "--use_cpu", "--gradient_checkpointing")
+    arguments = ("--bf16", *TRAINER_FLAGS, "--gradient_checkpointing")
     completed(run("trainer.py", *SMALL, *arguments, stage=3, micro_batch=2, slots=2), 2)
 
 
+@pytest.mark.devices(2, "cpu")
 def test_ranks_that_the_trainer_does_not_count_are_refused_with_the_way_out(run):
     # Without a GPU, accelerate takes each rank for the only one, unless told to use the CPU; DeepSpeed fails.
     result = run("trainer.py", *SMALL, micro_batch=4, accumulation=2, slots=2)
@@ -126,7 +128,9 @@ def test_ranks_that_the_trainer_does_not_count_are_refused_with_the_way_out(run)
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_on_one_rank_and_on_two(run, stage, slots, more):
-    completed(run("trainer.py", *SMALL, "--use_cpu", *more, stage=stage, micro_batch=2, accumulation=2, slots=slots), 2)
+    completed(
+        run("trainer.py", *SMALL, *TRAINER_FLAGS, *more, stage=stage, micro_batch=2, accumulation=2, slots=slots), 2
+    )
 
 
 def test_what_the_program_would_have_used_is_found_out(run):
@@ -259,7 +263,7 @@ def test_a_trainer_whose_configuration_is_the_accelerate_launchers(run, tmp_path
 
 
 def lora_profile(run, **options):
-    return run("lora.py", "--use_cpu", purpose=Purpose.PROFILE, micro_batch=2, **options)
+    return run("lora.py", *TRAINER_FLAGS, purpose=Purpose.PROFILE, micro_batch=2, **options)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -124,7 +124,7 @@ def deepspeed_did(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         with (answers.parent / f"rank{rank}.log").open("w") as log:
             command = [sys.executable, __file__, str(answers)]
-            environment = {**os.environ, **place}
+            environment = {**os.environ, **place, "CUDA_VISIBLE_DEVICES": ""}
             ranks.append(subprocess.Popen(command, env=environment, cwd=answers.parent, stdout=log, stderr=log))
     try:
         codes = [process.wait(timeout=540) for process in ranks]

@@ -43,6 +43,7 @@ def inspected(trials, request, monkeypatch):
     return environment, result, [found_by(trials, result, rank) for rank in range(2)]
 
 
+@pytest.mark.devices(2, "cpu")
 def test_a_rank_has_its_own_output_environment_and_cores(inspected):
     environment, result, ranks = inspected
     for number, found in enumerate(ranks):

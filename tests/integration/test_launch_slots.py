@@ -285,6 +285,7 @@ def test_a_port_that_another_program_listens_on_is_not_given_out(tmp_path, few_p
             assert {first, second} == {few_ports[0], few_ports[2]}
 
 
+@pytest.mark.devices(2, "cpu")
 def test_concurrent_trials_take_different_slots_and_ports(trials):
     both = [trials.start(trials.plan("inspects.py", "--steps", "40")) for _ in range(2)]
     for running in both:

@@ -28,6 +28,7 @@ def zerotune(tmp_path: Path, home: Path) -> Zerotune:
 
 
 @pytest.mark.long
+@pytest.mark.devices(2)
 @pytest.mark.timeout(900)
 def test_a_lightning_training_is_tuned_as_it_is_typed(zerotune: Zerotune) -> None:
     plain = subprocess.run(

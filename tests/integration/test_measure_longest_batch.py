@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_fixtures import TRAINER_FLAGS
 from training_fixtures import TRIAL_CLASSES
 
 from trial_lib.experiment.candidate import Purpose
@@ -130,7 +131,7 @@ def trial_class_plan(trials: Any, **options: Any) -> TrialPlan:
 
 
 def trainer_plan(trials: Any, **options: Any) -> TrialPlan:
-    plan: TrialPlan = trials.plan("varied_trainer.py", "--use_cpu", config_flag="--deepspeed", **options)
+    plan: TrialPlan = trials.plan("varied_trainer.py", *TRAINER_FLAGS, config_flag="--deepspeed", **options)
     auto = json.loads((PROGRAMS / "any" / "ds_auto.json").read_text())
     return dataclasses.replace(plan, ds_config=plan.candidate.complete(auto))
 

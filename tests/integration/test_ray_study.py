@@ -12,7 +12,7 @@ from study_fixtures import Zerotune, query, words_of
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.folder import host_lock_dir
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ def deepspeed_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     one_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     completed = subprocess.run(
         [sys.executable, __file__, str(answers)],
-        env={**os.environ, **one_rank, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **one_rank, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=answers.parent,
         capture_output=True,
         text=True,

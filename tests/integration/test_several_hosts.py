@@ -17,6 +17,9 @@ from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.trial import run_trial
 
+# Parts of this machine stand for hosts, each with a core of its own.
+pytestmark = pytest.mark.devices(2, "cpu")
+
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import PROGRAMS, Trials
+from device_fixtures import TRAINER_FLAGS
 from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
 from trial_lib.device.host.this_host import this_host
@@ -273,7 +274,7 @@ def test_programs_of_the_frameworks_are_swept(sweeps: Sweeps, kind: str) -> None
             arguments = ["--per_device_train_batch_size", size]
             program = dataclasses.replace(program, arguments=arguments, environment=program.environment | variables)
         if kind == "trainer":
-            arguments = ["--deepspeed", str(plan.paths.ds_config), "--use_cpu", "--hidden_size", "64"]
+            arguments = ["--deepspeed", str(plan.paths.ds_config), *TRAINER_FLAGS, "--hidden_size", "64"]
             program = dataclasses.replace(program, arguments=[*arguments, "--output_dir", "output"])
         config = plan.candidate.complete(base)
         spec = TrainingSpec(trial=None, hparams={}, scratch=str(plan.paths.scratch))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_fixtures import TRAINER_FLAGS
 from test_core_api import ANY, run_trial
 from training_fixtures import Training, Trainings
 
@@ -33,8 +34,7 @@ OPTIONS = (
     "true",
     "--report_to",
     "none",
-    "--use_cpu",
-    "true",
+    *TRAINER_FLAGS,
 )
 
 

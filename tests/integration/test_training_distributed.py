@@ -232,7 +232,7 @@ def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
     root = Path(__file__).parents[2]
     environment = {name: value for name, value in os.environ.items() if name not in NODE}
-    environment |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     program = subprocess.run(
         [sys.executable, __file__, str(folder)], env=environment, capture_output=True, text=True, timeout=60
     )

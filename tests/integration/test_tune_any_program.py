@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Zerotune
 
 from flows.prefect_server import PrefectServer
+
+# Each is typed with two ranks.
+pytestmark = pytest.mark.devices(2)
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "any"
 CONFIG = ("--deepspeed_config", "ds_config.json")
@@ -33,7 +37,7 @@ class Case:
     maps: str = ""
 
 
-TRAINER = "--deepspeed ds_auto.json --use_cpu --max_steps 30 --report_to none"
+TRAINER = f"--deepspeed ds_auto.json {' '.join(TRAINER_FLAGS)} --max_steps 30 --report_to none"
 ACCELERATED = "accelerated.py --per_device_train_batch_size 4"
 CASES = {
     "raw_engine": Case("deepspeed --num_gpus 2 raw_engine.py --deepspeed_config ds_config.json"),

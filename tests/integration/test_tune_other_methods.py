@@ -48,6 +48,7 @@ def test_the_code_imports_what_is_included(at_random: Zerotune) -> None:
     assert "a package a module" in at_random.study.paths.trial(0).log(0).read_text()
 
 
+@pytest.mark.devices(2, "cpu")
 def test_trials_that_run_at_once_have_cores_of_their_own(at_random: Zerotune) -> None:
     results = [result for result in at_random.study.results.values() if result.purpose is Purpose.SEARCH]
     overlapping = [pair for pair in combinations(results, 2) if runs_beside(*pair)]

@@ -176,6 +176,7 @@ def losses(tmp_path_factory):
     """The losses of each world, by what it was: `2` saved, `2-1` went on alone."""
     root = tmp_path_factory.mktemp("worlds")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     program = subprocess.run(
         [sys.executable, __file__, str(root)], env=environment, capture_output=True, text=True, timeout=500
