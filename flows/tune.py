@@ -18,8 +18,8 @@ from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report
+from tasks.submit import TrialFuture, submit
 from tasks.telling import impatient_if_away
-from tasks.trial import TrialFuture, submit
 from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import Outcome, TrialResult

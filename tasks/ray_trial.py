@@ -15,8 +15,8 @@ from prefect.states import Completed, Crashed, State
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 
+from tasks.states import said, said_of_sizes
 from tasks.telling import told_if_possible
-from tasks.trial import said, said_of_sizes
 from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.experiment.result import TrialResult

@@ -1,14 +1,13 @@
 """What one process group does as one Prefect task run: a trial, or a sweep of several."""
 
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, State
+from prefect.states import State
 
+from tasks.states import said, said_of_sizes
 from tasks.telling import told_if_possible
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.driver import StudyDriver
@@ -49,43 +48,3 @@ def sweep(driver: StudyDriver, label: str, work: Any) -> State:
     state = said_of_sizes(list(ends.values()))
     get_run_logger().info("%s: %s", label, state.message)
     return state
-
-
-def said(result: TrialResult, metric: str) -> State:
-    """Returns the state of a task run that a trial has ended in, named for its outcome."""
-    if result.outcome is Outcome.COMPLETED:
-        return Completed(message=f"{metric} {result.metrics.get(metric, float('nan')):.4g}")
-    return Completed(name=result.outcome.value.replace("_", " ").capitalize(), message=result.reason)
-
-
-def said_of_sizes(ends: Sequence[object]) -> State:
-    """Returns the state of a task run that has measured the sizes of a sweep, as far as they fit."""
-    completed = sum(isinstance(end, TrialResult) and end.outcome is Outcome.COMPLETED for end in ends)
-    return Completed(message=f"{completed} of {len(ends)} sizes completed")
-
-
-class TrialFuture(Protocol):
-    """The task run of a trial or of a sweep.
-
-    Attributes:
-        wrapped_future: done when it has ended.
-        state: what is known of its end.
-    """
-
-    wrapped_future: "Future[Any]"
-    state: Any
-
-    def wait(self) -> None:
-        """Waits for its end."""
-
-
-def submit(driver: StudyDriver, work: Work) -> TrialFuture:
-    """Starts work beside the flow; how it ended arrives at `driver.next_ended`."""
-    if driver.arguments.ray_address is not None:
-        # Only such a study needs Ray.
-        from tasks.ray_trial import submit_to_ray
-
-        return submit_to_ray(driver, work)
-    kind = trial if work.sweep is None else sweep
-    # The work travels as a function: Prefect would take it apart in search of futures.
-    return kind.with_options(task_run_name=work.label).submit(driver, work.label, lambda: work)

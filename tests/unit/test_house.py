@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +18,13 @@ def test_imports_run_one_way() -> None:
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"], cwd=ROOT, text=True, capture_output=True
     )
     assert linter.returncode == 0, linter.stdout + linter.stderr
+
+
+def test_no_two_modules_need_each_other() -> None:
+    """Not by an import inside a function either, nor by one that only a type checker sees."""
+    graph = grimp.build_graph(*PACKAGES)
+    needs = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(needs).prepare()
 
 
 @pytest.mark.parametrize("module", ["flows.command_line", "flows.command"])

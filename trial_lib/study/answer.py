@@ -176,7 +176,7 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
     if entrypoint.launched_by != "accelerate":
         return [program, *rest]
     # Only such a command needs it.
-    from trial_lib.experiment.accelerate_launch import accelerate_words
+    from trial_lib.experiment.accelerate_rewrite import accelerate_words
 
     shown = entrypoint.model_copy(update={"launcher": (program, *rest)})
     return accelerate_words(

@@ -14,7 +14,6 @@ from trial_lib.study.finding import Estimate, Finding, freeing_advice, partition
 from trial_lib.study.known_winner import (
     confirmed_after_search,
     ended_on_known_winner,
-    fingerprint_now,
     known_confirmation,
 )
 from trial_lib.study.runner import seconds_of
@@ -129,7 +128,7 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
     winner = None if answer is None or answer.finding is None else answer.finding.winner
     if winner is None:
         return None
-    return since_last(driver.earlier, fingerprint_now(driver), driver.results, winner, driver.host.device)
+    return since_last(driver.head_start.earlier, driver.head_start.now, driver.results, winner, driver.host.device)
 
 
 def untried(driver: StudyDriver) -> str:

@@ -21,14 +21,15 @@ from trial_lib.study.answer import best_result, ignored_batch_reason, write_answ
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.earlier_studies import earlier_studies_of
 from trial_lib.study.edits import Edits
+from trial_lib.study.fingerprint import fingerprint_in
+from trial_lib.study.head_start import HeadStart
 from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
 from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.known_winner import first_candidate, told_before
 from trial_lib.study.mapped_values import held_against, mapped_places
 from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.plans import TrialPlans, refusal, submitted_candidate, throughput_to_beat
-from trial_lib.study.problem import open_search
+from trial_lib.study.problem import kept_batch, open_search
 from trial_lib.study.profiling import profile_candidate, run_profile
 from trial_lib.study.program import CommandChanges, environment_of
 from trial_lib.study.runner import Ended, Runner, Work, seconds_of
@@ -58,7 +59,6 @@ class StudyDriver:
         metric_is_replaced: whether that is another than was asked for.
         full_experiment_failure: why the full experiment failed, if it has.
         purposes: why each trial runs that was decided on.
-        earlier: what the studies before it found, as far as this one is to learn from them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class StudyDriver:
         self.candidates: dict[int, Candidate] = {}
         self.search: Search | None = None
         self.full_experiment_failure: str | None = None
-        self.earlier = earlier_studies_of(paths)
+        self._earlier = earlier_studies_of(paths)
         self.place = place
         self.metric_is_replaced = False
         self._opened = time.monotonic()
@@ -170,7 +170,7 @@ class StudyDriver:
         if self.minutes_are_over:
             return None
         is_first, search = self.search is None, self._searching()
-        asked: Candidate | Sweep | None = first_candidate(self) if is_first else None
+        asked: Candidate | Sweep | None = self.known_winner if is_first else None
         if asked is None:
             asked = search.ask()
         else:
@@ -188,6 +188,19 @@ class StudyDriver:
         for number, candidate in decided.numbered:
             self._remember(number, Purpose.SEARCH, candidate)
         return decided
+
+    @property
+    def head_start(self) -> HeadStart:
+        """What earlier studies give this one to begin with."""
+        return HeadStart(self._earlier, fingerprint_in(self.paths), self.profile)
+
+    @property
+    def known_winner(self) -> Candidate | None:
+        """What the search starts from, once it is open; None where no earlier study has anything."""
+        if self.search is None or self.profile is None or self.profile.profile is None:
+            return None
+        batch = kept_batch(self.arguments, self.base_config, self.profile.profile, self.log)
+        return self.head_start.winner(self.search.space, batch, self.experiment.config.resources.slots_per_trial)
 
     @property
     def _next_number(self) -> int:
@@ -355,11 +368,8 @@ class StudyDriver:
 
     def _searching(self) -> Search:
         if self.search is None:
-            known = [
-                (self.candidates[number], self.results[number])
-                for number in (PROFILE_NUMBER, SUBMITTED_NUMBER)
-                if number in self.results
-            ] + told_before(self)
+            own = [number for number in (PROFILE_NUMBER, SUBMITTED_NUMBER) if number in self.results]
+            known = [(self.candidates[number], self.results[number]) for number in own] + self.head_start.trials()
             self.search = open_search(
                 self.arguments,
                 self.experiment,

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from trial_lib.experiment import accelerate_launch
-from trial_lib.experiment.accelerate_launch import CONFIG_VARIABLE, accelerate_words, parse_accelerate
+from trial_lib.experiment.accelerate_launch import CONFIG_VARIABLE, parse_accelerate
+from trial_lib.experiment.accelerate_rewrite import accelerate_words
 from trial_lib.experiment.command_line import Words
 from trial_lib.experiment.entrypoint import Entrypoint
 from trial_lib.experiment.errors import InputError

@@ -9,7 +9,7 @@ from simulated_studies import BASE, CutShortError, Experiment, larger_is_faster
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.study.confirming import answer_of, since_last_study
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.known_winner import first_candidate, starting_from, told_before
+from trial_lib.study.known_winner import starting_from
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_other_versions_search_again_from_the_known_winner_on(tuned: Experiment)
     with tuned.opened() as study:
         tuned.finish(study)
         assert starting_from(study.driver).endswith("Changed since: torch 2.6.0 -> 2.7.0.")
-        assert told_before(study.driver) == []
+        assert study.driver.head_start.trials() == []
     assert tuned.purposes[:3] == [Purpose.PROFILE, Purpose.SUBMITTED, Purpose.SEARCH]
     assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
 
@@ -80,7 +80,7 @@ def test_edited_code_searches_again_and_knows_what_fits(tuned: Experiment) -> No
     with tuned.opened() as study:
         tuned.finish(study)
         assert starting_from(study.driver).endswith("Changed since: train.py (edited).")
-        told = told_before(study.driver)
+        told = study.driver.head_start.trials()
         assert told
         assert all(result.metrics == {} and result.memory.peak for _, result in told)
     assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
@@ -91,14 +91,14 @@ def test_code_that_needs_other_memory_is_told_nothing_of_it(tuned: Experiment) -
     tuned.profile = tuned.profile.model_copy(update={"activation_mem_per_gpu": 200_000})
     with tuned.opened() as study:
         tuned.finish(study)
-        assert told_before(study.driver) == []
+        assert study.driver.head_start.trials() == []
 
 
 def test_a_larger_budget_goes_on_where_the_earlier_search_ended(tuned: Experiment) -> None:
     before = {(candidate.lineage, candidate.micro_batch_size) for candidate in tuned.searched}
     with tuned.opened(max_trials=20) as study:
         tuned.finish(study)
-        told = told_before(study.driver)
+        told = study.driver.head_start.trials()
         assert starting_from(study.driver).endswith("Changed since: max_trials 8 -> 20.")
     assert before <= {(candidate.lineage, candidate.micro_batch_size) for candidate, _ in told}
     assert any(result.metrics for _, result in told)
@@ -121,7 +121,7 @@ def test_the_known_winner_is_given_the_batch_that_is_kept_now(tuned: Experiment)
     tuned.write({**BASE, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 3})
     with tuned.opened() as study:
         tuned.finish(study)
-        assert first_candidate(study.driver) is None
+        assert study.driver.known_winner is None
 
 
 def test_a_slower_winner_is_said_with_both_numbers_and_what_changed(tuned: Experiment) -> None:
@@ -176,7 +176,7 @@ def test_where_the_user_s_own_had_won_it_is_confirmed_against_the_best_of_the_ot
     team.versions = {**team.versions, "torch": "2.7.0"}
     with team.opened() as study:
         team.finish(study)
-        assert first_candidate(study.driver) is None
+        assert study.driver.known_winner is None
 
 
 def test_a_winner_with_settings_that_the_search_may_no_longer_choose_is_left_out(team: Experiment) -> None:
@@ -186,8 +186,8 @@ def test_a_winner_with_settings_that_the_search_may_no_longer_choose_is_left_out
     team.write(BASE)
     with team.opened() as study:
         team.finish(study)
-        known = study.driver.earlier[-1].other.candidate
-        assert first_candidate(study.driver) is None
+        known = study.driver.head_start.earlier[-1].other.candidate
+        assert study.driver.known_winner is None
     assert "reduce_bucket_size" in str(known.knobs)
     assert known.knobs not in [candidate.knobs for candidate in team.searched]
 
