@@ -206,7 +206,9 @@ def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_la
     os.kill(keeper.pid, signal.SIGUSR1)
     trials.wait_until(lambda: keeper.num_threads() == 2, 5, "the thread")
     assert completes(trials) == (True, "")
-    assert own_launcher.notes == ["starting cold: the fork server has 2 threads"]
+    assert own_launcher.notes == ["starting cold: the fork server has 2 threads (docs/operations.md)"]
+    # It would only hold memory beside the trials.
+    assert own_launcher._server is None
 
 
 @pytest.mark.long

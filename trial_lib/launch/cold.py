@@ -125,7 +125,7 @@ def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = T
     environment = dict(os.environ)
     if has_one_thread:
         environment.setdefault("OMP_NUM_THREADS", "1")
-    # Answers `is_available()` from the driver library, without a context that a fork could not use.
+    # Answers `is_available()` from the driver library, without initialising CUDA, after which no fork could use it.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     # Another ninja than the one that built DeepSpeed's ops takes them all for outdated: the interpreter's own, always.
     environment["PATH"] = os.pathsep.join([str(Path(interpreter).parent), environment.get("PATH", os.defpath)])

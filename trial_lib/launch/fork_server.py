@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,9 @@ from trial_lib.launch.torch_cache import remove_empty_torch_cache
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0
-_STAND_ASIDE_S = 0.1
+# Waits for the end of one of its children, and lets others that end go.
+_WAIT = "import os, sys\nwhile os.wait()[0] != int(sys.argv[1]): pass"
+_STANDARD_STREAMS = 2
 # Modules that are found one after the other to make forks unsafe, before the code's imports are all left to the ranks.
 _MOST_LEFT_OUT = 5
 
@@ -91,12 +94,20 @@ class ForkServer:
         channel.send(self._driver, {"primed": True})
 
     def _stand_aside(self, successor: int) -> None:
-        """Waits for the end of the fork that serves from now on, and ends with it."""
+        """Waits for the end of the fork that serves from now on, as a program that has none of this one's imports.
+
+        It is the same process, whose child the successor is. What the imports have taken of a GPU is given back.
+        """
         self._driver.close()
-        self._guards.add(successor)
-        while successor in self._guards:
-            time.sleep(_STAND_ASIDE_S)
-            self._reap()
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers alone
+            # The log stays; a driver's own files need not be such as a new program does not inherit.
+            if descriptor > _STANDARD_STREAMS:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _WAIT, str(successor)])
+        while os.wait()[0] != successor:
+            pass
         os._exit(1)
 
     def _note(self, text: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -147,6 +148,38 @@ def wait_for_the_living() -> None:
     cpp_extension._jit_compile = load_or_build
 
 
+@contextlib.contextmanager
+def _told_of(note: Callable[[str], None]) -> Iterator[None]:
+    """Tells, while this lasts, of each op that is built, before that takes its time."""
+    from torch.utils import cpp_extension
+
+    run = cpp_extension._run_ninja_build
+
+    def run_and_tell(build_directory: str, *args: Any, **kwargs: Any) -> None:
+        """Stands in for `torch.utils.cpp_extension._run_ninja_build`, which is called for an op that is built, too."""
+        folder = Path(build_directory)
+        if _has_work(folder):
+            is_there = (folder / f"{folder.name}.so").exists()
+            often = "again, for its flags or sources are others now" if is_there else "once on this machine"
+            note(f"building DeepSpeed's {folder.name} ({often}; one to three minutes)")
+        run(build_directory, *args, **kwargs)
+
+    cpp_extension._run_ninja_build = run_and_tell
+    try:
+        yield
+    finally:
+        cpp_extension._run_ninja_build = run
+
+
+def _has_work(folder: Path) -> bool:
+    """Returns whether there is something to build in a folder, as ninja sees it."""
+    try:
+        asked = subprocess.run(["ninja", "-n"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return True
+    return b"no work to do" not in asked.stdout
+
+
 def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
     """Builds and loads DeepSpeed ops, where they are not built yet; minutes each, once per machine and version.
 
@@ -165,9 +198,7 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
         try:
             # It makes the folder, which may be nobody's to write.
             build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
-            with _one_at_a_time(build_dir):
-                if not (build_dir / f"{builder.name}.so").exists():
-                    note(f"building DeepSpeed's {builder.name} (once on this machine, one to three minutes)")
+            with _one_at_a_time(build_dir), _told_of(note):
                 builder.load(verbose=False)
         except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
             note(f"DeepSpeed's {builder.name} cannot be built: {[*str(error).splitlines(), type(error).__name__][0]}")

@@ -129,6 +129,10 @@ class Launched:
             return Ending(GUARD, [None] * self._ranks)
         return Ending(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {})
 
+    def is_running(self) -> bool:
+        """Returns whether its end has not been waited for yet."""
+        return self._open
+
     def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
         """Waits like `wait`, and cancels when the event is set."""
         ended = threading.Event()

@@ -1,8 +1,8 @@
 """What the fork server imports before it forks, and how it stays fit to fork. Runs in the user's environment.
 
-It must stay single-threaded, and leave the devices' drivers alone: a fork of anything else hangs. Some modules start a
-thread when they are imported. These, and whatever imports them, are left to the ranks; all others are imported once for
-all trials.
+It must stay single-threaded, and leave the devices' drivers alone: a fork of anything else hangs or fails. Some modules
+start a thread, or initialise a driver, when they are imported. These, and whatever imports them, are left to the ranks;
+all others are imported once for all trials.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import Any
 
 from trial_lib.device.host.forks import initialised_driver
 from trial_lib.launch import channel, config_check, jit_builds
+from trial_lib.launch.asked_device import asked_by_a_child
 from trial_lib.launch.cpu_info import remember_cpu_info
 
 
@@ -23,8 +24,10 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     """Imports what every DeepSpeed training imports, and what a first step would otherwise load later."""
     # DeepSpeed imports mlflow where it is installed, which takes seconds that most programs need not pay.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
-    import deepspeed  # noqa: F401 - for the forks
     import torch
+
+    with asked_by_a_child(lambda: doubt() is None):
+        importlib.import_module("deepspeed")
 
     del sys.modules["mlflow"]
     # Before what takes longer: somebody waits for it.
@@ -45,7 +48,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
         return
     # The ranks load the ops themselves.
     jit_builds.wait_for_the_living()
-    # Loading a CUDA op asks the device for its architecture, and with that makes a context: in a child, then.
+    # Loading a CUDA op asks the device for its architecture, and with that initialises CUDA: in a child, then.
     child = os.fork()
     if child == 0:
         try:

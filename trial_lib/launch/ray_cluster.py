@@ -120,8 +120,9 @@ def slots_of_all_nodes(resource: str) -> Host:
     try:
         hosts: list[Host] = ray.get(described, timeout=_ANSWER_S)
     except ray.exceptions.RayError as error:
+        said = str(error).strip() or type(error).__name__
         raise InputError(
-            f"a node of the Ray cluster cannot run trials ({str(error).strip().splitlines()[-1]}).",
+            f"a node of the Ray cluster cannot run trials ({said.splitlines()[-1]}).",
             where="--ray",
             remedy="Install ZeroTune on every node, in the same version.",
         ) from None

@@ -31,7 +31,7 @@ class WarmLauncher:
     """Keeps one fork server for the user's interpreter and environment, and forks trials from it.
 
     A server that has died is started anew; one that must not fork (a thread, an initialised driver) hands its trials to
-    the cold launcher, and says so.
+    the cold launcher, says so, and is ended.
 
     Args:
         interpreter: the Python of the ranks.
@@ -60,6 +60,8 @@ class WarmLauncher:
         self._channel: socket.socket | None = None
         self._ready = False
         self._doubt: str | None = None
+        self._running: list[Launched] = []  # of its forks
+        self._ended: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
     def start(self) -> None:
@@ -89,10 +91,17 @@ class WarmLauncher:
             for _ in range(2):
                 launched = None if self._doubt or self._closed else self._fork(request)
                 if launched is not None:
+                    self._running = [*filter(Launched.is_running, self._running), launched]
                     return launched
+            self._retire()
         if self._closed:
             raise LauncherClosedError
-        self._note(f"starting cold: {self._doubt or 'the fork server does not come up, see ' + self._log}")
+        why = (
+            f"{self._doubt} (docs/operations.md)"
+            if self._doubt
+            else f"the fork server does not come up, see {self._log}"
+        )
+        self._note(f"starting cold: {why}")
         return self._cold.launch(request)
 
     def _fork(self, request: LaunchRequest) -> Launched | None:
@@ -137,17 +146,28 @@ class WarmLauncher:
             else:
                 self._note(message["note"])
 
+    def _retire(self) -> None:
+        """Ends a server that must not fork, as soon as none of its trials runs: all that it does is hold memory."""
+        if self._doubt and self._server is not None and not any(map(Launched.is_running, self._running)):
+            self._ended.append(self._server)
+            self._drop()
+
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
         """See `Launcher.check`; the server answers as soon as it has imported DeepSpeed."""
         with self._lock:
-            if self._channel is None:
-                return None
-            try:
-                channel.send(self._channel, {CHECK: {"ds_config": ds_config, "slots": slots}})
-                judgement: Judgement | None = self._answer(CHECKED)
-            except (OSError, EOFError):
-                # The next launch finds it gone as well.
-                return None
+            if self._doubt is None:
+                return self._judged_by_server(ds_config, slots)
+        return self._cold.check(ds_config, slots)
+
+    def _judged_by_server(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
+        if self._channel is None:
+            return None
+        try:
+            channel.send(self._channel, {CHECK: {"ds_config": ds_config, "slots": slots}})
+            judgement: Judgement | None = self._answer(CHECKED)
+        except (OSError, EOFError):
+            # The next launch finds it gone as well.
+            return None
         return judgement
 
     def _wait_for_word(self) -> None:
@@ -179,6 +199,9 @@ class WarmLauncher:
                 return
             try:
                 self._wait_until_ready()
+                if self._doubt:
+                    self._retire()
+                    return
                 channel.send(self._channel, {"prime": modules})
                 self._answer("primed")
             except (OSError, EOFError):
@@ -209,7 +232,7 @@ class WarmLauncher:
                 serving.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._drop()
-        if server is not None:
+        for ended in filter(None, (*self._ended, server)):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(timeout=_CLOSE_S)
+                ended.wait(timeout=_CLOSE_S)
         self._cold.close()

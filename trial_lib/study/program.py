@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.environment import redact_text
 from trial_lib.experiment.launchers import TRIAL_CLASS_MODULE
 from trial_lib.experiment.training_spec import SPEC_VARIABLE
@@ -150,7 +151,7 @@ def has_one_thread(experiment: Experiment, device: str) -> bool:
         experiment: what the user submitted.
         device: `cuda` or `cpu`.
     """
-    if device == "cpu":
+    if kind_of(device).computes_on_the_processor:
         return True
     by_torchrun = experiment.entrypoint.launched_by in ("torchrun", "accelerate")
     return by_torchrun and experiment.config.resources.slots_per_trial > 1

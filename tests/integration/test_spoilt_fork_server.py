@@ -1,0 +1,91 @@
+"""A fork server that must not fork any more holds nothing: not what its imports have opened, nor their memory."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.warm import WarmLauncher
+
+# As a library does that initialises a GPU: it opens the driver's file, takes memory, and leaves a thread.
+SPOILS = """
+import os, threading, time
+opened = os.open({file!r}, os.O_RDWR | os.O_CREAT)
+os.set_inheritable(opened, True)
+taken = bytearray(os.urandom(1 << 20) * 256)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+MIB = 2**20
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[WarmLauncher, list[str]]]:
+    """A launcher whose server finds a module `spoils`, and its notes."""
+    (tmp_path / "spoils.py").write_text(SPOILS.format(file=str(tmp_path / "nvidia-uvm")))
+    notes: list[str] = []
+    environment = {**rank_environment(), "PYTHONPATH": str(tmp_path)}
+    launcher = WarmLauncher(sys.executable, [], environment, str(tmp_path / "server.log"), notes.append)
+    launcher.start()
+    yield launcher, notes
+    launcher.close()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def opens(process: psutil.Process, name: str) -> bool:
+    return any(Path(file.path).name == name for file in process.open_files())
+
+
+def test_one_whose_imports_have_spoilt_it_waits_without_them_and_its_fork_serves(
+    server: tuple[WarmLauncher, list[str]],
+) -> None:
+    launcher, notes = server
+    launcher.prime(["spoils"])
+    (note,) = notes
+    assert "could not fork with spoils" in note
+    assert launcher._server is not None
+    (spoilt,) = psutil.Process(launcher._server.pid).children()
+    (serving,) = spoilt.children()
+    # The serving one has said that it is primed; the other has begun to stand aside just before.
+    assert wait_until(lambda: spoilt.num_threads() == 1)
+    assert wait_until(lambda: spoilt.memory_info().rss < 32 * MIB)
+    assert not opens(spoilt, "nvidia-uvm")
+    assert serving.memory_info().rss > 64 * MIB
+    launcher.prime(["json"])
+    assert notes == [note]
+    serving.kill()
+    # A program that only waits for that end.
+    assert wait_until(lambda: not spoilt.is_running() or spoilt.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_one_that_is_in_doubt_from_the_beginning_is_ended_and_is_no_longer_asked(tmp_path: Path) -> None:
+    # The server is a fork of its keeper.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, threading, time\n"
+        "def start(): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "os.register_at_fork(after_in_child=start)\n"
+    )
+    environment = {**rank_environment(), "PYTHONPATH": str(tmp_path)}
+    launcher = WarmLauncher(sys.executable, [], environment, str(tmp_path / "server.log"), lambda text: None)
+    with contextlib.closing(launcher):
+        launcher.start()
+        assert launcher._server is not None
+        keeper = psutil.Process(launcher._server.pid)
+        launcher.prime(["json"])
+        assert launcher._server is None
+        assert wait_until(lambda: not keeper.is_running())
+        judged = launcher.check({"train_batch_size": 1, "sparse_attention": {}}, 1)
+        assert judged is not None
+        assert judged["refusals"]
