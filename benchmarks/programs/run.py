@@ -68,26 +68,19 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **variables}
 
 
-def trained(
-    folder: Path,
-    typed: Sequence[str],
-    variables: Mapping[str, str],
-    config: Path | None = None,
-    is_pinned: bool = False,
-) -> Training:
-    """Runs a command without ZeroTune, for a while, in slots that no trial takes meanwhile.
+def trained(folder: Path, typed: Sequence[str], variables: Mapping[str, str], config: Path | None = None) -> Training:
+    """Runs a command without ZeroTune, for a while: each rank on a core of its own, which no trial has meanwhile.
 
     Args:
         folder: where it is typed.
         typed: the command.
         variables: that are typed before it.
         config: what stands in the place of the dictionary in the code, if the code is to be changed.
-        is_pinned: whether each rank has a core of its own, as in a trial.
 
     Raises:
         RuntimeError: it made too few steps.
     """
-    watch = {"WATCH_CONFIG": str(config or ""), "WATCH_PINNED": "1" if is_pinned else ""}
+    watch = {"WATCH_CONFIG": str(config or "")}
     host = this_host()
     with held_slots(host_lock_dir(), host, len(host.slots), lambda: False):
         ranks, error = watched(folder, typed, {**variables, **watch})
@@ -169,12 +162,11 @@ def row(program: Program, rounds: int, work: Path) -> dict[str, Any]:
         return {**found, "plain": asdict(plain), "answer": document["reason"]}
     winner = document["confirmation"]["winner"]
     is_own = winner is None or winner["verdict"] == "own"
-    plain, pinned, submitted, winners = (list[Training]() for _ in range(4))
+    plain, submitted, winners = (list[Training]() for _ in range(3))
 
     def one_of_each() -> None:
         plain.append(trained(folder, program.typed, program.variables))
         submitted.append(tried(trials))
-        pinned.append(trained(folder, program.typed, program.variables, is_pinned=True))
         if not is_own:
             words, variables, config = winner_command(document)
             winners.append(trained(folder, words, {**program.variables, **variables}, config))
@@ -187,15 +179,10 @@ def row(program: Program, rounds: int, work: Path) -> dict[str, Any]:
         "answer": document["confirmation"]["sentence"],
         "plain": asdict(middle(plain)),
         "submitted": asdict(middle(submitted)),
-        "submitted_over_plain": asdict(ratio(pinned, submitted, lambda run: run.cpu_s_per_sample)),
+        "submitted_over_plain": asdict(ratio(plain, submitted, lambda run: run.cpu_s_per_sample)),
         "runs": {
             name: [asdict(run) for run in runs]
-            for name, runs in {
-                "plain": plain,
-                "plain, pinned": pinned,
-                "submitted": submitted,
-                "winner": winners,
-            }.items()
+            for name, runs in {"plain": plain, "submitted": submitted, "winner": winners}.items()
         },
     }
     if is_own:
@@ -266,7 +253,7 @@ def _ratio(ratio: Mapping[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="*", help="of programs, each with its COMMAND; else those of tests")
-    parser.add_argument("--rounds", type=int, default=4, help="plain runs, trials and runs of the winner, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="plain runs, trials and runs of the winner, in turn")
     arguments = parser.parse_args()
     programs = [read(folder) for folder in arguments.folders] or [*others(), *OWN]
     rows: list[dict[str, Any]] = []

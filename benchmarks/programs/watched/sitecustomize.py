@@ -134,6 +134,5 @@ def _change(loader: Loader, word: Any) -> None:
 
 if os.environ.get("WATCH_FOLDER") and "RANK" in os.environ:
     sys.meta_path.insert(0, Finder())
-    if os.environ.get("WATCH_PINNED"):
-        # As a slot of a CPU is a core.
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["LOCAL_RANK"])]})
+    # As a slot of a CPU is a core.
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["LOCAL_RANK"])]})
