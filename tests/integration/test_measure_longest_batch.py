@@ -49,11 +49,11 @@ def test_the_profile_finds_the_longest_sequence_and_that_a_batch_can_be_made_as_
     assert LONGEST in lengths(trials, result)
 
 
-def test_the_profile_of_data_of_one_length_ends_with_its_step(trials: Any) -> None:
+def test_the_profile_of_data_of_one_length_takes_its_step_and_one_for_the_flops(trials: Any) -> None:
     result = profile(trials, "--fixed", "12")
     assert result.program is not None
     assert (result.program.shortest_sequence, result.program.longest_sequence) == (None, None)
-    assert lengths(trials, result) == [12]
+    assert lengths(trials, result) == [12, 12]
 
 
 def test_a_profile_sees_sequences_that_no_loader_gave_while_it_trains(trials: Any) -> None:

@@ -186,7 +186,7 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         ],
         watch.engine,
     )
-    (activation_bytes,) = most([watch.model.activation_bytes / watch.samples_counted], watch.engine)
+    (activation_bytes,) = most([watch.model.activation_bytes / watch.samples_kept], watch.engine)
     return {
         "num_params": round(counts[0] / replicas),
         "trainable_num_params": round(counts[1] / replicas),

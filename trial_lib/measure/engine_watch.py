@@ -47,12 +47,12 @@ class EngineWatch:
         device: that it trains on.
         clock: of its optimizer steps.
         parts: the calls of forward, backward and step.
-        model: FLOPs and activations of the first micro-batch.
+        model: activations of the first micro-batch, and FLOPs of one that is asked for.
         asked: the micro-batch size that the engine is set to.
         arrival: how samples show in the batches that arrive.
         sizes: of the first training micro-batches, in order, as `batch_shape.batch_sizes` returns them.
         micro_batches: training micro-batches so far.
-        counted_elements: numbers in the inputs of the micro-batch that `model` has counted.
+        counted_elements: numbers in the inputs of the micro-batch whose FLOPs `model` has counted.
         first_micro_batch: samples in the first training micro-batch; None until one came.
         shortest_sequence: the fewest tokens that the rows of a micro-batch had; None where the inputs show none.
         longest_sequence: the most.
@@ -81,6 +81,7 @@ class EngineWatch:
         self.model = self._counter(with_activations)
         self._arrived = _nothing_arrived()
         self.micro_batches = 0
+        self._kept: tuple[int, ...] = ()
         self._counted: tuple[int, ...] = ()
         self.counted_elements = 0
         self.first_micro_batch: int | None = None
@@ -262,7 +263,9 @@ class EngineWatch:
         if not self.sizes:
             self._observer.first_batch_arrived(sizes, tokens)
             self.first_micro_batch = round(self.arrival.samples(self.rows_in(sizes), self.asked))
-        if self.model.is_next:
+        if self.model.counts_activations:
+            self._kept = sizes
+        if self.model.counts_flops:
             self._counted, self.counted_elements = sizes, elements_in(inputs)
         if len(self.sizes) < _MOST_SIZES:
             self.sizes.append(sizes)
@@ -281,8 +284,13 @@ class EngineWatch:
         return sizes[self.arrival.dimension] if self.arrival.dimension < len(sizes) else 0
 
     @property
+    def samples_kept(self) -> float:
+        """Samples in the micro-batch whose activations `model` has counted; those it is set to where none are seen."""
+        return self.arrival.samples(self.rows_in(self._kept), self.asked) or self.asked
+
+    @property
     def samples_counted(self) -> float:
-        """Samples in the micro-batch that `model` has counted; as many as it is set to where none are seen."""
+        """Samples in the micro-batch whose FLOPs `model` has counted; those it is set to where none are seen."""
         return self.arrival.samples(self.rows_in(self._counted), self.asked) or self.asked
 
     @property

@@ -29,6 +29,9 @@ class SequenceSurvey:
         most: returns the largest of each value over all ranks; each of them calls it.
         keep: called with the facts complete but for the trial, before the code trains on: what the measurement so far
             is must not be lost where that goes wrong.
+
+    Attributes:
+        has_stretched: whether the code has been given batches that were made longer.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class SequenceSurvey:
         self._facts = facts
         self._most = most
         self._keep = keep
+        self.has_stretched = False
         self._steps_left = 0
         self._next = self._begin
         self._trains_until = 0.0
@@ -85,6 +89,7 @@ class SequenceSurvey:
         assert self._facts.longest_sequence is not None
         accumulation = int(self._watch.engine.gradient_accumulation_steps())
         loader_batches.stretch(self._facts.longest_sequence, accumulation)
+        self.has_stretched = True
         # Accelerate holds one batch in advance: of two, one at least is a later one.
         self._steps_left = 1 if accumulation > 1 else 2
         self._watch.model.count_activations_again()
@@ -110,8 +115,7 @@ class SequenceSurvey:
 class StretchedWarmUp:
     """Has one of a trial's steps before the measured ones train on batches as long as the longest of the data.
 
-    The first, unless the code reads other batches before it trains. The steps that count see the batches as they come,
-    and so do the FLOPs.
+    The first, unless the code reads other batches before it trains. The steps that count see the batches as they come.
 
     Args:
         length: tokens in a sample of the longest batch; None to leave the batches alone.
@@ -128,7 +132,6 @@ class StretchedWarmUp:
         if self._length is None or not self._warm_up_steps:
             return
         self._is_on = True
-        watch.model.waits = True
         self._stretch(watch)
 
     def step_ended(self, watch: EngineWatch, steps: int) -> None:
@@ -143,7 +146,7 @@ class StretchedWarmUp:
         if not self._has_arrived(watch) and steps < self._warm_up_steps:
             self._stretch(watch)
             return
-        self._is_on = watch.model.waits = False
+        self._is_on = False
         loader_batches.stretch(0, 0)
 
     def note(self, longest: int | None) -> str:

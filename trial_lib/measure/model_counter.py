@@ -1,52 +1,62 @@
 """What a model costs: FLOPs and saved activations of one micro-batch, counted while it trains."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from trial_lib.measure.activations import SavedActivations
 from trial_lib.measure.batch_shape import tensors_in
+from trial_lib.measure.compiled_programs import eagerly
 from trial_lib.measure.flops import FlopCounter
 from trial_lib.measure.precision import names
 
 
 class ModelCounter:
-    """Counts FLOPs and saved activations of the first training micro-batch, then stays out of the way.
+    """Counts the saved activations of the first training micro-batch, and the FLOPs of one that is asked for.
+
+    The two are counted apart: activations are those of the training as it is, and FLOPs show where nothing is compiled.
+
+    Args:
+        with_activations: whether to count activations.
 
     Attributes:
         flops: of this rank's part of the model, forward and backward of that micro-batch.
-        activation_bytes: that its forward pass kept; counted only where asked for.
+        activation_bytes: that a forward pass kept.
         formats: of the numbers that it keeps or returns, such as `bfloat16`; known where activations are counted.
-        waits: while True, the micro-batches that come are not the one to count.
+        counts_activations: whether those of the micro-batch that comes are counted.
+        counts_flops: whether those of the micro-batch that comes are counted.
     """
 
     def __init__(self, with_activations: bool) -> None:
         self.flops = 0
         self.activation_bytes = 0
         self.formats: set[str] = set()
-        self.waits = False
-        self._counts_again = False
-        self._with_activations = with_activations
+        self.counts_activations = with_activations
+        self.counts_flops = False
+        self._looks_for_more = False
         self._counter: FlopCounter | None = None
-        self._done = False
+        self._entered = contextlib.ExitStack()
+
+    def count_flops(self) -> None:
+        """Has the FLOPs of the next micro-batch counted; it runs as written, also where it is compiled."""
+        self.counts_flops = True
+        self._looks_for_more = False
+
+    def count_activations_again(self) -> None:
+        """Counts the activations of each micro-batch from here on: those of the most demanding one are kept."""
+        self._looks_for_more = True
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, counting if it is the first."""
-        if self._counts_again:
-            with SavedActivations() as saved:
-                output = function(*args, **kwargs)
-            self.activation_bytes = max(self.activation_bytes, saved.bytes)
-            return output
-        if not self.is_next:
-            return function(*args, **kwargs)
-        if self._counter is None:
+        """Runs a forward pass, counting what is to be counted of it."""
+        if self.counts_flops and self._counter is None:
             # Entered until the backward pass has ended, so that a loss computed outside the engine counts too.
-            self._counter = FlopCounter()
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
-        if not self._with_activations:
+            self._begin()
+        if not self.counts_activations and not self._looks_for_more:
             return function(*args, **kwargs)
         with SavedActivations() as saved:
             output = function(*args, **kwargs)
-        self.activation_bytes += saved.bytes
+        before = self.activation_bytes
+        self.activation_bytes = before + saved.bytes if self.counts_activations else max(before, saved.bytes)
         self.formats |= names({*saved.dtypes, *(tensor.dtype for tensor in tensors_in(output))})
         return output
 
@@ -57,24 +67,26 @@ class ModelCounter:
         finally:
             self.stop()
 
-    def count_activations_again(self) -> None:
-        """Counts the activations of each micro-batch from here on: those of the most demanding one are kept."""
-        self._counts_again = True
-
-    @property
-    def is_next(self) -> bool:
-        """Whether the micro-batch that comes is the one to count."""
-        return not (self._done or self.waits)
-
     def stop(self) -> None:
-        """Ends counting; harmless when it has ended, or has to wait."""
-        if self.waits:
-            return
-        self._done = True
+        """Ends what is being counted; harmless where nothing is."""
+        self.counts_activations = False
         if self._counter is not None:
-            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.flops = self._counter.flops
-            self._counter = None
+            self._end()
+
+    def _begin(self) -> None:
+        try:
+            self._entered.enter_context(eagerly())
+        except RuntimeError:
+            # The engine is called from within a compiled function: there nothing can be counted.
+            self.counts_flops = False
+            return
+        self._counter = self._entered.enter_context(FlopCounter())
+
+    def _end(self) -> None:
+        assert self._counter is not None
+        self._entered.close()
+        self.flops += self._counter.flops
+        self._counter, self.counts_flops = None, False
 
 
 class StageCounter(ModelCounter):
@@ -85,25 +97,24 @@ class StageCounter(ModelCounter):
 
     def __init__(self, with_activations: bool) -> None:
         super().__init__(with_activations)
-        self._uncounted = {"forward", "backward"}
+        self._counts_backward = False
+
+    def count_flops(self) -> None:
+        """Has the FLOPs of the next forward and of the next backward pass counted."""
+        super().count_flops()
+        self._counts_backward = True
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, counting if it is the first."""
-        if "forward" not in self._uncounted:
-            return function(*args, **kwargs)
-        self._uncounted.remove("forward")
+        """Runs a forward pass, counting what is to be counted of it."""
         try:
             return super().forward(function, *args, **kwargs)
         finally:
             self.stop()
 
     def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward pass, counting if it is the first."""
-        if "backward" not in self._uncounted:
+        """Runs a backward pass, counting if it is to be counted."""
+        if not self._counts_backward:
             return function(*args, **kwargs)
-        self._uncounted.remove("backward")
-        with FlopCounter() as counter:
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.flops += counter.flops
+        self._counts_backward = False
+        self._begin()
+        return super().backward(function, *args, **kwargs)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trial_lib.device.rank.base import Device
 from trial_lib.device.rank.here import UnknownDeviceError, device_of
@@ -25,6 +24,7 @@ from trial_lib.measure.interception import intercept
 from trial_lib.measure.loader_batches import loader_batches
 from trial_lib.measure.longest_batch import StretchedWarmUp
 from trial_lib.measure.over_ranks import most
+from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.rank_memory import RankMemory
@@ -38,8 +38,6 @@ current: "Probe | None" = None
 
 # Dynamic loss scaling halves its scale some dozen times before it fits; more is no search for a scale.
 _MOST_SKIPPED_IN_A_ROW = 100
-# A program may warm something up by plain torch before it has an engine, but not for as long.
-_MOST_PLAIN_STEPS = 100
 _NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
 
 
@@ -88,7 +86,8 @@ class Probe:
         # A child that the program forks is not the rank, though it has all that the rank has.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
-        self._steps_seen = self._skipped_in_a_row = self._plain_steps = 0
+        self._steps_seen = self._skipped_in_a_row = 0
+        self._plain_steps = PlainSteps(self.refuse)
         self._arrived: tuple[int, int | None] | None = None
         self._counted = CountedSteps()
         self._memory = RankMemory()
@@ -124,7 +123,7 @@ class Probe:
             intercept(self._settings.overrides, self.facts, CurrentProbe(lambda: current))
             loader_batches.install()
         current = self
-        self._plain_hook = register_optimizer_step_post_hook(self._plain_step)
+        self._plain_steps.begin()
 
     def take_over(self, previous: "Probe") -> None:
         """Measures the engine of another probe, which is set to another batch meanwhile; in the place of `install`.
@@ -159,16 +158,6 @@ class Probe:
         self.has_finished = True
         self._tell_finished(measurement)
 
-    def _plain_step(self, *_: Any) -> None:
-        """Ends a trial that trains without DeepSpeed: its deadline is half an hour away."""
-        self._plain_steps += 1
-        if self._plain_steps == _MOST_PLAIN_STEPS and os.getpid() == self._process:
-            self.refuse(
-                "invalid",
-                f"The program has taken {_MOST_PLAIN_STEPS} optimizer steps without a DeepSpeed engine: it trains "
-                "without DeepSpeed. Let it call deepspeed.initialize, or give it the argument with which it does.",
-            )
-
     def starts_own_ranks(self, reason: str) -> None:
         """Ends a trial whose program starts ranks of its own, unless it trains already.
 
@@ -200,7 +189,7 @@ class Probe:
             self._watch.leave_out(engine)
             return
         self.thread = threading.current_thread()
-        self._plain_hook.remove()
+        self._plain_steps.end()
         self._end_phase("initialize")
         device = device_of(engine.device)
         self._memory.engine_built(device)
@@ -316,7 +305,7 @@ class Probe:
         samples = counted.agree(self._watch)
         if is_moment and is_enough(window, counted.slowest):
             self._end_phase("steps")
-            if self._settings.with_profile and not self.is_pipeline:
+            if self._settings.with_profile:
                 self._go_on_surveying()
             else:
                 self._finish(self._measurement())
@@ -338,8 +327,15 @@ class Probe:
                 self._settings.as_typed,
                 self.on_most_demanding_rank,
                 lambda: self._keep(self._measurement()),
+                self._about_to_count,
             )
         return self._survey
+
+    def _about_to_count(self) -> None:
+        """Keeps what is measured: the step that follows is none of the training's."""
+        assert self._watch is not None
+        self._memory.end(self._watch.device)
+        self._keep(self._measurement())
 
     def _end_if_it_never_trains(self) -> None:
         """Ends a trial whose steps are skipped for good: DeepSpeed skips those whose gradients are not finite."""

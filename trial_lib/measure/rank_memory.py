@@ -16,6 +16,7 @@ class RankMemory:
         self._budget: int | None = None
         self._available: int | None = None
         self._initialize_peak = self._peak = 0
+        self._final: dict[str, int] | None = None
 
     def begin(self, budget: int | None) -> None:
         """Holds the process to so many bytes from here on, if there is a limit.
@@ -53,9 +54,13 @@ class RankMemory:
         """Returns what the slot has for this process."""
         return device.total_bytes() if self._budget is None else self._budget
 
+    def end(self, device: Device) -> None:
+        """Leaves out what comes from here on: it is none of the training's."""
+        self._final = self.figures(device)
+
     def figures(self, device: Device) -> dict[str, int]:
         """Returns them by the names of `trial_lib.experiment.result.Memory`."""
-        return {
+        return self._final or {
             "peak": max(device.peak_bytes(), self._peak),
             "after_initialize": self.after_initialize,
             **({} if self._available is None else {"available": self._available}),

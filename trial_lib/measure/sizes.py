@@ -26,6 +26,7 @@ from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
 from trial_lib.measure import (
     accelerate,
+    compiled_programs,
     file_functions,
     hugging_face,
     own_ends,
@@ -127,6 +128,7 @@ class Sizes:
         facts = ProgramFacts()
         self._probe = self._new_probe(facts)
         self._probe.install()
+        compiled_programs.install()
         program_options.note_parsers()
         hugging_face.install(facts, self._overrides, self._scratch)
         accelerate.install(facts)

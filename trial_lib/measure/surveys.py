@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from trial_lib.measure.engine_watch import EngineWatch
+from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
+from trial_lib.measure.flop_survey import FlopSurvey
 from trial_lib.measure.longest_batch import SequenceSurvey
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.size_survey import SizeSurvey
@@ -11,7 +12,8 @@ from trial_lib.measure.size_survey import SizeSurvey
 class Surveys:
     """Looks at the sizes of batches where the program runs as typed, and at the lengths of sequences in a profile.
 
-    A program that is typed with a micro-batch of 1 has both in one run.
+    A program that is typed with a micro-batch of 1 has both in one run. The stages of a pipeline exchange batches of
+    one size. At last the FLOPs are counted.
 
     Args:
         watch: of the engine that trains.
@@ -19,6 +21,7 @@ class Surveys:
         as_typed: whether the program runs as it was typed.
         most: returns the largest of each value over all ranks; each of them calls it.
         keep: see `SequenceSurvey`.
+        about_to_count: see `FlopSurvey`.
     """
 
     def __init__(
@@ -28,16 +31,25 @@ class Surveys:
         as_typed: bool,
         most: Callable[[list[float]], list[float]],
         keep: Callable[[], None],
+        about_to_count: Callable[[], None],
     ) -> None:
         self._watch = watch
         self._facts = facts
         self._sizes = SizeSurvey(watch, facts, most) if as_typed else None
         self._lengths = SequenceSurvey(watch, facts, most, keep)
+        self._flops = FlopSurvey(watch, most, about_to_count)
+        self._looks_at_batches = not isinstance(watch, PipelineWatch)
         self._looks_at_sizes = as_typed
 
     def step_ended(self) -> bool:
         """Returns whether the code is to train on; every rank asks after the same optimizer steps."""
         self._note_of_steps()
+        if self._looks_at_batches and self._look_at_batches():
+            return True
+        self._looks_at_batches = False
+        return self._flops.step_ended(self._lengths.has_stretched)
+
+    def _look_at_batches(self) -> bool:
         if self._looks_at_sizes:
             assert self._sizes is not None
             if self._sizes.step_ended():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from trial_lib.measure.flops import FlopCounter
@@ -87,3 +88,46 @@ def test_of_a_tensor_that_is_split_over_ranks_each_counts_its_own_part():
         assert counted(lambda: split(inputs).sum().backward()) == whole / 2 > 0
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_flex_attention_costs_what_any_attention_does():
+    # Without gradients: torch has no backward pass of it on a CPU.
+    q, k, v = (torch.randn(2, 4, 128, 8) for _ in range(3))
+    with torch.compiler.set_stance("force_eager"):
+        assert counted(lambda: flex_attention(q, k, v)) == 2 * 2 * 2 * 4 * 128 * 128 * 8
+
+
+def test_within_an_operator_that_is_given_functions_the_work_of_those_that_run_counts():
+    a = leaf(4, 4)
+
+    def branch():
+        return torch.cond(torch.tensor(True), lambda x: (x @ x,), lambda x: (x @ x @ x,), (a,))[0]
+
+    with torch.compiler.set_stance("force_eager"):
+        assert counted(branch) == 2 * 4**3
+
+
+def test_a_nested_tensor_counts_its_rows():
+    rows = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged, requires_grad=True)
+    linear = torch.nn.Linear(8, 4)
+    assert counted(lambda: linear(rows).values().sum().backward()) == 3 * 2 * (3 + 5) * 8 * 4
+
+
+def test_work_on_tensors_without_a_shape_is_named():
+    rows = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.strided)
+    linear = torch.nn.Linear(8, 4)
+    with FlopCounter() as counter:
+        linear(rows)
+    assert (counter.flops, counter.uncounted) == (0, {"aten::linear"})
+
+
+@torch.library.custom_op("flop_test::product", mutates_args=())
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+def test_an_operator_of_somebody_elses_without_a_formula_is_named():
+    a, b = torch.randn(3, 5), torch.randn(5, 7)
+    with FlopCounter() as counter:
+        (product(a, b) @ b.T).relu()
+    assert (counter.flops, counter.uncounted) == (2 * 3 * 7 * 5, {"flop_test::product"})

@@ -177,18 +177,6 @@ def trained_on(warm_up, watch, batches, steps):
         warm_up.step_ended(watch, step)
 
 
-def test_the_flops_are_counted_on_a_batch_as_it_comes(loaders):
-    watch = Watch()
-    warm_up = StretchedWarmUp(9, warm_up_steps=2)
-    warm_up.begin(watch)
-    assert watch.model.waits
-    batches = iter(loader())
-    watch.train_on(next(batches))
-    warm_up.step_ended(watch, 1)
-    assert not watch.model.waits
-    assert watch.longest_sequence == 9
-
-
 def test_a_warm_up_tries_again_until_its_last_step(loaders):
     watch = Watch()
     # The first batch is not one of the loader's.
@@ -211,7 +199,6 @@ def test_a_warm_up_that_saw_nothing_as_long_says_so_and_counts_what_it_sees(load
     warm_up = StretchedWarmUp(9, warm_up_steps=2)
     trained_on(warm_up, watch, [torch.zeros(1, 4, dtype=torch.long)] * 3, 3)
     assert "sequences of 4 tokens, and the data has some of 9" in warm_up.note(4)
-    assert not watch.model.waits
     assert lengths_of(loader()) == LENGTHS
 
 
@@ -220,4 +207,3 @@ def test_without_a_length_or_a_warm_up_nothing_is_made_longer(loaders):
         watch = Watch()
         warm_up.begin(watch)
         assert lengths_of(loader()) == LENGTHS
-        assert not watch.model.waits

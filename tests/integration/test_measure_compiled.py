@@ -1,0 +1,84 @@
+"""Trials of programs that compile: what a trial compiles is what the training does."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CONFIG, PROGRAMS
+
+from trial_lib.experiment.candidate import Purpose
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.window import StepWindow
+
+ONE_STEP = StepWindow(1, 1, max_steps=1)
+WAYS = ["function", "fullgraph", "model", "engine", "flex"]
+# Two products of matrices, of which the first has no gradient of its inputs.
+FORWARD = 2 * (24 * 64 + 64 * 8)
+FLOPS = 3 * FORWARD - 2 * 24 * 64
+
+
+def free_port() -> int:
+    with socket.socket() as unbound:
+        unbound.bind(("127.0.0.1", 0))
+        return int(unbound.getsockname()[1])
+
+
+def graphs(log: str) -> list[int]:
+    """The graphs that were made in each step."""
+    steps = re.split(r"^step \d+$", log, flags=re.MULTILINE)[1:]
+    return [len(re.findall(r"^graph$", step, re.MULTILINE)) for step in steps]
+
+
+def plain(folder: Path, *arguments: str) -> list[int]:
+    """Runs the program by itself, and returns the graphs of its first five steps."""
+    config = folder / "plain.json"
+    config.write_text(json.dumps({**CONFIG, "train_micro_batch_size_per_gpu": 2}))
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    run = subprocess.run(
+        [sys.executable, "compiles.py", "--deepspeed_config", str(config), "--steps", "5", *arguments],
+        cwd=PROGRAMS,
+        env={**os.environ, **variables, "MASTER_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return graphs(run.stdout)
+
+
+def completed(result: TrialResult) -> TrialResult:
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    return result
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_trial_makes_the_graphs_that_the_training_makes(trials: Any, tmp_path: Path, way: str) -> None:
+    expected = plain(tmp_path, "--way", way)
+    assert expected[0] > 0
+    result = completed(trials.run("compiles.py", "--way", way))
+    made = graphs(trials.log(result))
+    assert made[:5] == expected
+    assert sum(made) == sum(expected)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "eager"])
+def test_the_profile_counts_what_is_compiled_and_compiles_it_all_the_same(trials: Any, way: str) -> None:
+    result = completed(trials.run("compiles.py", "--way", way, purpose=Purpose.PROFILE, window=ONE_STEP))
+    assert (sum(graphs(trials.log(result))) > 0) == (way != "eager")
+    assert result.profile is not None
+    # Of flex attention two products more, of two rows each.
+    attention = 2 * 2 * 2 * 24 if way == "flex" else 0
+    assert result.profile.flops_per_sample == pytest.approx(FLOPS + attention)
+
+
+@pytest.mark.parametrize("way", ["branch", "loop"])
+def test_a_program_that_cannot_be_run_uncompiled_is_profiled_without_its_flops(trials: Any, way: str) -> None:
+    result = completed(trials.run("compiles.py", "--way", way, purpose=Purpose.PROFILE, window=ONE_STEP))
+    assert sum(graphs(trials.log(result))) > 0
+    assert result.profile is not None
+    assert (result.profile.flops_per_sample, result.profile.num_params) == (0.0, 24 * 64 + 64 + 64 * 8 + 8)

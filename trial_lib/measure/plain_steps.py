@@ -1,0 +1,41 @@
+"""Optimizer steps that a program takes by plain torch, before it has a DeepSpeed engine."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+# A program may warm something up so, but not for as long.
+_MOST = 100
+
+
+class PlainSteps:
+    """Ends a trial that trains without DeepSpeed: its deadline is half an hour away.
+
+    Args:
+        refuse: ends the trial, with an outcome and a reason.
+    """
+
+    def __init__(self, refuse: Callable[[str, str], None]) -> None:
+        self._refuse = refuse
+        self._taken = 0
+        # A child that the program forks is not the rank, though it has all that the rank has.
+        self._process = os.getpid()
+
+    def begin(self) -> None:
+        """Counts them from here on."""
+        self._hook = register_optimizer_step_post_hook(self._step_ended)
+
+    def end(self) -> None:
+        """Counts no more: the engine is there."""
+        self._hook.remove()
+
+    def _step_ended(self, *_: Any) -> None:
+        self._taken += 1
+        if self._taken == _MOST and os.getpid() == self._process:
+            self._refuse(
+                "invalid",
+                f"The program has taken {_MOST} optimizer steps without a DeepSpeed engine: it trains without "
+                "DeepSpeed. Let it call deepspeed.initialize, or give it the argument with which it does.",
+            )
