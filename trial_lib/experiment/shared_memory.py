@@ -15,7 +15,13 @@ from trial_lib.experiment.files import open_own
 FOLDER = Path("/dev/shm")
 BUFFERS = "deepspeed_allreduce_buffer_"
 """How the names of the buffers begin that DeepSpeed's CPU collectives have there."""
+OF_NCCL = "nccl-"
+"""How the names of NCCL's segments begin. It removes the name of each as soon as those have it that are to: what has a
+name and is nobody's was left by ranks that were killed while they connected."""
 
+# include/linux/proc_ns.h: the namespaces that the kernel itself has made.
+_OF_THE_HOST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}
+_NAMESPACES = Path("/proc/self/ns")
 _DELETED = " (deleted)"
 
 
@@ -47,6 +53,26 @@ def held_by(processes: Iterable[int]) -> set[str]:
 def held_by_anybody() -> set[str]:
     """Returns the names of the segments that some process of this host has mapped or open."""
     return held_by(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - names alone
+
+
+def are_all_holders_seen() -> bool:
+    """Returns whether no process can have a segment that this one cannot see.
+
+    A container has its own shared memory, or by `--ipc=host` the host's, whose other processes it does not see.
+    """
+    is_hosts = {}
+    for name, number in _OF_THE_HOST.items():
+        try:
+            is_hosts[name] = (_NAMESPACES / name).stat().st_ino == number
+        except OSError:
+            return False
+    return is_hosts["pid"] or not is_hosts["ipc"]
+
+
+def abandoned(prefix: str) -> set[str]:
+    """Returns this user's segments whose names begin so, and that no process has any more."""
+    named = {name for name in segments() if name.startswith(prefix)}
+    return named - held_by_anybody() if named else set()
 
 
 def _named_in(lines: Iterable[str]) -> set[str]:

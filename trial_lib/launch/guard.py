@@ -6,6 +6,7 @@ Runs in the user's environment, warm as a fork of the primed server, cold as a s
 import contextlib
 import ctypes
 import json
+import math
 import os
 import select
 import signal
@@ -13,7 +14,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from trial_lib.launch.leavings import look_before, remove_leavings
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 _STUCK_S = 30.0
+_MEMORY_LOOK_S = 1.0
+_SHARE_OF_MEMORY = 1e-3  # that has to come free at least, of all that the host has
 _LOOK_S = 2.0
 _STOPPED_LOOKS = 5
 _CANCELLED_POLL_S = 0.05
@@ -42,19 +44,18 @@ def become_subreaper() -> None:
 
 
 def kill_descendants() -> tuple[set[str], set[int]]:
-    """Kills every descendant of this process and waits until none is left.
-
-    No longer than half a minute: a process that is stuck in a driver dies when the driver lets it.
+    """Kills every descendant of this process and waits until none is left, or the rest do not get on.
 
     Returns:
         The segments of shared memory that they had, and their process ids.
     """
-    deadline = time.monotonic() + _STUCK_S
+    patience = _Patience()
     held, pids = set[str](), set[int]()
-    while time.monotonic() < deadline:
+    while not patience.is_over():
         descendants = psutil.Process().children(recursive=True)
         held |= held_by(process.pid for process in descendants if process.pid not in pids)
         pids.update(process.pid for process in descendants)
+        patience.note(len(descendants))
         for process in descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -65,6 +66,35 @@ def kill_descendants() -> tuple[set[str], set[int]]:
             break
         time.sleep(_POLL_S)
     return held, pids
+
+
+class _Patience:
+    """Says when killed processes are not worth waiting for: for half a minute none has ended, and no memory come free.
+
+    A killed process lives on while a driver gives back what it has locked for it: some gigabytes of the host's memory a
+    second, of hundreds. One that is stuck in a driver dies when that lets it, if ever.
+    """
+
+    def __init__(self) -> None:
+        self._fewest: float = math.inf
+        memory = psutil.virtual_memory()
+        self._most_free, self._step = memory.available, memory.total * _SHARE_OF_MEMORY
+        self._since = self._looked_at = time.monotonic()
+
+    def note(self, processes: int) -> None:
+        """Notes how many are left."""
+        now = time.monotonic()
+        if processes < self._fewest:
+            self._fewest, self._since = processes, now
+        if now - self._looked_at >= _MEMORY_LOOK_S:
+            self._looked_at = now
+            if (free := psutil.virtual_memory().available) >= self._most_free + self._step:
+                # More than ever: what others take and give back meanwhile comes to an end.
+                self._most_free, self._since = free, now
+
+    def is_over(self) -> bool:
+        """Returns whether nothing has got on for as long."""
+        return time.monotonic() - self._since > _STUCK_S
 
 
 def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
@@ -183,7 +213,7 @@ class Guard:
                 return RANKS
             left = min(deadline, grace_ends) - now
             # A full experiment has no deadline.
-            readable, _, _ = select.select(watched, [], [], left if isfinite(left) else None)
+            readable, _, _ = select.select(watched, [], [], left if math.isfinite(left) else None)
             if self._driver in readable:
                 return CANCEL
             if child_ends in readable:

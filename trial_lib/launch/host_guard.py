@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trial_lib.experiment import shared_memory
 from trial_lib.experiment.files import open_own
 from trial_lib.launch import bootstrap, hosted_rank, rank_process
 from trial_lib.launch.guard import become_subreaper, kill_descendants
@@ -29,13 +30,14 @@ _POLL_MS = 100
 def main(arguments: list[str]) -> None:
     """Entry: reads one line, the host's part as `trial_lib.launch.hostfile` sends it, and runs it to its end."""
     told = json.loads(sys.stdin.buffer.readline())
+    segments = shared_memory.segments()
     become_subreaper()
     guard = os.fork()
     if guard:
         # Stays behind as the guard's parent: when the guard is killed, what it has started comes here.
         _, status = os.waitpid(guard, 0)
         kill_descendants()
-        remove_shared_memory(told["master_addr"], told["master_port"])
+        remove_shared_memory(told["master_addr"], told["master_port"], segments)
         if told["guard"] is None:
             shutil.rmtree(rank_process.workers_folder(told["environment"], os.getpid()), ignore_errors=True)
         code = os.waitstatus_to_exitcode(status)

@@ -6,7 +6,7 @@ Runs in the user's environment.
 import contextlib
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ def remove_leavings(
         The bytes of each segment that was removed, and of those that have come meanwhile and that nobody has.
     """
     environment = request["ranks"][0]["environment"]
-    remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"])
-    shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
     before = request.get(_BEFORE)
+    remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"], before)
+    shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
     if before is None:
         return {}
     new = {
@@ -80,10 +80,25 @@ def _noted(request: dict[str, Any]) -> set[str]:
     return set() if scratch is None else shared_memory.noted(Path(scratch))
 
 
-def remove_shared_memory(address: str, port: str) -> None:
-    """Removes the buffers that DeepSpeed's CPU collectives leave in shared memory, some 70 MB a rank.
+def remove_shared_memory(address: str, port: str, before: Mapping[str, int] | None) -> None:
+    """Removes what DeepSpeed and NCCL leave in shared memory when their ranks are killed.
 
-    Their names end in the address and port of the rendezvous, and those are one trial's alone.
+    The names of the buffers of DeepSpeed's CPU collectives, some 70 MB a rank, end in the address and port of the
+    rendezvous, and those are one trial's alone. A segment of NCCL's, some MB for each pair of ranks, may be another
+    program's: it is removed where that would have to be seen.
+
+    Args:
+        address: of the rendezvous.
+        port: of the rendezvous.
+        before: the segments that there were before the ranks started, as `shared_memory.segments` returns them; None
+            where nobody has looked.
     """
     for buffer in shared_memory.FOLDER.glob(f"{shared_memory.BUFFERS}*_{address}_{port}_*"):
         buffer.unlink(missing_ok=True)
+    if before is None or not shared_memory.are_all_holders_seen():
+        return
+    now = shared_memory.segments()
+    for name in shared_memory.abandoned(shared_memory.OF_NCCL):
+        if name in now and before.get(name) != now[name]:
+            with contextlib.suppress(OSError):
+                (shared_memory.FOLDER / name).unlink()

@@ -16,6 +16,7 @@ from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
 from trial_lib.experiment.host_memory import kernel_kills
 from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.experiment.shared_memory import OF_NCCL
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
@@ -33,8 +34,8 @@ ENTRY = "trial_lib.measure.rank:run"
 """What each rank of a trial calls."""
 
 _MOST_NAMES = 3
-# As multiprocessing and torch name what a loader shares with its workers.
-_OF_WORKERS = ("sem.mp-", "torch_")
+# As multiprocessing and torch name what a loader shares with its workers, and NCCL what ranks connect by.
+_OF_THE_ENDED = ("sem.mp-", "torch_", OF_NCCL)
 
 
 @dataclass(frozen=True)
@@ -189,12 +190,13 @@ def run_to_end(
 def tell_leavings(ending: Ending, label: str, note: Callable[[str], None]) -> None:
     """Tells of the shared memory that a program has left behind, and that nobody has any more.
 
-    A trial ends its program wherever it is: the locks and buffers of a data loader's workers are no fault of anybody's.
+    A trial ends its program wherever it is: the locks and buffers of a data loader's workers, or of ranks that connect,
+    are no fault of anybody's.
     """
     for done, consequence in ((REMOVED, "it was removed"), (LEFT, "remove it if it is nobody's")):
         segments = ending.leavings.get(done, {})
         if done == REMOVED:
-            segments = {name: size for name, size in segments.items() if not name.startswith(_OF_WORKERS)}
+            segments = {name: size for name, size in segments.items() if not name.startswith(_OF_THE_ENDED)}
         if segments:
             names = ", ".join(sorted(segments)[:_MOST_NAMES]) + (", ..." if len(segments) > _MOST_NAMES else "")
             mib = sum(segments.values()) / 2**20

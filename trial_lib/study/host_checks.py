@@ -40,7 +40,7 @@ def check_shared_memory() -> Check:
     left = abandoned_buffers()
     if left:
         size = sum(left.values())
-        said += f", {mebibytes(size)} of it in {len(left)} buffers of DeepSpeed runs that are gone"
+        said += f", {mebibytes(size)} of it in {len(left)} buffers of runs that are gone"
     if usage.free < _LITTLE_SHARED_MEMORY:
         return fail(name, said, _removal(left) if left else remedy)
     if left:
@@ -53,10 +53,12 @@ def _removal(paths: Iterable[Path]) -> str:
 
 
 def abandoned_buffers() -> dict[Path, int]:
-    """Returns this user's buffers of DeepSpeed's CPU collectives that no process has any more, and their bytes."""
-    buffers = {name for name in shared_memory.segments() if name.startswith(shared_memory.BUFFERS)}
+    """Returns this user's buffers of DeepSpeed's CPU collectives and of NCCL that no process has, and their bytes."""
+    names = shared_memory.abandoned(shared_memory.BUFFERS)
+    if shared_memory.are_all_holders_seen():
+        names |= shared_memory.abandoned(shared_memory.OF_NCCL)
     sizes = {}
-    for name in buffers - shared_memory.held_by_anybody() if buffers else ():
+    for name in names:
         path = shared_memory.FOLDER / name
         # A run that ends meanwhile takes its own away.
         with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,7 @@
 """Which shared memory is removed behind a trial: what is certainly its own, and nobody's any more."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,55 @@ def test_a_launch_that_nobody_has_looked_before_loses_the_buffers_of_its_rendezv
     assert names(folder) == {"older", "deepspeed_allreduce_buffer_0_127.0.0.1_29501_0"}
 
 
+@pytest.mark.parametrize("sees_all", [True, False])
+def test_a_segment_of_nccl_that_nobody_has_is_removed_where_its_holder_would_be_seen(
+    launch: dict[str, Any], folder: Path, sees_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "are_all_holders_seen", lambda: sees_all)
+    (folder / "nccl-left").write_bytes(b"0" * 16)
+    with (folder / "nccl-of-others").open("wb"):
+        done = remove_leavings(launch, guard=1)
+    assert names(folder) == {"older", "nccl-of-others"} | (set() if sees_all else {"nccl-left"})
+    # What may be somebody's is told of.
+    assert done.get(LEFT, {}) == ({} if sees_all else {"nccl-left": 16})
+
+
+def test_a_segment_of_nccl_that_was_there_before_stays(folder: Path, launch: dict[str, Any]) -> None:
+    (folder / "nccl-older").touch()
+    look_before(launch)
+    assert remove_leavings(launch, guard=1) == {}
+    assert names(folder) == {"older", "nccl-older"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sees_all"),
+    [
+        ({"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}, True),
+        ({"pid": 1, "ipc": 2}, True),
+        # A container that shares the host's memory, and not its processes.
+        ({"pid": 1, "ipc": 0xEFFFFFFF}, False),
+        ({}, False),
+    ],
+)
+def test_holders_of_a_segment_are_seen_unless_they_are_beyond_a_container(
+    numbers: dict[str, int], sees_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Namespaces:
+        def __init__(self, name: str = "") -> None:
+            self._name = name
+
+        def __truediv__(self, name: str) -> "Namespaces":
+            return Namespaces(name)
+
+        def stat(self) -> SimpleNamespace:
+            if self._name not in numbers:
+                raise FileNotFoundError(self._name)
+            return SimpleNamespace(st_ino=numbers[self._name])
+
+    monkeypatch.setattr(shared_memory, "_NAMESPACES", Namespaces())
+    assert shared_memory.are_all_holders_seen() == sees_all
+
+
 def test_people_are_told_what_was_removed_and_what_may_be_somebody_s() -> None:
     said: list[str] = []
     leavings = {REMOVED: {f"psm_{number}": 2**20 for number in range(4)}, LEFT: {"other": 2**19}}
@@ -84,9 +134,9 @@ def test_people_are_told_what_was_removed_and_what_may_be_somebody_s() -> None:
     assert len(said) == 2
 
 
-def test_what_a_loader_shares_with_workers_whom_the_trial_ends_is_not_told() -> None:
+def test_what_a_loader_shares_with_workers_whom_the_trial_ends_or_ranks_with_each_other_is_not_told() -> None:
     said: list[str] = []
-    of_workers = {"sem.mp-0amf76qe": 32, "torch_123_456_0": 2**20}
+    of_workers = {"sem.mp-0amf76qe": 32, "torch_123_456_0": 2**20, "nccl-aT3xkQ": 2**23}
     tell_leavings(Ending("ranks", [0], leavings={REMOVED: of_workers}), "trial 0005", said.append)
     assert said == []
     tell_leavings(Ending("ranks", [0], leavings={REMOVED: {**of_workers, "psm_1": 2**21}}), "trial 0005", said.append)

@@ -1,0 +1,75 @@
+"""What the guard of a trial does behind its ranks, with ranks that import next to nothing."""
+
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trial_lib.experiment import shared_memory
+from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.launcher import Ending, LaunchRequest, RankRequest
+
+SHM = Path("/dev/shm")
+
+
+class Guarded:
+    """Runs programs as the only rank of a trial."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.log = folder / "rank0.log"
+
+    def run(self, program: str, **payload: Any) -> Ending:
+        """Runs a function `run(payload, rank)` to its end."""
+        (self._folder / "guarded_program.py").write_text(textwrap.dedent(program))
+        environment = rank_environment()
+        environment |= {"PYTHONPATH": str(self._folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        launcher = ColdLauncher(sys.executable, [], environment, print)
+        launcher._built = True  # no ops
+        scratch = self._folder / "scratch"
+        scratch.mkdir()
+        request = LaunchRequest(
+            interpreter=sys.executable,
+            entry="guarded_program:run",
+            payload={"scratch": str(scratch), **payload},
+            cwd=str(self._folder),
+            ranks=[RankRequest(environment, str(self.log), [])],
+            deadline_s=30.0,
+        )
+        try:
+            return launcher.launch(request).wait()
+        finally:
+            launcher.close()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Guarded:
+    return Guarded(tmp_path)
+
+
+def test_what_ranks_leave_of_nccl_that_are_killed_while_they_connect_is_gone(guarded: Guarded) -> None:
+    name = f"nccl-test-{uuid.uuid4().hex[:8]}"
+    left, held = SHM / name, SHM / f"{name}-held"
+    try:
+        with held.open("wb"):
+            ending = guarded.run(
+                """
+                import mmap, os, signal
+                def run(payload, rank):
+                    with open(payload["name"], "w+b") as file:
+                        file.truncate(mmap.PAGESIZE)
+                        mapped = mmap.mmap(file.fileno(), 0)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                """,
+                name=str(left),
+            )
+            assert ending.statuses == [-9], guarded.log.read_text()
+            assert left.exists() == (not shared_memory.are_all_holders_seen())
+            # It was there before.
+            assert held.exists()
+    finally:
+        left.unlink(missing_ok=True)
+        held.unlink()
