@@ -175,6 +175,7 @@ class TrialResult(_Record):
         step_times: seconds of each counted optimizer step, on the slowest rank.
         losses: what each of the first optimizer steps has made smaller, from step 1 on: mostly the mean loss over
             micro-batches and ranks; empty where the code shows none.
+        skipped_steps: which of these steps have changed no weight, from 1 on: fp16's loss scaling skips some.
         initial_weights: two sums over some elements of all parameters before the first step; empty where unknown.
         from_outside: whether somebody killed its ranks, their guard or their host, which says nothing of the candidate.
         swept: whether the ranks had measured other micro-batch sizes before this one; else they were fresh.
@@ -204,6 +205,7 @@ class TrialResult(_Record):
     metrics: dict[str, float] = Field(default_factory=dict)
     step_times: list[float] = Field(default_factory=list)
     losses: list[float] = Field(default_factory=list)
+    skipped_steps: list[int] = Field(default_factory=list)
     initial_weights: list[float] = Field(default_factory=list)
     from_outside: bool = False
     swept: bool = False

@@ -323,6 +323,7 @@ def _result(
         metrics=first.get("metrics", {}) if outcome is Outcome.COMPLETED else {},
         step_times=first.get("step_times", []),
         losses=first.get("losses", []),
+        skipped_steps=first.get("skipped_steps", []),
         initial_weights=first.get("initial_weights", []),
         from_outside=is_from_outside(ending, outcome, ranks),
         swept=swept,

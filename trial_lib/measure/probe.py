@@ -285,7 +285,7 @@ class Probe:
             self._end_if_it_never_trains()
         self._warm_up.step_ended(watch, self._steps_seen)
         step = CountedStep(time_taken, watch.take_arrived())
-        self._step_losses.add(watch.take_loss())
+        self._step_losses.add(watch.take_loss(), applied)
         if self._survey is not None:
             self._go_on_surveying()
         elif applied and self._steps_seen >= self._settings.window.start_step:

@@ -24,25 +24,34 @@ class StepLosses:
 
     def __init__(self) -> None:
         self._losses: list[torch.Tensor] = []
+        self._applied: list[bool] = []
         self._weights: InitialWeights | None = None
 
     def begin(self, engine: Any) -> None:
         """Notes the weights of an engine that has not trained."""
         self._weights = InitialWeights(engine)
 
-    def add(self, loss: torch.Tensor | None) -> None:
-        """Takes up the loss of the next step; None where the code shows none."""
+    def add(self, loss: torch.Tensor | None, applied: bool = True) -> None:
+        """Takes up the loss of the next step; None where the code shows none.
+
+        Args:
+            loss: of the step.
+            applied: whether it has changed the weights; fp16's loss scaling skips some.
+        """
         if loss is not None and len(self._losses) < _MOST:
             self._losses.append(loss)
+            self._applied.append(applied)
 
     def keep(self, count: int) -> None:
         """Leaves out the steps after the first so many: other ranks have no more."""
-        del self._losses[count:]
+        del self._losses[count:], self._applied[count:]
 
-    def over_ranks(self, engine: Any) -> dict[str, list[float]]:
+    def over_ranks(self, engine: Any) -> dict[str, list[float] | list[int]]:
         """Returns what a trial's record has of the losses and of the initial weights. Every rank takes part."""
         weights = [] if self._weights is None else self._weights.over_ranks(engine)
-        return {"losses": self.means(engine), "initial_weights": weights}
+        # Ranks skip a step together.
+        skipped = [number for number, applied in enumerate(self._applied, 1) if not applied]
+        return {"losses": self.means(engine), "skipped_steps": skipped, "initial_weights": weights}
 
     def means(self, engine: Any) -> list[float]:
         """Returns the mean over all ranks of each, up to the first that is not finite. Every rank takes part."""

@@ -288,7 +288,8 @@ class Confirmation:
     def _course(self, contender: Contender) -> Course:
         results = self._results[contender.key][-self._round :]
         losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
-        return Course(contender.candidate, contender.config, losses, weights, self._formats)
+        skipped = [each.skipped_steps for each in results]
+        return Course(contender.candidate, contender.config, losses, weights, self._formats, skipped)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ eighth of bfloat16's; `torch.testing.assert_close` takes 1.6 % for bfloat16. On 
 without offload differ by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
 """
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -67,6 +67,7 @@ class Course:
         weights: of each repeat, what tells its initial weights from others; empty where unknown.
         formats: of the numbers that the program's model is kept in and computes with, by its code and by the user's own
             configuration, as `ProgramProfile` has them.
+        skipped: of each repeat, the steps that have changed no weight, from 1 on.
     """
 
     candidate: Candidate
@@ -74,10 +75,23 @@ class Course:
     losses: Sequence[Sequence[float]]
     weights: Sequence[Sequence[float]] = ()
     formats: Collection[str] = ()
+    skipped: Sequence[Sequence[int]] = ()
 
     def first(self, steps: int) -> "_Steps":
         """Returns the losses of the first steps."""
         return [[repeat[step] for repeat in self.losses] for step in range(steps)]
+
+    def updates_before(self, steps: int) -> list[list[int]]:
+        """Returns of each repeat how often the weights have changed before each of the first steps."""
+        numbers = range(1, steps + 1)
+        skips = self.skipped or [()] * len(self.losses)
+        return [[number - 1 - sum(each < number for each in skipped) for number in numbers] for skipped in skips]
+
+    def by_updates(self) -> "_Steps":
+        """Returns the losses after no update, one, two, ...: of a step that was taken again the last one."""
+        updates = self.updates_before(min(map(len, self.losses)))
+        kept = [dict(zip(counts, losses, strict=False)) for counts, losses in zip(updates, self.losses, strict=True)]
+        return [[repeat[count] for repeat in kept] for count in range(min(map(len, kept)))]
 
 
 # The losses of each step, of all repeats.
@@ -126,6 +140,9 @@ def compare(own: Course, other: Course) -> LossAgreement:
     the means are compared, and what the losses of step 1 differ by is allowed for. So is that one start learns faster
     than another: up to twice as fast, by which one that learns nothing still shows. Losses of step 1 that no draws of
     one initialisation have are another training's: a program's own initialisation may have had no effect.
+
+    In fp16 the loss scaling may skip other steps, and so the same data meet weights of more updates or of fewer. Up to
+    there the losses are compared one by one; from there those after as many updates, as far as their noise shows.
     """
     if any(not math.isfinite(loss) for repeat in other.losses for loss in repeat):
         return _differ("a loss is not finite")
@@ -140,17 +157,26 @@ def compare(own: Course, other: Course) -> LossAgreement:
     if steps == 0:
         return LossAgreement(is_compared=False, agrees=True, said="the code shows no losses to compare")
     tolerance = _tolerance(other)
-    theirs, ours = own.first(steps), other.first(steps)
+    alike = _steps_alike(own, other, steps)
+    theirs, ours = own.first(alike), other.first(alike)
+    drawn = (theirs, ours) if alike == steps else _by_updates(own, other)
     if not _start_alike((*own.weights, *other.weights)):
-        return _from_other_weights(own, other, tolerance, theirs, ours)
+        return _from_other_weights(own, other, tolerance, *drawn)
     factors = list(dict.fromkeys((1.0, _factor(own.candidate, other.candidate, theirs[0], ours[0]))))
     apart = [_first_apart(_times(theirs, factor), ours, tolerance) for factor in factors]
     if None in apart:
-        return _agree(f"the losses of the first {steps} steps agree", factors[apart.index(None)])
+        factor = factors[apart.index(None)]
+        said = f"the losses of the first {alike} steps agree"
+        if alike == steps:
+            return _agree(said, factor)
+        said += "; then the loss scaling skips other steps, and those after as many updates"
+        if _means_agree(_times(drawn[0], factor), drawn[1], tolerance):
+            return _agree(f"{said} agree as far as their noise shows", factor)
+        return _differ(f"{said} do not agree")
     is_cut_alike = cuts_alike(own.candidate, other.candidate)
     for factor in factors if not is_cut_alike else ():
-        expected = _times(theirs, factor)
-        if _means_agree(expected, ours, tolerance) and (factor == 1.0 or _step_agrees(expected, ours)):
+        expected = _times(drawn[0], factor)
+        if _means_agree(expected, drawn[1], tolerance) and (factor == 1.0 or _step_agrees(expected, drawn[1])):
             return _agree(f"the losses of the first {steps} steps agree as far as their noise shows", factor)
     step, wanted, found = max(filter(None, apart), key=lambda each: each[0])
     said = f"the loss of step {step} is {found:.6g}, with your own configuration {wanted:.6g}"
@@ -159,6 +185,18 @@ def compare(own: Course, other: Course) -> LossAgreement:
     elif factors[-1] != 1.0 and step > 1:
         said += f" (times {factors[-1]:.3g}, by which the program's own way to accumulate changes it)"
     return _differ(said)
+
+
+def _steps_alike(own: Course, other: Course, steps: int) -> int:
+    """Returns how many of the first steps have had as many updates before them, in all repeats of both."""
+    counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
+    return sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
+
+
+def _by_updates(own: Course, other: Course) -> tuple[_Steps, _Steps]:
+    theirs, ours = own.by_updates(), other.by_updates()
+    common = min(len(theirs), len(ours))
+    return theirs[:common], ours[:common]
 
 
 def _tolerance(course: Course) -> float:
@@ -276,4 +314,4 @@ def _noise_of_a_step(theirs: _Steps, ours: _Steps) -> float:
 
 def _noise(course: Sequence[float]) -> float:
     """Returns the variance of a loss from batch to batch, by its steps' differences: a trend counts little in them."""
-    return fmean((after - before) ** 2 for before, after in pairwise(course)) / 2.0
+    return fmean((after - before) ** 2 for before, after in itertools.pairwise(course)) / 2.0

@@ -23,6 +23,7 @@ def judge(
     own_config: dict[str, Any] | None = None,
     weights: tuple[list[list[float]], list[list[float]]] = ([], []),
     formats: tuple[str, ...] = (),
+    skipped: tuple[list[list[int]], list[list[int]]] = ([], []),
 ) -> LossAgreement:
     """Compares with a user's own configuration of micro-batch 2, accumulation 8."""
     mine, theirs = (
@@ -30,8 +31,8 @@ def judge(
         for size, steps in ((2, 8), (micro_batch, accumulation))
     )
     return compare(
-        Course(mine, own_config or {}, own, weights[0], formats),
-        Course(theirs, config or own_config or {}, other, weights[1], formats),
+        Course(mine, own_config or {}, own, weights[0], formats, skipped[0]),
+        Course(theirs, config or own_config or {}, other, weights[1], formats, skipped[1]),
     )
 
 
@@ -74,6 +75,43 @@ def test_rounding_is_what_the_code_computes_in_and_not_the_configuration_alone(
     within, beyond = ([scaled(*[1 + share * most] * 7)] for share in (0.9, 1.2))
     assert judge([COURSE], within, formats=formats).agrees
     assert not judge([COURSE], beyond, formats=formats).agrees
+
+
+def half(skipped: int, steps: int = 16, left: float = 0.7, seed: int = 5) -> list[float]:
+    """The losses of a training that skips its first steps: each batch is its own, an update leaves so much."""
+    batches = [random.Random(seed + number).gauss(0.0, 0.05) for number in range(steps)]
+    return [3.0 * left ** max(0, number - skipped) + batch for number, batch in enumerate(batches)]
+
+
+FP16 = {"fp16": {"enabled": True}}
+
+
+@pytest.mark.parametrize(("ours", "alike"), [(2, 3), (5, 4)])
+def test_where_loss_scaling_skips_other_steps_losses_are_compared_after_as_many_updates(ours: int, alike: int) -> None:
+    steps = [[*range(1, 4)]], [[*range(1, ours + 1)]]
+    found = judge([half(3)], [half(ours)], accumulation=8, own_config=FP16, skipped=steps)
+    assert found.agrees, found.said
+    assert found.said == (
+        f"the losses of the first {alike} steps agree; then the loss scaling skips other steps, and those after as "
+        "many updates agree as far as their noise shows"
+    )
+    # As if no step had been skipped, each loss is another one's: of the batch before, or of an update less.
+    assert not judge([half(3)], [half(ours)], accumulation=8, own_config=FP16).agrees
+
+
+def test_where_loss_scaling_skips_other_steps_another_training_is_told_all_the_same() -> None:
+    skipped = [[1, 2, 3]], [[1, 2]]
+    found = judge([half(3)], [half(2, left=1.0)], accumulation=8, own_config=FP16, skipped=skipped)
+    assert not found.agrees
+    assert found.said.endswith("those after as many updates do not agree")
+    first = judge([half(3)], [[4.0, *half(2)[1:]]], accumulation=8, own_config=FP16, skipped=skipped)
+    assert first.said.startswith("the loss of step 1 is 4, ")
+
+
+def test_steps_that_all_have_skipped_are_no_difference() -> None:
+    skipped = [[1, 2], [1, 2]], [[1, 2]]
+    found = judge([half(2)] * 2, [half(2)], accumulation=8, own_config=FP16, skipped=skipped)
+    assert found.said == "the losses of the first 16 steps agree"
 
 
 def test_a_program_without_a_seed_differs_from_itself_and_may_from_its_candidates() -> None:
