@@ -161,6 +161,42 @@ class Memory(_Record):
     available: list[int] = Field(default_factory=list)
 
 
+class Neighbour(_Record):
+    """A process of somebody else's that computed on a trial's device.
+
+    Attributes:
+        pid: as the driver numbers it.
+        name: of its program; empty where nobody may know.
+        memory: bytes of the device that it had; None where nobody may know.
+    """
+
+    pid: int
+    name: str = ""
+    memory: int | None = None
+
+
+class TrialDevice(_Record):
+    """One device of a trial, and how it was meanwhile. What nobody can tell is None, or empty.
+
+    Attributes:
+        device: a GPU's UUID, the number of a core.
+        model: what the GPU is.
+        clock: of its multiprocessors while it worked, in MHz: the median.
+        power_limit: what it might take, in W.
+        temperature: the highest, in degrees Celsius.
+        held_down: why its clock was lower than it could be, at any time.
+        company: who else computed on it.
+    """
+
+    device: str
+    model: str = ""
+    clock: float | None = None
+    power_limit: float | None = None
+    temperature: int | None = None
+    held_down: list[str] = Field(default_factory=list)
+    company: list[Neighbour] = Field(default_factory=list)
+
+
 class TrialResult(_Record):
     """One trial's record, complete: what ran, how it ended, what it measured.
 
@@ -194,6 +230,7 @@ class TrialResult(_Record):
         host: name of the machine.
         versions: of python, torch, deepspeed and the device's driver.
         started_at: seconds since the epoch.
+        devices: those that it had, in rank order, of one host; empty where nobody had any.
     """
 
     trial_id: str
@@ -222,6 +259,12 @@ class TrialResult(_Record):
     host: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: float = 0.0
+    devices: list[TrialDevice] = Field(default_factory=list)
+
+    @property
+    def had_company(self) -> bool:
+        """Whether somebody else computed on its devices meanwhile."""
+        return any(device.company for device in self.devices)
 
     @property
     def formats(self) -> tuple[str, ...]:

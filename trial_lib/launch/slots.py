@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ def held_slots(
     count: int,
     is_cancelled: Callable[[], bool],
     note: Callable[[str], None] = lambda text: None,
+    preferred: Sequence[str] = (),
 ) -> Iterator[HeldSlots | None]:
     """Yields `count` slots that nobody else on this host holds meanwhile; None if cancelled while waiting.
 
@@ -47,6 +48,7 @@ def held_slots(
         count: slots wanted, all at once; who waits for them first is given those that come free.
         is_cancelled: asked while waiting.
         note: told when there is something to wait for.
+        preferred: devices that are taken first, of those that are free.
 
     Raises:
         InputError: the host has fewer than that: to wait for them would be to wait for ever.
@@ -58,7 +60,7 @@ def held_slots(
             remedy=f"Ask for at most {len(host.slots)}, or run on a host that has more.",
         )
     folder = hold_folder(lock_dir)
-    taking = _Taking(lock_dir, host, count)
+    taking = _Taking(lock_dir, host, count, preferred)
     try:
         has_all = taking.take()
         if not has_all:
@@ -89,14 +91,16 @@ class _Taking:
         lock_dir: see `held_slots`.
         host: see `held_slots`.
         count: see `held_slots`.
+        preferred: see `held_slots`.
 
     Attributes:
         held: the descriptor of each slot's locked file.
     """
 
-    def __init__(self, lock_dir: Path, host: Host, count: int) -> None:
+    def __init__(self, lock_dir: Path, host: Host, count: int, preferred: Sequence[str]) -> None:
         self._lock_dir = lock_dir
-        self._files = {slot: f"slot-{host.device_of(slot).replace('/', '-')}.lock" for slot in host.slots}
+        in_order = sorted(host.slots, key=lambda slot: host.device_of(slot) not in preferred)
+        self._files = {slot: f"slot-{host.device_of(slot).replace('/', '-')}.lock" for slot in in_order}
         self._count = count
         self._waiting: int | None = None
         self.held: dict[str, int] = {}

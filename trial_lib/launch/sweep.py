@@ -16,7 +16,8 @@ from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.files import OWNERS_FOLDER
 from trial_lib.experiment.host_memory import kernel_kills
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.result import Outcome, TrialDevice, TrialResult
+from trial_lib.launch.device_watch import tell_company, watched
 from trial_lib.launch.launcher import Ending, Launcher
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.slots import held_slots
@@ -89,7 +90,10 @@ def run_sweep(
             request = request_of(plans[0], _ENTRY, payload, host, slots.names, port, deadline_s)
             request = replace(request, descriptors=slots.descriptors)
             over, is_overdue = threading.Event(), False
+            label = f"trials {plans[0].number:04d} to {plans[-1].number:04d}"
             with contextlib.ExitStack() as told, ThreadPoolExecutor(1) as thread:
+                watch = told.enter_context(watched(host, slots.names))
+                collector.watch = watch.take
                 for plan in plans:
                     told.enter_context(told_of(f"trial {plan.number:04d}", states_of(plan), note))
                 running = thread.submit(run_to_end, request, launcher, over, collector.launched)
@@ -101,14 +105,18 @@ def run_sweep(
                             over.set()
                 finally:
                     over.set()
-            ending = running.result()
-            tell_leavings(ending, f"trials {plans[0].number:04d} to {plans[-1].number:04d}", note)
+                ending = running.result()
+                collector.take_measured()
+                last = watch.take()
+                collector.watch = lambda: last
+            tell_leavings(ending, label, note)
             if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
                 ending = replace(ending, ended_by="deadline")
             for plan in plans:
                 put_away(plan.paths.scratch)
-    collector.take_measured()
     reason = collector.take_last(ending, kernel_kills() > kills_before, note)
+    for result in collector.results:
+        tell_company(result.devices, f"trial {result.number:04d}", note)
     unmeasured = plans[len(collector.results) :]
     for plan in unmeasured:
         shutil.rmtree(plan.paths.root, ignore_errors=True)
@@ -127,7 +135,10 @@ class _Collector:
     Attributes:
         results: so far.
         launched_at: when the processes are started, in seconds since the epoch.
+        watch: returns how the devices were during the size that has just ended.
     """
+
+    watch: Callable[[], list[TrialDevice]]
 
     def __init__(
         self,
@@ -145,6 +156,7 @@ class _Collector:
         self._started_at = started_at
         self._begins_at = self.launched_at
         self._clock = math.inf
+        self.watch = list
 
     def launched(self) -> None:
         """Begins the first size's time: what comes before its processes, such as a build, is not its own."""
@@ -194,6 +206,7 @@ class _Collector:
             self._started_at,
             ended_at - self._begins_at,
             swept=position > 0,
+            devices=self.watch(),
         )
 
     def _add(self, result: TrialResult) -> None:

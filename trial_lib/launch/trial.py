@@ -5,7 +5,7 @@ import json
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
 from trial_lib.experiment.host_memory import kernel_kills
-from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialDevice, TrialResult
 from trial_lib.experiment.shared_memory import OF_NCCL
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.device_watch import tell_company, watched
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.leavings import LEFT, REMOVED
 from trial_lib.launch.outcome import classify, is_from_outside
@@ -65,6 +66,7 @@ class TrialPlan:
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed: nothing of the candidate is asked of it.
         patience_s: seconds after which ranks that all wait for each other are taken to do so for ever.
+        preferred: devices that it has where nobody else holds them: those of the trials that it is compared with.
     """
 
     trial_id: str
@@ -86,6 +88,7 @@ class TrialPlan:
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False
     patience_s: float = 30.0
+    preferred: tuple[str, ...] = ()
 
 
 def run_trial(
@@ -111,21 +114,25 @@ def run_trial(
     started_at = time.time()
     kills_before = kernel_kills()
     with (
-        held_slots(lock_dir, host, plan.candidate.slots, cancelled.is_set, note) as slots,
+        held_slots(lock_dir, host, plan.candidate.slots, cancelled.is_set, note, plan.preferred) as slots,
         reserved_port(lock_dir) as port,
     ):
         launched_at = time.time()
+        devices: list[TrialDevice] = []
         if slots is None:
             ending = Ending("cancel", [])
         else:
             plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
             request = request_of(plan, ENTRY, payload_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
-            with told_of(f"trial {plan.number:04d}", states_of(plan), note):
+            label = f"trial {plan.number:04d}"
+            with watched(host, slots.names) as watch, told_of(label, states_of(plan), note):
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
-            tell_leavings(ending, f"trial {plan.number:04d}", note)
+                devices = watch.take()
+            tell_leavings(ending, label, note)
+            tell_company(devices, label, note)
             put_away(plan.paths.scratch)
-    killed = kernel_kills() > kills_before
-    return take_result(plan, ending, killed, host.device, started_at, time.time() - launched_at)
+    killed, seconds = kernel_kills() > kills_before, time.time() - launched_at
+    return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices)
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
@@ -277,6 +284,7 @@ def take_result(
     started_at: float,
     seconds: float,
     swept: bool = False,
+    devices: Sequence[TrialDevice] = (),
 ) -> TrialResult:
     """Puts the ranks' records together, writes the result to the trial's folder and returns it.
 
@@ -288,8 +296,10 @@ def take_result(
         started_at: seconds since the epoch.
         seconds: that it took since its launch.
         swept: whether its ranks had measured another size before.
+        devices: that it had, and how they were.
     """
     result = _result(plan, ending, kernel_killed, device, started_at, seconds, swept)
+    result = result.model_copy(update={"devices": list(devices)})
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
     return result
 

@@ -29,6 +29,7 @@ from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.finding import Confirmed, Estimate, Finding, Verdict, learning_rate_advice, name_of
+from trial_lib.study.finding_devices import said_of_devices
 from trial_lib.study.loss_agreement import Course, LossAgreement, compare, cuts_alike, global_batch
 from trial_lib.study.paired_ratios import Ratio, geometric_mean, ratios_to
 
@@ -131,6 +132,7 @@ class Confirmation:
         self._results: dict[str, list[TrialResult]] = {}
         self._out: dict[str, tuple[Verdict, str]] = {}
         self._lost: set[str] = set()  # those that were killed from outside, or failed by chance, once
+        self._disturbed: set[str] = set()  # those that have been measured again because they had had company
         self._too_full = math.inf  # the least share of its memory that one had filled which then ran out of it
         self._heats = 0
         self._next_heat()
@@ -149,6 +151,11 @@ class Confirmation:
         if contender.key not in self._lost and (result.from_outside or self._is_bad_luck(contender, result)):
             # Nothing is known of it by that; who is killed each time is out, though.
             self._lost.add(contender.key)
+            self._queue.insert(0, contender)
+            return
+        if result.had_company and contender.key not in self._disturbed:
+            # Who stays is there the next time as well, and for all alike.
+            self._disturbed.add(contender.key)
             self._queue.insert(0, contender)
             return
         self._results.setdefault(contender.key, []).append(result)
@@ -315,6 +322,7 @@ class Confirmation:
             own=own_confirmed,
             candidates=tuple(one for one, _ in confirmed),
             winner=winner,
+            on_devices=tuple(said_of_devices([result for results in self._results.values() for result in results])),
             advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
         )
 

@@ -28,7 +28,7 @@ from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.mapped_values import held_against, mapped_places
 from trial_lib.study.measured_configs import MeasuredConfigs
-from trial_lib.study.plans import TrialPlans, refusal, submitted_candidate, throughput_to_beat
+from trial_lib.study.plans import TrialPlans, on_same_devices, refusal, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import kept_batch, open_search
 from trial_lib.study.profiling import profile_candidate, run_profile
 from trial_lib.study.program import CommandChanges, environment_of
@@ -216,7 +216,8 @@ class StudyDriver:
         """Returns another trial of a candidate, to confirm or to record it; one of a confirmation cut short goes on."""
         number = max(self.candidates)
         is_open = self.purposes[number] is purpose is Purpose.CONFIRM and number not in self.results
-        return self._decide(number if is_open else self._next_number, purpose, candidate)
+        plan = self._decide(number if is_open else self._next_number, purpose, candidate)
+        return on_same_devices(plan, self.results.values())
 
     def _tell_known(self, number: int, result: TrialResult) -> None:
         """Tells the search what is known already: a configuration is not run twice for having two names."""

@@ -77,6 +77,7 @@ class Finding(_Record):
         left_out: what was not tried any more because two trials had failed alike, a sentence each.
         instead: why the metric is not the one that was asked for; empty where it is.
         left_unmeasured: what the measurement of the user's own configuration leaves out; empty where nothing.
+        on_devices: what of the devices may have told the trials apart, a sentence each.
     """
 
     metric: str
@@ -92,6 +93,7 @@ class Finding(_Record):
     left_out: tuple[str, ...] = ()
     instead: str = ""
     left_unmeasured: str = ""
+    on_devices: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -121,6 +123,7 @@ class Finding(_Record):
         said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             said.append(f"{_capital(self.winner.losses)}.")
+        said += self.on_devices
         return [*said, *filter(None, (self.left_unmeasured, self.in_code, self.advice, self.freeing)), *self.left_out]
 
     def document(self) -> dict[str, Any]:

@@ -177,6 +177,7 @@ def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experimen
     keep_secret(KnownSecrets.of_experiment(experiment))
     host = slots_for(experiment)
     check_slots(experiment, host)
+    experiment = dataclasses.replace(experiment, notes=(*experiment.notes, *host.notes))
     check_include(arguments.include)
     check_length(experiment)
     base = experiment.ds_config

@@ -3,12 +3,14 @@
 import importlib.util
 import signal
 import threading
+from dataclasses import replace
 
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of, this_host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.device_watch import company_now
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.hosts import spanned
 from trial_lib.launch.launcher import Launcher
@@ -36,7 +38,8 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
         host = devices_of(entrypoint, this_host())
         if hosts:
             return spanned(host, hosts, experiment.source)
-        return kind_of(host.device).alike(host, experiment.config.resources.slots_per_trial)
+        host = kind_of(host.device).alike(host, experiment.config.resources.slots_per_trial)
+        return replace(host, notes=(*host.notes, *company_now(host)))
     if hosts or entrypoint.devices is not None or entrypoint.excluded_devices:
         raise InputError(
             "the experiment says on which hosts or devices its trials run, and with --ray Ray does.",

@@ -1,6 +1,6 @@
 """What a study's trials run with, in full: a candidate becomes a `TrialPlan`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -124,6 +124,12 @@ class TrialPlans:
             "training_spec": trial_spec(self._experiment, config, paths),
             "as_typed": as_typed,
         }
+
+
+def on_same_devices(plan: TrialPlan, results: Iterable[TrialResult]) -> TrialPlan:
+    """Returns a plan that wishes for the devices of the last trial of its purpose, which it is compared with."""
+    before = [result for result in results if result.purpose is plan.purpose and result.devices]
+    return replace(plan, preferred=tuple(device.device for device in before[-1].devices)) if before else plan
 
 
 def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: ModelProfile | None) -> Candidate:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperi
 from trial_lib.experiment.knobs import get_knob
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.result import Outcome, TrialDevice, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus, TrialPaths
 
 STUDY_ID = "study_id"
@@ -142,6 +142,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         "reason": redact_text(result.reason),
         "host": result.host,
         "config_hash": result.config_hash,
+        **_device_tags(result.devices),
         **{f"version.{name}": version for name, version in result.versions.items()},
     }
     steps = [Point("step_time", seconds, step) for step, seconds in enumerate(result.step_times)]
@@ -156,6 +157,16 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         metrics=[*_points(_trial_metrics(result)), *steps],
         artifacts=[file for file in (paths.ds_config, paths.result, *logs) if file.exists()],
     )
+
+
+def _device_tags(devices: Sequence[TrialDevice]) -> dict[str, str]:
+    """Returns which devices a trial had, and what made them slower than they could be; nothing where nobody knows."""
+    found = {
+        "devices": [device.device for device in devices],
+        "held_down": [reason for device in devices for reason in device.held_down],
+        "company": [f"{each.name or 'a process'} ({each.pid})" for device in devices for each in device.company],
+    }
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items() if values}
 
 
 def _trial_status(outcome: Outcome) -> str:
@@ -181,7 +192,10 @@ def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trial_metrics(result: TrialResult) -> dict[str, float]:
-    """Returns what a trial measured: its own metrics, memory in bytes of the rank with the most, phases in seconds."""
+    """Returns what a trial measured: its own metrics, memory in bytes of the rank with the most, phases in seconds.
+
+    Of the devices it is the slowest clock (MHz), the highest temperature and the lowest power limit (W).
+    """
     memory = {
         "peak_memory": result.memory.peak,
         "memory_after_initialize": result.memory.after_initialize,
@@ -191,7 +205,19 @@ def _trial_metrics(result: TrialResult) -> dict[str, float]:
     return {
         **result.metrics,
         **{name: float(max(ranks)) for name, ranks in memory.items() if ranks},
+        **_device_metrics(result.devices),
         **{f"phase.{name}": seconds for name, seconds in result.phases.items()},
+    }
+
+
+def _device_metrics(devices: Sequence[TrialDevice]) -> dict[str, float]:
+    clocks = [device.clock for device in devices if device.clock is not None]
+    heat = [device.temperature for device in devices if device.temperature is not None]
+    limits = [device.power_limit for device in devices if device.power_limit is not None]
+    return {
+        **({"device_clock": min(clocks)} if clocks else {}),
+        **({"device_temperature": float(max(heat))} if heat else {}),
+        **({"device_power_limit": min(limits)} if limits else {}),
     }
 
 

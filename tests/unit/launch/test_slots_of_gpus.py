@@ -87,3 +87,18 @@ def test_one_gpu_is_one_slot_however_two_studies_spell_it(nvml: Nvml, tmp_path: 
         with held_slots(tmp_path, nvml.host(f"{other},0"), 1, lambda: True) as another:
             assert another is not None
             assert another.names == ["0"]
+
+
+def test_the_devices_of_the_trials_to_compare_with_are_taken_first_where_they_are_free(
+    nvml: Nvml, tmp_path: Path
+) -> None:
+    host, alike = nvml.host("0,1,2"), (UUIDS[1], UUIDS[2])
+    with held_slots(tmp_path, host, 2, lambda: True, preferred=alike) as held:
+        assert held is not None
+        assert held.names == ["1", "2"]
+    with (
+        held_slots(tmp_path, nvml.host("2"), 1, lambda: True),
+        held_slots(tmp_path, host, 2, lambda: True, preferred=alike) as held,
+    ):
+        assert held is not None
+        assert held.names == ["0", "1"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Memory, Outcome, TrialResult
+from trial_lib.experiment.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
 from trial_lib.study.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.finding import Finding
 
@@ -262,6 +262,62 @@ def test_a_trial_that_is_killed_from_outside_is_measured_once_more_and_changes_n
     assert undisturbed.winner is not None
     assert (found.winner.name, found.winner.verdict) == (undisturbed.winner.name, "faster")
     assert found.winner.gain == undisturbed.winner.gain
+
+
+BESIDE = [TrialDevice(device="GPU-a", model="H100", company=[Neighbour(pid=7, name="notebook")])]
+
+
+def test_a_trial_that_had_company_is_measured_again_and_counts_no_more() -> None:
+    plain, disturbed = speeds(own=100.0, a=150.0), [True]
+
+    def measure(key: str) -> TrialResult:
+        if key == "own" and disturbed:
+            disturbed.clear()
+            return result("own", metrics={"throughput": 10.0}, devices=BESIDE)
+        return plain(key)
+
+    found, order = confirm([contender("a", 150.0)], measure)
+    assert order[:3] == ["own", "own", "a"]
+    assert found.own is not None
+    assert found.own.trials[0] == 2
+    assert found.own.metrics["throughput"] == pytest.approx(100.0, rel=0.05)
+    assert found.on_devices == ()
+
+
+def test_company_that_stays_does_not_keep_a_confirmation_from_its_end_and_is_said() -> None:
+    def beside(key: str) -> TrialResult:
+        return result(key, metrics={"throughput": {"own": 100.0, "a": 150.0}[key]}, devices=BESIDE)
+
+    found, order = confirm([contender("a", 150.0)], beside)
+    counted = found.rounds * 2
+    assert len(order) == counted + 2
+    (said,) = found.on_devices
+    assert said.startswith(f"In {counted} of {counted} of these trials others computed")
+    assert "(notebook)" in said
+    assert said in found.lines
+
+
+A, B = TrialDevice(device="GPU-a", model="H100"), TrialDevice(device="GPU-b", model="H100")
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ((A, B), "2 different sets"),
+        ((A, A.model_copy(update={"held_down": ["its temperature"]})), "held down by its temperature"),
+        ((A, A.model_copy(update={"held_down": ["its power limit"]})), None),
+        ((A, A), None),
+        ((TrialDevice(device="3"), TrialDevice(device="4")), None),
+    ],
+)
+def test_what_of_the_devices_may_part_trials_is_said(devices: tuple[TrialDevice, ...], said: str | None) -> None:
+    of = dict(zip(("own", "a"), devices, strict=True))
+    found, _ = confirm(
+        [contender("a", 150.0)],
+        lambda key: result(key, metrics={"throughput": {"own": 100.0, "a": 150.0}[key]}, devices=[of[key]]),
+    )
+    assert len(found.on_devices) == (said is not None)
+    assert said is None or said in found.on_devices[0]
 
 
 def test_a_candidate_that_is_killed_every_time_is_out() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
+from trial_lib.experiment.result import ModelProfile, Outcome, TrialDevice, TrialResult
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.launch.cold import ColdLauncher
@@ -159,3 +159,15 @@ def test_a_study_whose_minutes_were_over_before_its_first_trial_says_that_nothin
     history.write_text("".join(lines))
     assert untried(driver_of(arguments, searched)) == ""
     assert "the 5 minutes of --max-minutes were over before one could start" in untried(driver_of(in_time, searched))
+
+
+def test_trials_that_are_compared_are_to_have_the_same_devices(arguments: StudyArguments, searched: Path) -> None:
+    driver = driver_of(arguments, searched)
+    first = next_confirming_plan(driver)
+    assert first is not None
+    assert first.preferred == ()
+    devices = [TrialDevice(device="GPU-b")]
+    driver.tell(ended(first.number, Purpose.CONFIRM, first.candidate, 20.0, devices=devices))
+    second = next_confirming_plan(driver)
+    assert second is not None
+    assert (second.number, second.preferred) == (first.number + 1, ("GPU-b",))

@@ -5,7 +5,7 @@ import pytest
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
-from trial_lib.experiment.result import Memory, Outcome, TrialResult
+from trial_lib.experiment.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.tracking.run_content import (
     Point,
@@ -104,6 +104,21 @@ def test_the_outcome_is_a_tag_and_a_status(outcome: Outcome, status: str, tmp_pa
         "config_hash": "abc",
         "version.torch": "2",
     }
+
+
+def test_the_devices_of_a_trial_arrive_with_what_made_them_slower(tmp_path: Path) -> None:
+    hot = TrialDevice(device="GPU-a", model="H100", clock=1305.0, power_limit=700.0, temperature=88)
+    hot = hot.model_copy(update={"held_down": ["its temperature"]})
+    company = [Neighbour(pid=7, name="notebook", memory=2**30)]
+    cool = TrialDevice(device="GPU-b", model="H100", clock=1980.0, power_limit=650.0, temperature=60, company=company)
+    content = trial(tmp_path, Candidate(micro_batch_size=1), devices=[hot, cool])
+    named = {name: content.tags[name] for name in ("devices", "held_down", "company")}
+    assert named == {"devices": "GPU-a, GPU-b", "held_down": "its temperature", "company": "notebook (7)"}
+    assert content.metrics == [
+        Point("device_clock", 1305.0),
+        Point("device_temperature", 88.0),
+        Point("device_power_limit", 650.0),
+    ]
 
 
 def test_long_values_are_cut_and_odd_names_made_plain(tmp_path: Path) -> None:

@@ -34,6 +34,42 @@ class Host:
         return self.devices.get(slot, slot)
 
 
+@dataclass(frozen=True)
+class DeviceState:
+    """How a device is while it works. What nobody can tell is None, or empty.
+
+    Attributes:
+        device: its name, as `Host.device_of` has it.
+        model: what it is.
+        clock: of what computes, in MHz.
+        power_limit: what it may take, in W.
+        temperature: in degrees Celsius.
+        held_down: why its clock is lower than it could be.
+        is_idle: whether nothing runs on it, so that its clock tells nothing.
+    """
+
+    device: str
+    model: str = ""
+    clock: int | None = None
+    power_limit: float | None = None
+    temperature: int | None = None
+    held_down: tuple[str, ...] = ()
+    is_idle: bool = False
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A process that computes on a device.
+
+    Attributes:
+        pid: as the driver numbers it, which need not be as this process's container does.
+        memory: bytes of the device that it has; None where nobody may know.
+    """
+
+    pid: int
+    memory: int | None = None
+
+
 class HostKind(Protocol):
     """What differs between a host that trains on its accelerators and one that trains on its processor.
 
@@ -82,6 +118,15 @@ class HostKind(Protocol):
 
     def identity(self, host: Host) -> dict[str, str]:
         """Returns what a later study would miss if it were replaced: the devices' names and their driver's version."""
+
+    def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
+        """Returns how each slot's device is now."""
+
+    def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
+        """Returns which processes compute on each slot's device now, trials included, by the device's name.
+
+        Nothing on a processor: whatever runs on a host computes there.
+        """
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
         """Returns what each slot's device is busy with now: `memory_used` (bytes), `utilization` (percent)."""

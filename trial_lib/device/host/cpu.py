@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from trial_lib.device.host.base import Host
+from trial_lib.device.host.base import DeviceState, Host, Tenant
 from trial_lib.device.host.memory import host_memory
 
 _HOST_RESERVE = 0.1
@@ -45,6 +45,14 @@ class Cpu:
 
     def identity(self, host: Host) -> dict[str, str]:
         """Returns nothing beyond what every host tells of its processor."""
+        return {}
+
+    def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
+        """Returns which cores they are."""
+        return [DeviceState(host.device_of(slot)) for slot in slots]
+
+    def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
+        """Returns nothing: see `HostKind.tenants`."""
         return {}
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:

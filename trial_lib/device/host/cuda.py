@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pynvml
-
-from trial_lib.device.host.base import Host
+from trial_lib.device.host.base import DeviceState, Host, Tenant
 from trial_lib.device.host.cuda_order import BY_BUS, ORDER, cuda_order
 from trial_lib.device.host.nvml import Gpu, driver_version, found_gpus, session
+from trial_lib.device.host.nvml_states import load_of, state_of, tenants_of
 from trial_lib.device.host.visible import VARIABLE, Visible, every_device, hides_all, named_devices
 from trial_lib.experiment.errors import InputError
 
@@ -90,25 +89,24 @@ class Cuda:
         version = driver_version()
         return {} if version is None else {"GPU": ", ".join(sorted(names)), "driver": version}
 
+    def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
+        """Returns what NVML knows of each GPU; of one of another host its name alone."""
+        devices = list(map(host.device_of, slots))
+        with contextlib.suppress(InputError), session():
+            return [state_of(device, host.models.get(device, "")) for device in devices]
+        return list(map(DeviceState, devices))
+
+    def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
+        """Returns what NVML knows of each GPU; in a container that may be nothing."""
+        with contextlib.suppress(InputError), session():
+            return {device: tenants_of(device) for device in map(host.device_of, slots)}
+        return {}
+
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
         """Returns what NVML knows of each GPU now; what it does not is missing."""
-        loads: list[dict[str, float]] = []
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            try:
-                loads = [_load(host.device_of(slot)) for slot in slots]
-            finally:
-                pynvml.nvmlShutdown()
-        return loads
-
-
-def _load(uuid: str) -> dict[str, float]:
-    load: dict[str, float] = {}
-    with contextlib.suppress(pynvml.NVMLError):
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        load["memory_used"] = float(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-        load["utilization"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    return load
+        with contextlib.suppress(InputError), session():
+            return [load_of(host.device_of(slot)) for slot in slots]
+        return []
 
 
 def gpus(variable: str | None) -> Host | None:

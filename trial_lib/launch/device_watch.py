@@ -1,0 +1,162 @@
+"""The devices of a trial while it runs: their clocks, and who else computes on them."""
+
+import contextlib
+import os
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import psutil
+
+from trial_lib.device.host.base import DeviceState, Host, Tenant
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.experiment.result import Neighbour, TrialDevice
+
+_PERIOD_S = 2.0
+_GIB = 2**30
+
+
+class DeviceWatch:
+    """Looks at a trial's devices before it starts, now and then while it runs, and when it has ended.
+
+    Someone else's process is one that this process did not start. In a container the driver's numbers may be those of
+    another namespace: there it is one that was there before the trial and is there after it.
+
+    Args:
+        host: this one.
+        slots: the trial's.
+    """
+
+    def __init__(self, host: Host, slots: Sequence[str]) -> None:
+        self._host = host
+        self._slots = slots
+        self._kind = kind_of(host.device)
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._own: set[int] = set()
+        self._start_over()
+        self._before = self._kind.tenants(host, slots)
+        self._note_others(self._before)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="device-watch")
+        if not self._kind.computes_on_the_processor:
+            self._thread.start()
+
+    def take(self) -> list[TrialDevice]:
+        """Returns how the devices were since the last time; a trial's ranks may have ended by now."""
+        tenants = self._kind.tenants(self._host, self._slots)
+        with self._lock:
+            self._note_others(tenants)
+            self._note_those_who_stay(tenants)
+            if not self._states:
+                self._states.append(self._kind.states(self._host, self._slots))
+            taken = [self._taken(number) for number in range(len(self._slots))]
+            self._start_over()
+        return taken
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _start_over(self) -> None:
+        self._states: list[list[DeviceState]] = []
+        self._company: dict[str, dict[int, Neighbour]] = {self._host.device_of(slot): {} for slot in self._slots}
+
+    def _run(self) -> None:
+        while not self._over.wait(_PERIOD_S):
+            states = self._kind.states(self._host, self._slots)
+            tenants = self._kind.tenants(self._host, self._slots)
+            with self._lock:
+                self._states.append(states)
+                self._note_others(tenants)
+
+    def _note_others(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
+        """Notes the processes of this host that somebody else has started."""
+        for device, found in tenants.items():
+            for tenant in found:
+                if tenant.pid in self._own or not psutil.pid_exists(tenant.pid):
+                    continue
+                if _is_own(tenant.pid):
+                    self._own.add(tenant.pid)
+                else:
+                    self._company[device][tenant.pid] = _neighbour(tenant)
+
+    def _note_those_who_stay(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
+        """Notes the processes that were there before the trial and still are, whatever container they are of."""
+        for device, found in tenants.items():
+            before = {tenant.pid for tenant in self._before.get(device, [])} - self._own
+            for tenant in found:
+                if tenant.pid in before:
+                    self._company[device].setdefault(tenant.pid, _neighbour(tenant))
+
+    def _taken(self, number: int) -> TrialDevice:
+        looks = [states[number] for states in self._states]
+        at_work = [look for look in looks if not look.is_idle and look.clock] or looks
+        clocks = [look.clock for look in at_work if look.clock is not None]
+        temperatures = [look.temperature for look in looks if look.temperature is not None]
+        device = self._host.device_of(self._slots[number])
+        return TrialDevice(
+            device=device,
+            model=self._host.models.get(device, ""),
+            clock=statistics.median(clocks) if clocks else None,
+            power_limit=next((look.power_limit for look in reversed(looks) if look.power_limit is not None), None),
+            temperature=max(temperatures, default=None),
+            held_down=list(dict.fromkeys(reason for look in looks for reason in look.held_down)),
+            company=list(self._company[device].values()),
+        )
+
+
+@contextlib.contextmanager
+def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
+    """Watches the devices of slots as long as they are held."""
+    watch = DeviceWatch(host, slots)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def tell_company(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
+    """Tells who else computed on a trial's devices."""
+    for device in devices:
+        if device.company:
+            note(f"{label}: others computed on {device.device} meanwhile: {company_said(device.company)}")
+
+
+def company_said(company: Sequence[Neighbour]) -> str:
+    """Returns the processes in words."""
+    return ", ".join(
+        f"{neighbour.name or 'a process'} ({neighbour.pid}"
+        + (")" if neighbour.memory is None else f", {neighbour.memory / _GIB:.1f} GiB)")
+        for neighbour in company
+    )
+
+
+def company_now(host: Host) -> list[str]:
+    """Returns who computes on a host's devices now, a sentence for each device that somebody is on."""
+    found = {device: [each for each in there if not _is_own(each.pid)] for device, there in _tenants(host).items()}
+    return [
+        f"Others compute on {device} now: {company_said(list(map(_neighbour, there)))}. "
+        "A trial beside them is slower than it would be alone; one that confirms is measured again."
+        for device, there in found.items()
+        if there
+    ]
+
+
+def _tenants(host: Host) -> dict[str, list[Tenant]]:
+    return kind_of(host.device).tenants(host, [slot for slot in host.slots if slot in host.devices])
+
+
+def _is_own(pid: int) -> bool:
+    """Returns whether a process descends from this one; one that has ended does not any more."""
+    with contextlib.suppress(psutil.Error):
+        return os.getpid() in {process.pid for process in psutil.Process(pid).parents()}
+    return False
+
+
+def _neighbour(tenant: Tenant) -> Neighbour:
+    name = ""
+    with contextlib.suppress(psutil.Error):
+        name = psutil.Process(tenant.pid).name()
+    return Neighbour(pid=tenant.pid, name=name, memory=tenant.memory)
