@@ -32,7 +32,7 @@ def free_port() -> int:
 def graphs(log: str) -> list[int]:
     """The graphs that were made in each step."""
     steps = re.split(r"^step \d+$", log, flags=re.MULTILINE)[1:]
-    return [len(re.findall(r"^graph$", step, re.MULTILINE)) for step in steps]
+    return [len(re.findall(r"^graph", step, re.MULTILINE)) for step in steps]
 
 
 def plain(folder: Path, *arguments: str) -> list[int]:
@@ -64,6 +64,13 @@ def test_a_trial_makes_the_graphs_that_the_training_makes(trials: Any, tmp_path:
     made = graphs(trials.log(result))
     assert made[:5] == expected
     assert sum(made) == sum(expected)
+
+
+def test_a_step_in_which_one_rank_compiles_counts_on_no_rank(trials: Any) -> None:
+    plan = trials.plan("compiles.py", "--recompiles_at", "4", slots=2, window=StepWindow(3, 5, max_steps=3))
+    completed(trials.start(plan).result())
+    # Of steps 3 to 6 the fourth does not count, on neither rank.
+    assert [len(graphs(plan.paths.log(rank).read_text())) for rank in range(2)] == [6, 6]
 
 
 @pytest.mark.parametrize("way", [*WAYS, "eager"])

@@ -21,7 +21,7 @@ from training_fixtures import EXAMPLES, TRIAL_CLASSES
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.overrides import config_hash
-from trial_lib.experiment.result import TrialResult
+from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.sweep import run_sweep
@@ -114,6 +114,11 @@ def reasons(ends: list[Any]) -> list[str]:
     return [end.reason for end in ends if isinstance(end, TrialResult)]
 
 
+def graphs(plan: TrialPlan) -> list[str]:
+    """What a program has said of the graphs that were made of it."""
+    return re.findall(r"^(?:> )?(graph.*)$", plan.paths.log(0).read_text(), re.MULTILINE)
+
+
 def above_initialize(result: TrialResult) -> int:
     memory = result.memory
     return max(peak - after for peak, after in zip(memory.peak, memory.after_initialize, strict=True))
@@ -156,6 +161,20 @@ def test_a_trial_class_keeps_its_engine_and_builds_its_data_anew(sweeps: Sweeps)
     assert "initialize" not in ends[1].phases
     # It has trained before: its losses are not those of the first steps.
     assert [bool(end.losses) for end in ends] == [True, False, False, False]
+
+
+def test_each_size_of_a_compiled_program_has_the_graphs_of_a_fresh_process(sweeps: Sweeps, trials: Trials) -> None:
+    plans = sweeps.plans("compiles.py", sizes=(2, 4, 8))
+    assert outcomes(sweeps.start(plans).result()) == ["completed"] * 3
+    fresh = trials.plan("compiles.py", micro_batch=8, window=SHORT)
+    assert trials.start(fresh).result().outcome is Outcome.COMPLETED
+    assert [graphs(plan) for plan in (*plans, fresh)] == [["graph"]] * 4
+
+
+def test_each_size_of_a_compiled_trial_class_has_graphs_of_its_own(sweeps: Sweeps) -> None:
+    plans = sweeps.of_a_class("Compiled", sizes=(2, 4, 8), hparams={"samples": 256})
+    assert outcomes(sweeps.start(plans).result()) == ["completed"] * 3
+    assert [graphs(plan) for plan in plans] == [["graph"]] * 3
 
 
 @pytest.mark.long

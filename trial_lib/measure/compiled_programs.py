@@ -28,6 +28,18 @@ def compilations() -> int:
     return sum(counters[group][name] for group, name in _COUNTERS if group in counters)
 
 
+class NewCompilations:
+    """Tells in which steps something is compiled."""
+
+    def __init__(self) -> None:
+        self._before = compilations()
+
+    def were_made(self) -> bool:
+        """Returns whether something has been compiled since this was last asked."""
+        before, self._before = self._before, compilations()
+        return before != self._before
+
+
 def can_run_eagerly() -> bool:
     """Returns whether the program can be run as if it compiled nothing, and be compiled afterwards all the same."""
     return not compilations() or hasattr(torch.compiler, "set_stance")

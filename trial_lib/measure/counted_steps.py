@@ -16,6 +16,11 @@ from trial_lib.measure.over_ranks import most, of_each, total
 from trial_lib.measure.precision import bytes_by_code, elements
 from trial_lib.measure.step_clock import PARTS, StepTime
 
+# Dynamo itself gives a function up that it has compiled eight times (`recompile_limit`), and a program has several.
+# Where more than these steps compile, compiling is a part of the training.
+_MOST_THAT_COMPILE = 16
+_NOTE_OF_COMPILED = "The program compiles in its measured steps: that is in their time."
+
 
 @dataclass(frozen=True)
 class CountedStep:
@@ -24,10 +29,12 @@ class CountedStep:
     Attributes:
         time: that it took.
         arrived: what has come for it, as `EngineWatch.take_arrived` has it.
+        has_compiled: whether the rank has compiled something meanwhile.
     """
 
     time: StepTime
     arrived: Mapping[str, float]
+    has_compiled: bool = False
 
     @cached_property
     def seconds(self) -> dict[str, float]:
@@ -38,6 +45,9 @@ class CountedStep:
 @dataclass
 class CountedSteps:
     """Steps as this rank has timed them.
+
+    Those in which any rank has compiled something are left out as soon as the ranks agree: they belong to the warm-up.
+    Until then each rank has as many as the others, so that all come to the same moments.
 
     Attributes:
         steps: in their order.
@@ -54,10 +64,17 @@ class CountedSteps:
     note: str = ""
     # Whether the device has come to rest since the last step.
     _has_rested: bool = False
+    # Places of the steps that are left out.
+    _left_out: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        """Returns how many there are."""
-        return len(self.steps)
+        """Returns how many count, as far as is known."""
+        return len(self.steps) - len(self._left_out)
+
+    @property
+    def in_use(self) -> list[CountedStep]:
+        """Those that count."""
+        return [step for place, step in enumerate(self.steps) if place not in self._left_out]
 
     def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
         """Counts a step, but for one that began after `agree`: the program could not run ahead of its device.
@@ -105,18 +122,31 @@ class CountedSteps:
     def keep(self, count: int) -> None:
         """Leaves out the steps after the first so many: other ranks have no more."""
         del self.steps[count:], self.losses[count:]
+        self._left_out = frozenset(place for place in self._left_out if place < count)
 
-    def agree(self, watch: EngineWatch) -> float:
+    def agree(self, watch: EngineWatch, is_over: bool = False) -> float:
         """Takes up the other ranks' times, and returns the samples of a step over all ranks, alike on each.
 
         As if every rank had as many as the one that has most: whoever asks wants to know what is possible.
+
+        Args:
+            watch: of the engine.
+            is_over: whether no further step comes: of these alone then, all count where none else would.
         """
         if self.steps:
             device = self.steps[-1].time.device
             device.finish()
             self._has_rested = device.is_apart
+        count = len(self.steps)
+        own = [*(step.seconds["latency"] for step in self.steps), *(float(step.has_compiled) for step in self.steps)]
         samples = self._samples(watch) * int(watch.engine.dp_world_size)
-        *self.slowest, most_samples = most([*(step.seconds["latency"] for step in self.steps), samples], watch.engine)
+        *agreed, most_samples = most([*own, samples], watch.engine)
+        compiled = [place for place in range(count) if agreed[count + place]]
+        left_out = [] if is_over and len(compiled) == count else compiled[:_MOST_THAT_COMPILE]
+        if len(left_out) < len(compiled) and _NOTE_OF_COMPILED not in self.note:
+            self.note = f"{self.note} {_NOTE_OF_COMPILED}".lstrip()
+        self._left_out = frozenset(left_out)
+        self.slowest = [agreed[place] for place in range(count) if place not in self._left_out]
         return most_samples
 
     @property
@@ -133,9 +163,9 @@ class CountedSteps:
                 the longest of their micro-batch, more of them would else be more work. None to count it here.
         """
         engine, ranks = watch.engine, torch.distributed.get_world_size()
-        medians = {part: statistics.median(step.seconds[part] for step in self.steps) for part in (*PARTS, "cpu")}
+        medians = {part: statistics.median(step.seconds[part] for step in self.in_use) for part in (*PARTS, "cpu")}
         parts = dict(zip(PARTS, most([medians[part] for part in PARTS], engine), strict=True))
-        own_tokens = statistics.fmean(step.arrived["tokens"] for step in self.steps)
+        own_tokens = statistics.fmean(step.arrived["tokens"] for step in self.in_use)
         cpu_seconds, all_samples, all_tokens, with_tokens = total(
             [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
         )
@@ -167,7 +197,8 @@ class CountedSteps:
     def _samples(self, watch: EngineWatch) -> float:
         """Returns the samples of a step on this rank; those that it is set to where none are seen."""
         asked = float(watch.engine.train_micro_batch_size_per_gpu() * watch.engine.gradient_accumulation_steps())
-        return statistics.fmean(watch.samples_in(step.arrived) for step in self.steps) or asked
+        arrived = [watch.samples_in(step.arrived) for step in self.in_use]
+        return (statistics.fmean(arrived) if arrived else 0.0) or asked
 
 
 def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:

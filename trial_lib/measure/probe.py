@@ -17,6 +17,7 @@ from trial_lib.device.rank.here import UnknownDeviceError, device_of
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.experiment.window import StepWindow
+from trial_lib.measure.compiled_programs import NewCompilations
 from trial_lib.measure.counted_steps import CountedStep, CountedSteps, model_profile
 from trial_lib.measure.current_probe import CurrentProbe
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
@@ -89,7 +90,7 @@ class Probe:
         self._steps_seen = self._skipped_in_a_row = 0
         self._plain_steps = PlainSteps(self.refuse)
         self._arrived: tuple[int, int | None] | None = None
-        self._counted = CountedSteps()
+        self._counted, self._compilations = CountedSteps(), NewCompilations()
         self._memory = RankMemory()
         self._step_losses = StepLosses()
         self._phase_started = time.time()
@@ -246,7 +247,7 @@ class Probe:
         """Measures what there is, if that is enough: the code may go on with another group."""
         if self.has_finished:
             self._finish({})
-        if os.getpid() == self._process and len(self._counted) >= self.window.min_steps:
+        if os.getpid() == self._process and len(self._counted.steps) >= self.window.min_steps:
             self._end_early()
 
     def pause(self) -> None:
@@ -284,13 +285,13 @@ class Probe:
         if not applied and self._survey is None:
             self._end_if_it_never_trains()
         self._warm_up.step_ended(watch, self._steps_seen)
-        step = CountedStep(time_taken, watch.take_arrived())
+        step = CountedStep(time_taken, watch.take_arrived(), self._compilations.were_made())
         self._step_losses.add(watch.take_loss(), applied)
         if self._survey is not None:
             self._go_on_surveying()
         elif applied and self._steps_seen >= self._settings.window.start_step:
             if self._counted.follow_batch(watch.engine, self.window.min_steps):
-                self.measure_common(len(self._counted), self._steps_seen - 1, "")
+                self.measure_common(len(self._counted.steps), self._steps_seen - 1, "")
             if self._counted.add(step, watch.loss):
                 self._decide()
         watch.clock.mark()
@@ -303,6 +304,7 @@ class Probe:
         if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
             return
         samples = counted.agree(self._watch)
+        is_moment &= len(counted) >= min(window.min_steps, window.max_steps)
         if is_moment and is_enough(window, counted.slowest):
             self._end_phase("steps")
             if self._settings.with_profile:
@@ -372,7 +374,7 @@ class Probe:
     @property
     def progress(self) -> dict[str, int]:
         """How far this rank has come, as `trial_lib.measure.endings.RankEnd` has it."""
-        return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted)}
+        return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted.steps)}
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -396,7 +398,7 @@ class Probe:
         assert self._watch is not None
         self._counted.keep(counted)
         self._step_losses.keep(steps)
-        self._counted.agree(self._watch)
+        self._counted.agree(self._watch, is_over=True)
         self._end_phase("steps" if self._survey is None else "survey")
         measurement = self._measurement()
         measurement["note"] = " ".join(part for part in (measurement["note"], note) if part)

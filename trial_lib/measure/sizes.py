@@ -240,6 +240,7 @@ class Sizes:
         before = self._probe
         self._turn_to_next()
         assert before.device is not None
+        compiled_programs.forget_compiled()
         before.device.start_over()
         self.phases = {"start": time.time() - self._measured_at}
         self._probe = self._new_probe(before.facts)
@@ -259,6 +260,7 @@ class Sizes:
         _meet()
         ended = EndedRun(before.release_engine())
         forget_program()
+        compiled_programs.forget_compiled()
         accelerate.start_over()
         self._files.start_over()
         if self._layered is not None and self._rank == 0:

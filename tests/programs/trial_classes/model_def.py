@@ -80,6 +80,19 @@ class Exact(Tiny):
         return super().loss(batch)
 
 
+class Compiled(Tiny):
+    """Says which graphs are made of it."""
+
+    def build_engine(self):
+        engine = super().build_engine()
+        engine.module.compile(backend=self.noted)
+        return engine
+
+    def noted(self, graph, inputs):
+        self.say("graph of any size" if any(isinstance(each, torch.SymInt) for each in inputs) else "graph")
+        return graph.forward
+
+
 class DrawsEverywhere(Tiny):
     """Its loss depends on every random generator there is."""
 

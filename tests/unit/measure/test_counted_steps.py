@@ -1,10 +1,13 @@
-"""Steps count where they are of one batch."""
+"""Steps count where they are of one batch, and nothing is compiled in them."""
 
+from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from trial_lib.device.rank.cpu import Cpu
+from trial_lib.measure import counted_steps
 from trial_lib.measure.counted_steps import CountedStep, CountedSteps
 from trial_lib.measure.step_clock import StepClock
 
@@ -41,3 +44,61 @@ def test_the_first_batch_that_lasts_is_the_one_that_is_measured(later: int) -> N
     counted, taken = follow([16, 16, 32, 32, 32, later, later])
     assert (samples(counted), taken) == ([32.0] * 3, 5)
     assert "measured at a global batch of 32" in counted.note
+
+
+@dataclass
+class Ranks:
+    """Two ranks that count: one that is asked, and another whose steps take a second each."""
+
+    compiled_there: list[bool]
+    counted: CountedSteps = field(default_factory=CountedSteps)
+    watch: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            engine=SimpleNamespace(
+                dp_world_size=2, train_micro_batch_size_per_gpu=lambda: 4, gradient_accumulation_steps=lambda: 1
+            ),
+            samples_in=lambda arrived: arrived["samples"],
+        )
+    )
+
+    def most(self, values: list[float], _engine: Any) -> list[float]:
+        """As `over_ranks.most`."""
+        count = len(self.counted.steps)
+        there = [*[1.0] * count, *(float(each) for each in self.compiled_there[:count]), 0.0]
+        return [max(pair) for pair in zip(values, there, strict=True)]
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    here, there = request.param
+    two = Ranks(there)
+    monkeypatch.setattr(counted_steps, "most", two.most)
+    for compiled in here:
+        two.counted.add(CountedStep(NO_TIME, {"samples": 4.0}, compiled), None)
+    return two
+
+
+@pytest.mark.parametrize("ranks", [([True, False, False, False], [False, False, True, False])], indirect=True)
+def test_a_step_in_which_any_rank_compiles_counts_on_none(ranks: Ranks) -> None:
+    assert len(ranks.counted) == 4
+    assert ranks.counted.agree(ranks.watch) == 8.0
+    assert (len(ranks.counted), len(ranks.counted.in_use), ranks.counted.slowest) == (2, 2, [1.0, 1.0])
+    # Once more, with no further step.
+    ranks.counted.agree(ranks.watch)
+    assert (len(ranks.counted), ranks.counted.note) == (2, "")
+
+
+@pytest.mark.parametrize("ranks", [([True] * 3, [False] * 3)], indirect=True)
+def test_where_all_steps_compile_they_count_if_no_other_comes(ranks: Ranks) -> None:
+    ranks.counted.agree(ranks.watch)
+    assert ranks.counted.slowest == []
+    ranks.counted.agree(ranks.watch, is_over=True)
+    assert len(ranks.counted.slowest) == 3
+    assert "compiles in its measured steps" in ranks.counted.note
+
+
+@pytest.mark.parametrize("ranks", [([True] * 40, [False] * 40)], indirect=True)
+def test_a_program_that_compiles_on_and_on_is_measured_with_that(ranks: Ranks) -> None:
+    ranks.counted.agree(ranks.watch)
+    assert len(ranks.counted.slowest) == 24
+    assert "compiles in its measured steps" in ranks.counted.note

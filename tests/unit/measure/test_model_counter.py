@@ -21,12 +21,14 @@ class Steps:
         torch._dynamo.reset()
         counters.clear()
         self.graphs = 0
+        self.is_dynamic = False
         self.counter = counter
         layers = [torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)]
         self._model = torch.compile(torch.nn.Sequential(*layers), backend=self._compile, **options)
 
-    def _compile(self, graph: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         self.graphs += 1
+        self.is_dynamic |= any(isinstance(each, torch.SymInt) for each in inputs)
         return graph.forward
 
     def take(self, count: int, samples: int = 4) -> None:
@@ -77,12 +79,11 @@ def test_an_engine_that_is_called_within_a_compiled_function_is_not_counted() ->
     assert (counter.flops, counter.counts_flops) == (0, False)
 
 
-def test_what_is_forgotten_is_compiled_for_its_own_sizes() -> None:
-    fresh = Steps(ModelCounter(with_activations=False))
-    fresh.take(2, samples=6)
-    swept = Steps(ModelCounter(with_activations=False))
-    swept.take(2, samples=4)
-    forget_compiled()
-    swept.take(2, samples=6)
-    assert fresh.graphs == 1
-    assert swept.graphs == 2
+@pytest.mark.parametrize("forgets", [True, False])
+def test_what_is_forgotten_is_compiled_for_its_own_size(forgets: bool) -> None:
+    steps = Steps(ModelCounter(with_activations=False))
+    steps.take(2, samples=4)
+    if forgets:
+        forget_compiled()
+    steps.take(2, samples=6)
+    assert (steps.graphs, steps.is_dynamic) == (2, not forgets)

@@ -1,5 +1,7 @@
 """How long a trial may take."""
 
+import pytest
+
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.window import StepWindow
@@ -37,6 +39,12 @@ def test_steps_are_scaled_by_samples_a_rank() -> None:
 def test_the_profile_s_wait_for_priming_and_builds_is_not_counted() -> None:
     waited, started = profile(start=300.0), profile(start=0.1)
     assert deadline_s(waited, PROFILED, PROFILED, WINDOW) == deadline_s(started, PROFILED, PROFILED, WINDOW)
+
+
+def test_what_the_program_compiles_in_its_first_step_takes_its_time_in_every_trial() -> None:
+    compiled, eager = profile(first_step=200.0), profile(first_step=0.1)
+    more = deadline_s(compiled, PROFILED, PROFILED, WINDOW) - deadline_s(eager, PROFILED, PROFILED, WINDOW)
+    assert more == pytest.approx(5 * 199.9)
 
 
 def test_phases_that_a_failed_rank_did_not_reach_count_nothing() -> None:
