@@ -19,6 +19,7 @@ from trial_lib.study.known_trials import ProfileFailedError, earlier_trials, run
 from trial_lib.study.profile_report import mebibytes
 
 _NARROWEST = 120  # columns; where nobody says how wide the paper is
+_SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
 
 
 def estimate_command(
@@ -92,14 +93,21 @@ def _show(report: EstimateReport) -> None:
         f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free; "
         "the one in parentheses may fit, with a chance of 10 %.",
     ]
+    if report.host_memory is not None:
+        lines.append(
+            f"Each of {report.slots} ranks may keep {mebibytes(report.host_memory)} in the host's memory; an arm that "
+            "offloads more has no micro-batch."
+        )
+    offloads = any(row.on_host for row in report.rows)
     table = Table(pad_edge=False)
-    for column in ("", "states", "activations", "total", "90 % interval", "largest micro-batch"):
-        table.add_column(column, justify="right" if column else "left")
+    for column in ("", "states", *(["on the host"] if offloads else []), *_SUMS):
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
     table.add_column("measured")
     for row in report.rows:
         table.add_row(
             row.label,
             mebibytes(row.states),
+            *([mebibytes(row.on_host) if row.on_host else ""] if offloads else []),
             mebibytes(row.activations),
             mebibytes(row.total),
             f"{mebibytes(row.total_low)} .. {mebibytes(row.total_high)}",
@@ -124,4 +132,6 @@ def _measured(measured: MeasuredArm) -> str:
         said.append(f"micro-batch {measured.largest_micro_batch} ran{total}")
     if measured.smallest_out_of_memory is not None:
         said.append(f"{measured.smallest_out_of_memory} out of memory")
+    if measured.out_of_host_memory:
+        said.append(f"{measured.out_of_host_memory} out of host memory")
     return "; ".join(said)

@@ -42,6 +42,8 @@ class ModelProfile(_Record):
         activation_mem_per_gpu: bytes that one sample's forward pass keeps for the backward pass, on one device.
         gpu_mem: bytes of memory that the model may use on a slot: the device's; on a CPU the slot's budget, less what
             the process takes for itself before there is an engine.
+        host_mem: bytes that the host has free for each of its ranks beside what they have taken, on CUDA: for states
+            that are offloaded. 0 on a CPU, whose slots have one memory, and where nobody knows.
         data_parallel_size: model replicas that the engine runs.
         pipeline_parallel: whether the model is a pipeline.
         flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica; 0 where they
@@ -54,6 +56,7 @@ class ModelProfile(_Record):
     trainable_num_params: int
     activation_mem_per_gpu: int
     gpu_mem: int
+    host_mem: int = 0
     data_parallel_size: int
     pipeline_parallel: bool = False
     flops_per_sample: float

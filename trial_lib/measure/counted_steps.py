@@ -1,6 +1,7 @@
 """The optimizer steps of a rank that count, and the metrics that come of them over all ranks."""
 
 import math
+import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trial_lib.experiment.host_memory import available_bytes
 from trial_lib.measure.devices import peak_flops
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.flop_shares import Share, are_shares_of_one
@@ -223,11 +225,21 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         "trainable_num_params": round(counts[1] / replicas),
         "activation_mem_per_gpu": round(activation_bytes),
         "gpu_mem": memory_bytes,
+        "host_mem": _host_bytes(watch.engine),
         "data_parallel_size": replicas,
         "pipeline_parallel": isinstance(watch, PipelineWatch),
         "flops_per_sample": _flops_per_sample(watch),
         "bytes_per_param": bytes_by_code(watch.engine),
     }
+
+
+def _host_bytes(engine: Any) -> int:
+    """Returns what each rank may still take of its host's memory, on the host with the least; 0 on a CPU."""
+    if engine.device.type == "cpu":
+        return 0
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    (most_taken,) = most([-(available_bytes() or 0) / ranks], engine)
+    return round(-most_taken)
 
 
 def _flops_per_sample(watch: EngineWatch) -> float:

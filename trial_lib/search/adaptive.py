@@ -169,7 +169,7 @@ class AdaptiveSearch(Search):
         if best is None or point is None or not self._policy.is_kept or self._policy.only_micro_batch is not None:
             return None
         free = replace(self._policy, train_batch_size=None)
-        fitting = FittingSizes(free, self._problem, self._headroom, self._fitting.memory)
+        fitting = FittingSizes(free, self._problem, self._headroom, self._fitting.memory, self._fitting.host)
         sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), USUAL_RISK)
         return best_free_batch(best, [fitting.candidate(best[0].knobs, size) for size in sizes], point, self._model())
 
@@ -178,6 +178,7 @@ class AdaptiveSearch(Search):
     def _learn(self, point: Point | None, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
         self._changes += 1
         self._fitting.memory.observe(candidate, result)
+        self._fitting.host.observe(candidate, result)
         self._fitting.forget()
         if point is None or self._failures.say_nothing(point, result):
             return
@@ -200,6 +201,8 @@ class AdaptiveSearch(Search):
             if result.outcome is Outcome.OUT_OF_MEMORY:
                 limits.ran_out_of_memory(point.size)
                 self._did_not_fit.append(point)
+            elif result.outcome is Outcome.OUT_OF_HOST_MEMORY and not self._fitting.host.fits(candidate):
+                return  # its arm is bounded by what it needs of the host
             elif result.outcome is Outcome.OUT_OF_DATA:
                 self._failures.ran_out_of_data(point.size)
             elif limits.largest.get(point.index, point.size) < point.size:
@@ -293,10 +296,13 @@ class AdaptiveSearch(Search):
         smallest = [
             Point(arm, index, self._policy.sizes()[0]) for arm in range(len(self._arms)) for index in self._leading(arm)
         ]
-        allowed = [point for point in self._untried(smallest) if point.size <= self._bound(point.arm)]
+        allowed = [point for point in self._untried(smallest) if self._may_be_first(point)]
         if not allowed:
             return None
         return self._candidate(max(allowed, key=lambda point: self._fitting.probability(self._candidate(point))))
+
+    def _may_be_first(self, point: Point) -> bool:
+        return point.size <= self._bound(point.arm) and self._fitting.host.fits(self._candidate(point))
 
     def _asked_for(self, point: Point) -> Candidate | Sweep:
         """Returns a candidate; where it is the largest that surely fits, a sweep that may come to larger ones."""

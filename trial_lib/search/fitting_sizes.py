@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trial_lib.estimate.host_memory import HostMemory
 from trial_lib.estimate.memory_model import MemoryModel
 from trial_lib.experiment.candidate import Candidate, Sweep
 from trial_lib.search.base import SearchProblem
@@ -21,14 +22,21 @@ class FittingSizes:
     """Asks the memory model, and remembers its answers until it has learned something.
 
     Attributes:
-        memory: the model; who teaches it calls `forget`.
+        memory: the model of the device's memory; who teaches it calls `forget`.
+        host: the budget of the host's, for what is offloaded; likewise.
     """
 
     def __init__(
-        self, policy: BatchPolicy, problem: SearchProblem, headroom: float, memory: MemoryModel | None = None
+        self,
+        policy: BatchPolicy,
+        problem: SearchProblem,
+        headroom: float,
+        memory: MemoryModel | None = None,
+        host: HostMemory | None = None,
     ) -> None:
         """Starts with a model that has learned, or with what the profile says."""
         self.memory = memory or MemoryModel(problem.profile, problem.base_config, problem.slots, problem.device)
+        self.host = host or HostMemory(problem.profile, problem.base_config, problem.slots, problem.device)
         self._policy = policy
         self._slots = problem.slots
         self._headroom = headroom
@@ -89,7 +97,9 @@ class FittingSizes:
         return list(dict.fromkeys([*likely[-1:], *sizes[-1:]]))
 
     def probability(self, candidate: Candidate) -> float:
-        """Returns how likely a candidate is to fit with the headroom."""
+        """Returns how likely a candidate is to fit with the headroom; not at all where the host has no room for it."""
+        if not self.host.fits(candidate):
+            return 0.0
         return self.memory.probability_fits(candidate, self._headroom)
 
     def sweep(self, candidates: Sequence[Candidate]) -> Sweep:

@@ -17,6 +17,7 @@ from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.search.base import Search
+from trial_lib.study.admission import Admission
 from trial_lib.study.answer import best_result, ignored_batch_reason, write_answer
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.earlier_studies import earlier_studies_of
@@ -28,7 +29,7 @@ from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.mapped_values import held_against, mapped_places
 from trial_lib.study.measured_configs import MeasuredConfigs
-from trial_lib.study.plans import TrialPlans, on_same_devices, refusal, submitted_candidate, throughput_to_beat
+from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import kept_batch, open_search
 from trial_lib.study.profiling import profile_candidate, run_profile
 from trial_lib.study.program import CommandChanges, environment_of
@@ -92,12 +93,12 @@ class StudyDriver:
         self._changes = CommandChanges(experiment, self.environment, log)
         self._plans = TrialPlans(study_id, opened_at, experiment, arguments, paths, host, self.environment)
         self._edits = Edits(experiment, arguments.include, paths, log)
-        self._runner = Runner(place, log, self._refusal, self._starting, self._run_profile)
+        self._admission = Admission(experiment, arguments, host)
+        self._runner = Runner(place, log, self._admission.why_not, self._starting, self._run_profile)
         self._history = History(paths.history)
         self.purposes: dict[int, Purpose] = {}
         self._withdrawn: set[int] = set()
         self._measured = MeasuredConfigs()
-        self._interrupted: list[Decided] = []
         self._stopped = False
         self._replay()
         self._seconds_before = seconds_of(self.results.values())
@@ -148,10 +149,10 @@ class StudyDriver:
         return ignored_batch_reason(self.results, self.candidates)
 
     def next_work(self, room: int) -> list[Work]:
-        """Returns up to `room` pieces of work to start now: first what was cut short, then what the search asks."""
+        """Returns up to `room` pieces of work to start now: first what has waited, then what the search asks."""
         found: list[Work] = []
         while len(found) < room and self.ignored_batch is None:
-            decided = self._interrupted.pop(0) if self._interrupted else self._ask()
+            decided = self._admission.next(self._ask)
             if decided is None:
                 break
             plans = []
@@ -164,6 +165,7 @@ class StudyDriver:
                     self._tell_known(number, self.results[known])
             if plans:
                 found.append(Work(tuple(plans), decided.sweep if len(plans) > 1 else None))
+                self._admission.started(plans)
         return found
 
     def _ask(self) -> Decided | None:
@@ -269,12 +271,6 @@ class StudyDriver:
             self._known.is_batch_in_code,
         )
 
-    def _refusal(self, plan: TrialPlan) -> str | None:
-        """Returns why a candidate of the search need not run: a rule that it breaks and the user's own does not."""
-        if plan.purpose is not Purpose.SEARCH or self._profile.profile is None:
-            return None
-        return refusal(plan.ds_config, self.base_config, self._profile.profile, self.host.device)
-
     def prime(self) -> None:
         """Has the launcher import what the profile trial had imported, if there is one; waits for its server."""
         if self.profile is not None:
@@ -286,6 +282,7 @@ class StudyDriver:
 
     def tell(self, end: Ended) -> None:
         """Takes in how a trial ended. One that was cut short stays open in the history: a resumed study runs it."""
+        self._admission.ended(end.number)
         if isinstance(end, Withdrawn):
             if not self._runner.cancelled.is_set():
                 self._history.append(end)
@@ -412,7 +409,7 @@ class StudyDriver:
                 self._note_profiled(result)
             self._history.append(Told(result.number, result))
             self._learn(result)
-        self._interrupted, given_up = left_of(decided, self.results, withdrawn)
+        self._admission.waiting, given_up = left_of(decided, self.results, withdrawn)
         for event in given_up:
             self.tell(event)
 
@@ -431,6 +428,7 @@ class StudyDriver:
             if result.program is not None:
                 keep_secret(KnownSecrets.within(result.program.ds_config or {}))
                 self._known = self._known.learned(result.program)
+            self._admission.profiled(result.profile, self.base_config)
             metric = metric_with(self.arguments.metric, result)
             self.metric_is_replaced = metric != self.arguments.metric
             self.arguments = self.arguments.model_copy(update={"metric": metric})

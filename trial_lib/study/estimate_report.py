@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trial_lib.device.host.this_host import kind_of
+from trial_lib.estimate.host_memory import HostMemory
 from trial_lib.estimate.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.estimate.zero_settings import arm_key, arm_label
 from trial_lib.experiment.batch import resolve_batch
@@ -34,12 +35,14 @@ class MeasuredArm(_Record):
         completed: trials that completed.
         largest_micro_batch: the largest size of them (samples); None if there is none.
         smallest_out_of_memory: the smallest size that did not fit; None if there is none.
+        out_of_host_memory: trials for which the host had no room.
         total: bytes that the largest of them took: above initialisation as measured, beside what that takes.
     """
 
     completed: int
     largest_micro_batch: int | None = None
     smallest_out_of_memory: int | None = None
+    out_of_host_memory: int = 0
     total: int | None = None
 
 
@@ -50,11 +53,13 @@ class ArmEstimate(_Record):
         label: such as `z2` or `z3-offload-optimizer`.
         stage: the ZeRO stage.
         states: parameters, gradients and optimizer states.
+        on_host: what each rank keeps in the host's memory instead.
         activations: of the micro-batch that the report is for.
         total: everything, at that micro-batch.
         total_low: the lower end of its 90 % interval.
         total_high: the upper end.
-        largest_micro_batch: samples that have run, or fit with 90 % confidence; 0 if not even one does.
+        largest_micro_batch: samples that have run, or fit with 90 % confidence; 0 if not even one does, or the host has
+            no room for what is offloaded.
         perhaps_micro_batch: samples that may fit, with a chance of 10 %.
         measured: what trials have shown; None where there were none.
     """
@@ -62,6 +67,7 @@ class ArmEstimate(_Record):
     label: str
     stage: int
     states: int
+    on_host: int
     activations: int
     total: int
     total_low: int
@@ -77,6 +83,7 @@ class EstimateReport(_Record):
     Attributes:
         device: `cuda` or `cpu`.
         device_memory: bytes that the model may use on a slot.
+        host_memory: bytes that each rank may keep in the host's memory; None on a CPU, and where nobody knows.
         slots: devices of a trial.
         num_params: parameters of the whole model.
         trainable_num_params: those that are trained.
@@ -90,6 +97,7 @@ class EstimateReport(_Record):
 
     device: str
     device_memory: int
+    host_memory: int | None
     slots: int
     num_params: int
     trainable_num_params: int
@@ -116,14 +124,17 @@ def estimate_report(
     profile, base = known.model_profile, known.base_config
     model = MemoryModel(profile, base, slots, device)
     model.observe_profile(*known.profile)
+    host = HostMemory(profile, base, slots, device)
     for trial in known.trials:
         model.observe(*trial)
+        host.observe(*trial)
     stages = _PIPELINES_STAGES if profile.pipeline_parallel else ZERO_STAGES
     size = _own_size(base, profile.data_parallel_size)
     at_most = min(_LARGEST, max_micro_batch or _LARGEST)
     return EstimateReport(
         device=device,
         device_memory=profile.gpu_mem,
+        host_memory=None if host.limit is None else int(host.limit),
         slots=slots,
         num_params=profile.num_params,
         trainable_num_params=profile.trainable_num_params,
@@ -131,7 +142,7 @@ def estimate_report(
         at_most=at_most,
         headroom=headroom,
         studies=list(known.studies),
-        rows=[_row(model, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device, stages)],
+        rows=[_row(model, host, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device, stages)],
         notes=_notes(known, device),
     )
 
@@ -154,6 +165,7 @@ def _arms(base: dict[str, Any], device: str, stages: Iterable[int]) -> list[dict
 
 def _row(
     model: MemoryModel,
+    host: HostMemory,
     known: KnownTrials,
     knobs: dict[str, Any],
     slots: int,
@@ -172,16 +184,20 @@ def _row(
             data_parallel_size=known.model_profile.data_parallel_size,
         )
 
+    candidate = batch(size)
+
     def largest(confidence: float) -> int:
+        if not host.fits(candidate):
+            return 0
         return model.largest_micro_batch(knobs, batch, at_most, headroom, confidence)
 
-    candidate = batch(size)
     needed, steps = model.allocations(candidate), model.above_initialize(candidate)
     config = candidate.complete(known.base_config)
     return ArmEstimate(
         label=arm_label(config),
         stage=config["zero_optimization"]["stage"],
         states=int(needed.all_states),
+        on_host=int(host.needed(candidate)),
         activations=int(needed.activations),
         total=int(needed.initialize + steps.value),
         total_low=int(needed.initialize + steps.low),
@@ -197,13 +213,15 @@ def _measured(model: MemoryModel, known: KnownTrials, config: dict[str, Any]) ->
     trials = [trial for trial in known.trials if arm_key(trial[0].complete(known.base_config)) == arm]
     completed = [trial for trial in trials if trial[1].outcome is Outcome.COMPLETED]
     failed = [trial[0].micro_batch_size for trial in trials if trial[1].outcome is Outcome.OUT_OF_MEMORY]
-    if not completed and not failed:
+    of_host = sum(trial[1].outcome is Outcome.OUT_OF_HOST_MEMORY for trial in trials)
+    if not completed and not failed and not of_host:
         return None
     largest = max(completed, key=lambda trial: trial[0].micro_batch_size, default=None)
     return MeasuredArm(
         completed=len(completed),
         largest_micro_batch=None if largest is None else largest[0].micro_batch_size,
         smallest_out_of_memory=min(failed, default=None),
+        out_of_host_memory=of_host,
         total=None if largest is None else _total(model, *largest),
     )
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
+from trial_lib.estimate.host_bytes import host_bytes
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
-from trial_lib.experiment.rules import broken_rules
 from trial_lib.experiment.study import StudyPaths, TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
@@ -55,6 +55,7 @@ class TrialPlans:
         self._arguments = arguments
         self._paths = paths
         self._environment = environment
+        self._device = host.device
         asked = experiment.config.resources.memory_per_slot
         self.memory_limit = kind_of(host.device).budget(host, None if asked is None else int(asked))
 
@@ -81,7 +82,7 @@ class TrialPlans:
             deadline = PROFILE_DEADLINE_S
         else:
             window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
-            deadline = deadline_s(*profiled, candidate, window)
+            deadline = deadline_s(*profiled, candidate, window, self._offloaded(candidate, known, profiled[0]))
         paths = self._paths.trial(number)
         # What was typed is what it says: the submitted configuration is not put together again.
         as_typed = purpose is Purpose.SUBMITTED
@@ -99,6 +100,14 @@ class TrialPlans:
             arrival=Arrival() if known.found is None else known.found.arrival,
             **self._run_with(candidate.complete(known.base_config), paths, known.arg_mappings, as_typed),
         )
+
+    def _offloaded(self, candidate: Candidate, known: KnownProgram, profile: TrialResult) -> float:
+        """Returns the bytes that each rank of a candidate moves to its host; none on a CPU, which they never leave."""
+        if profile.profile is None or self._device == "cpu":
+            return 0.0
+        accumulates = candidate.gradient_accumulation_steps > 1
+        config = candidate.complete(known.base_config)
+        return host_bytes(config, profile.profile, candidate.slots, accumulates).moved
 
     def typed(self, profile: TrialPlan, base_config: Mapping[str, Any]) -> TrialPlan:
         """Returns the run of the program as it was typed that the profile trial begins with.
@@ -177,21 +186,3 @@ def throughput_to_beat(arguments: StudyArguments, best: TrialResult | None) -> f
     if arguments.method != "adaptive" or arguments.metric not in ("throughput", "FLOPS_per_gpu") or best is None:
         return None
     return best.metrics.get("throughput")
-
-
-def refusal(
-    ds_config: Mapping[str, Any], base_config: Mapping[str, Any], profile: ModelProfile, device: str
-) -> str | None:
-    """Returns why a configuration need not run: a rule that it breaks and the user's own does not; None otherwise.
-
-    Args:
-        ds_config: a candidate's complete configuration.
-        base_config: the user's own.
-        profile: what the profile trial found.
-        device: `cuda` or `cpu`.
-    """
-    on: Literal["cpu", "cuda"] = "cuda" if device == "cuda" else "cpu"
-    pipeline, replicas = profile.pipeline_parallel, profile.data_parallel_size
-    own = {rule.name for rule in broken_rules(base_config, on, pipeline, replicas)}
-    broken = [rule for rule in broken_rules(ds_config, on, pipeline, replicas) if rule.name not in own]
-    return broken[0].reason if broken else None

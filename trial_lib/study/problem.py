@@ -6,6 +6,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from trial_lib.estimate.host_memory import HostMemory
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
@@ -62,8 +63,11 @@ def open_search(
     program = profile_trial.program
     for sentence in left_out_of_space(*about, deepspeed=version, program=program):
         log.warning("%s", sentence)
+    space = space_for(*about, deepspeed=version, program=program)
+    for sentence in HostMemory(profile, base_config, slots, device).without_room(space.arms):
+        log.warning("%s", sentence)
     problem = SearchProblem(
-        space=space_for(*about, deepspeed=version, program=program),
+        space=space,
         profile=profile,
         base_config=base_config,
         slots=slots,

@@ -18,6 +18,21 @@ Ended = TrialResult | Withdrawn
 
 
 @dataclass(frozen=True)
+class NotRun:
+    """That a trial is not run.
+
+    Attributes:
+        outcome: how it counts.
+        reason: why, in a sentence.
+        from_outside: whether that says nothing of its candidate.
+    """
+
+    outcome: Outcome
+    reason: str
+    from_outside: bool = False
+
+
+@dataclass(frozen=True)
 class Work:
     """What one process group does: a trial, or a sweep of several.
 
@@ -72,7 +87,7 @@ class Runner:
         self,
         place: Place,
         log: logging.Logger,
-        refusal: Callable[[TrialPlan], str | None],
+        refusal: Callable[[TrialPlan], NotRun | None],
         starting: Callable[[TrialPlan], None],
         profile: Callable[[TrialPlan, Callable[[TrialPlan], TrialResult]], TrialResult],
     ) -> None:
@@ -158,7 +173,7 @@ class Runner:
     def _run_trial(self, plan: TrialPlan) -> TrialResult:
         refusal = self._refusal(plan)
         if refusal is not None:
-            result = unstarted(plan, Outcome.INVALID, refusal)
+            result = unstarted(plan, refusal.outcome, refusal.reason, refusal.from_outside)
             write_unstarted(plan, result)
             return result
         return self._profile(plan, self._start) if plan.purpose is Purpose.PROFILE else self._start(plan)

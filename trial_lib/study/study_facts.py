@@ -30,6 +30,7 @@ def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialR
         facts |= {
             "parameters": f"{profile.num_params:,}, of which {profile.trainable_num_params:,} are trained",
             "memory for the model on a slot": _bytes(profile.gpu_mem) if profile.gpu_mem else "no limit",
+            **({"memory of the host for each rank": _bytes(profile.host_mem)} if profile.host_mem else {}),
             "activations of one sample": _bytes(profile.activation_mem_per_gpu),
             "model replicas": str(profile.data_parallel_size),
         }

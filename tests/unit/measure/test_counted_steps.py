@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from trial_lib.device.rank.cpu import Cpu
 from trial_lib.measure import counted_steps
@@ -102,3 +103,13 @@ def test_a_program_that_compiles_on_and_on_is_measured_with_that(ranks: Ranks) -
     ranks.counted.agree(ranks.watch)
     assert len(ranks.counted.slowest) == 24
     assert "compiles in its measured steps" in ranks.counted.note
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cuda", 25), ("cpu", 0)])
+def test_a_rank_of_a_gpu_has_its_part_of_what_the_host_with_the_least_has_free(
+    kind: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(counted_steps, "available_bytes", lambda: 120)
+    monkeypatch.setattr(counted_steps, "most", lambda values, engine: [max(values[0], -25.0)])
+    assert counted_steps._host_bytes(SimpleNamespace(device=torch.device(kind))) == expected

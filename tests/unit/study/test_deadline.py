@@ -47,5 +47,10 @@ def test_what_the_program_compiles_in_its_first_step_takes_its_time_in_every_tri
     assert more == pytest.approx(5 * 199.9)
 
 
+def test_what_is_offloaded_has_to_be_filled_and_gone_through_in_each_step() -> None:
+    kept = deadline_s(profile(), PROFILED, PROFILED, WINDOW)
+    assert deadline_s(profile(), PROFILED, PROFILED, WINDOW, offloaded=20e9) - kept == 5 * 20 * (1 + 5)
+
+
 def test_phases_that_a_failed_rank_did_not_reach_count_nothing() -> None:
     assert deadline_s(profile(latency=0.0), PROFILED, PROFILED, WINDOW) == 120 + 5 * 2.0

@@ -138,3 +138,32 @@ def test_it_says_where_its_figures_come_from():
     assert report().studies == []
     assert any("profile trial" in note for note in report().notes)
     assert report([(at(4), result(above=180 * MIB))], studies=["tiny-1"]).studies == ["tiny-1"]
+
+
+def row_of(table, label):
+    return next(row for row in table.rows if row.label == label)
+
+
+def test_what_an_arm_keeps_on_the_host_stands_beside_and_has_to_fit_there():
+    table = report(host_mem=10**9)
+    assert table.host_memory == 9 * 10**8
+    assert row_of(table, "z2").on_host == 0
+    offloaded = row_of(table, "z2-offload-optimizer")
+    # 32-bit parameters over two ranks: locked blocks of a power of two, two states, and what PyTorch's Adam takes.
+    assert offloaded.on_host == 3 * 2**25 + (8 + 8) * 5_000_000
+    assert offloaded.largest_micro_batch > 0
+    little = row_of(report(host_mem=10**8), "z2-offload-optimizer")
+    assert (little.largest_micro_batch, little.perhaps_micro_batch) == (0, 0)
+    assert row_of(report(host_mem=10**8), "z2").largest_micro_batch > 0
+
+
+def test_nobody_knows_of_a_host_whose_memory_was_not_asked_for_and_a_cpu_has_none_apart():
+    assert report().host_memory is None
+    assert report(host_mem=10**9, device="cpu").host_memory is None
+
+
+def test_what_ran_out_of_the_hosts_memory_is_told_apart():
+    failed = (at(4, offload_optimizer={"device": "cpu"}), result(Outcome.OUT_OF_HOST_MEMORY))
+    measured = row_of(report([failed]), "z2-offload-optimizer").measured
+    assert measured is not None
+    assert (measured.out_of_host_memory, measured.smallest_out_of_memory) == (1, None)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from trial_lib.experiment.result import ModelProfile
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
+from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.problem import kept_batch
+from trial_lib.study.problem import kept_batch, open_search
 
 PROFILE = ModelProfile(
     num_params=1_000,
@@ -45,3 +47,30 @@ def test_a_batch_that_nobody_knows_cannot_be_kept(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         assert kept({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}) is None
     assert "the global batch is not kept" in caplog.text
+
+
+def test_it_is_said_which_arms_the_host_has_no_room_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    config = tmp_path / "experiment.yaml"
+    config.write_text(
+        "{name: t, entrypoint: deepspeed train.py, hyperparameters: {deepspeed_config: "
+        "{train_micro_batch_size_per_gpu: 2, zero_optimization: {stage: 1}}}, max_restarts: 0}"
+    )
+    experiment = read_experiment(config, tmp_path)
+    arguments = StudyArguments(config_path=config, model_dir=tmp_path)
+    profile = TrialResult(
+        trial_id="s-0",
+        number=0,
+        purpose=Purpose.PROFILE,
+        config_hash="",
+        outcome=Outcome.COMPLETED,
+        profile=PROFILE.model_copy(update={"num_params": 10**9, "trainable_num_params": 10**9, "host_mem": 10**9}),
+    )
+    known = [(Candidate(micro_batch_size=1), profile)]
+    with caplog.at_level(logging.WARNING):
+        open_search(arguments, experiment, CONFIG, "cuda", 1, False, known, logging.getLogger("test"))
+    assert "z2-offload-optimizer is not tried: it would keep" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        open_search(arguments, experiment, CONFIG, "cpu", 1, False, known, logging.getLogger("test"))
+    assert "is not tried" not in caplog.text

@@ -1,0 +1,115 @@
+"""Which of the trials that were decided on may run, and which of them by themselves alone."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from trial_lib.device.host.base import Host
+from trial_lib.estimate.host_memory import RESERVE, HostMemory
+from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.host_memory import available_bytes
+from trial_lib.experiment.result import ModelProfile, Outcome
+from trial_lib.experiment.rules import broken_rules
+from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.history import Decided
+from trial_lib.study.runner import NotRun
+
+
+class Admission:
+    """What keeps trials that were decided on from running, and which of those that wait is next.
+
+    Nothing does before the model is known.
+
+    Args:
+        experiment: what the user submitted.
+        arguments: the study's.
+        host: the devices.
+
+    Attributes:
+        waiting: what was decided on and is to run before anything else is asked for.
+    """
+
+    def __init__(self, experiment: Experiment, arguments: StudyArguments, host: Host) -> None:
+        self._device: Literal["cpu", "cuda"] = "cuda" if host.device == "cuda" else "cpu"
+        resources = experiment.config.resources
+        self._slots = resources.slots_per_trial
+        # What other hosts have free now is not asked.
+        self._is_here = not resources.hosts and arguments.ray_address is None
+        self._base_config: Mapping[str, Any] = {}
+        self._model: ModelProfile | None = None
+        self._memory: HostMemory | None = None
+        self.waiting: list[Decided] = []
+        self._running: dict[int, Candidate] = {}
+
+    def profiled(self, model: ModelProfile | None, base_config: Mapping[str, Any]) -> None:
+        """Takes in what the profile trial has found, and the user's DeepSpeed configuration."""
+        self._model, self._base_config = model, base_config
+        self._memory = None if model is None else HostMemory(model, base_config, self._slots, self._device)
+
+    def next(self, ask: Callable[[], Decided | None]) -> Decided | None:
+        """Returns what may start now: first what has waited; None where nothing may before something has ended.
+
+        Args:
+            ask: asks the search, whose answer counts from then on.
+        """
+        if self._runs_alone(self._running.values()):
+            return None
+        decided = self.waiting.pop(0) if self.waiting else ask()
+        if decided is not None and self._running and self._runs_alone(each for _, each in decided.numbered):
+            self.waiting.insert(0, decided)
+            return None
+        return decided
+
+    def started(self, plans: Iterable[TrialPlan]) -> None:
+        """Takes in trials that run from now on."""
+        self._running.update({plan.number: plan.candidate for plan in plans})
+
+    def ended(self, number: int) -> None:
+        """Takes in that a trial has ended, or that one of a sweep's is not measured."""
+        self._running.pop(number, None)
+
+    def _runs_alone(self, candidates: Iterable[Candidate]) -> bool:
+        """Returns whether no other trial of the study may run beside that of one of some candidates.
+
+        Beside the host's memory, offloaded states take its memory bandwidth, the buses to the devices and the cores.
+        """
+        memory = self._memory
+        return memory is not None and any(memory.needed(candidate) > 0 for candidate in candidates)
+
+    def why_not(self, plan: TrialPlan) -> NotRun | None:
+        """Returns why a trial need not run; None where it has to.
+
+        Its configuration breaks a rule that the user's own does not, or it offloads more than the host has.
+        """
+        if self._model is None or self._memory is None or plan.purpose not in (Purpose.SEARCH, Purpose.CONFIRM):
+            return None
+        broken = _broken_rule(plan.ds_config, self._base_config, self._model, self._device)
+        if broken is not None and plan.purpose is Purpose.SEARCH:
+            return NotRun(Outcome.INVALID, broken)
+        return self._lack(plan.candidate, self._memory)
+
+    def _lack(self, candidate: Candidate, memory: HostMemory) -> NotRun | None:
+        """Returns that the host had no room for a candidate when the profile trial ran, or has none now."""
+        reason = memory.lack(candidate)
+        if reason:
+            return NotRun(Outcome.OUT_OF_HOST_MEMORY, f"Not tried: {reason}")
+        needed = memory.needed(candidate) * self._slots if self._is_here else 0.0
+        free = available_bytes() if needed else None
+        if free is None or needed <= (1 - RESERVE) * free:
+            return None
+        reason = (
+            f"Not tried: it would keep {needed / 2**30:,.1f} GiB in the host's memory, of which {free / 2**30:,.1f} "
+            "GiB are free now: something else has the rest."
+        )
+        return NotRun(Outcome.OUT_OF_HOST_MEMORY, reason, from_outside=True)
+
+
+def _broken_rule(
+    ds_config: Mapping[str, Any], base_config: Mapping[str, Any], model: ModelProfile, device: Literal["cpu", "cuda"]
+) -> str | None:
+    """Returns why a configuration breaks a rule that the user's own does not break; None where it does not."""
+    pipeline, replicas = model.pipeline_parallel, model.data_parallel_size
+    own = {rule.name for rule in broken_rules(base_config, device, pipeline, replicas)}
+    rules = broken_rules(ds_config, device, pipeline, replicas)
+    return next((rule.reason for rule in rules if rule.name not in own), None)
