@@ -2,27 +2,28 @@
 
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import click
 
 from flows.prefect_check import check_prefect
 from flows.terminal import print_document, shown
-from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.check import Check, Verdict
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.study import STUDIES as STUDIES_FOLDER
 from trial_lib.launch.build_checks import (
-    check_accelerators,
     check_compiler,
     check_environment,
     check_locks,
     check_ops,
     devices,
     environment_report,
+    tried_devices,
 )
 from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.device_checks import DevicesFound, check_accelerators, check_devices
 from trial_lib.study.build_folder import build_root, with_build_folder
 from trial_lib.study.data_folder import data_folder
 from trial_lib.study.folder import host_lock_dir
@@ -77,16 +78,16 @@ def examine(work_dir: Path) -> list[Check]:
         there = pool.submit(devices)
         prefect = pool.submit(check_prefect)
         mlflow = pool.submit(check_mlflow, work_dir)
+        found, device = _devices_found(there)
+        # After what looks at who else is on the devices.
+        tries = device is not None and not kind_of(device).computes_on_the_processor
+        trying = pool.submit(tried_devices, sys.executable, environment) if tries else None
         report = asked.result()
+        tried = None if trying is None else trying.result()
         prefect_check, server_time, asked_at = prefect.result()
         mlflow_check = mlflow.result()
-    found: tuple[Host, str | None] | InputError
-    try:
-        found = there.result()
-        device = found[0].device
-    except InputError as error:
-        # GPUs that cannot be asked: the first check says so.
-        found, device = error, "cuda"
+    # What cannot be asked is a GPU; the first check says so.
+    device = device or "cuda"
     folders = {
         STUDIES: work_dir / STUDIES_FOLDER,
         DATA: data_folder(),
@@ -94,7 +95,8 @@ def examine(work_dir: Path) -> list[Check]:
         LOCKS: host_lock_dir(),
     }
     return [
-        check_accelerators(found, report),
+        check_accelerators(found, report, tried),
+        *check_devices(found),
         check_environment(sys.executable, report),
         check_ops(report, _COMMON_OPS[device]),
         check_locks(environment),
@@ -106,6 +108,15 @@ def examine(work_dir: Path) -> list[Check]:
         mlflow_check,
         check_clock(server_time, asked_at),
     ]
+
+
+def _devices_found(there: Future[DevicesFound]) -> tuple[DevicesFound | InputError, str | None]:
+    """Returns what devices there are and what kind of; their driver's fault, and no kind, where it cannot say."""
+    try:
+        found = there.result()
+    except InputError as error:
+        return error, None
+    return found, found.host.device
 
 
 def _tell(check: Check) -> None:

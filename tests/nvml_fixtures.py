@@ -103,6 +103,12 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, gpus: "Mapping[str, int] | Seq
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return instances[index]
 
+    def parent(instance: PretendGpu) -> PretendGpu:
+        for gpu in listed:
+            if any(each is instance for each in gpu.instances or ()):
+                return gpu
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
     def says(name: str) -> Callable[..., Any]:
         def answer(gpu: PretendGpu, *_: Any) -> Any:
             said = gpu.said.get(name, _SAID.get(name, pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)))
@@ -122,6 +128,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, gpus: "Mapping[str, int] | Seq
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda gpu: gpu.model)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", mig_mode)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", parent)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMaxMigDeviceCount", lambda gpu: 7)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", instance)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: list(gpu.processes))

@@ -21,7 +21,7 @@ from flows.prefect_check import check_prefect
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.check import Verdict
 from trial_lib.experiment.errors import InputError
-from trial_lib.launch import build_checks
+from trial_lib.launch import build_checks, tried_devices
 from trial_lib.tracking.tracking_check import check_mlflow
 
 BIN = Path(sys.executable).parent
@@ -93,9 +93,24 @@ def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path, monkeyp
 
 
 def test_the_devices_are_those_of_this_process() -> None:
-    host, driver = build_checks.devices()
-    assert host == this_host()
-    assert (driver is not None) or host.device == "cpu"
+    found = build_checks.devices()
+    assert found.host == this_host()
+    assert (found.driver is not None) or found.host.device == "cpu"
+
+
+def test_two_processes_that_reduce_together_are_tried_for_real() -> None:
+    assert tried_devices.reduced_together("cpu") == ""
+    tried_devices.compute("cpu")
+
+
+def test_what_one_of_two_processes_says_is_told_and_not_that_the_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A first device of a kind that is not there.
+    assert "meta2" in tried_devices.reduced_together("meta2")
+
+
+def test_two_that_wait_for_each_other_for_ever_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tried_devices, "_TOGETHER_S", 0.2)
+    assert tried_devices.reduced_together("cpu") == "it has not ended within 0 s"
 
 
 @pytest.mark.long

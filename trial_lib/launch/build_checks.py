@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.experiment.check import Check, fail, ok, warn
 from trial_lib.experiment.errors import InputError
 from trial_lib.launch import bootstrap
+from trial_lib.launch.device_checks import DevicesFound
 from trial_lib.launch.jit_builds import build_folders, is_stale
 
 _REPORT_S = 60.0
 _KILLED_S = 2.0
-ACCELERATORS, ENVIRONMENT, OPS, LOCKS, COMPILER = "accelerators", "environment", "ops", "build locks", "compiler"
+ENVIRONMENT, OPS, LOCKS, COMPILER = "environment", "ops", "build locks", "compiler"
 
 
 def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
@@ -34,11 +35,11 @@ def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict
     return report
 
 
-def devices() -> tuple[Host, str | None]:
-    """Returns what this process may use, and the version of the NVIDIA driver, None without one.
+def devices() -> DevicesFound:
+    """Returns what this process may use, and what is known of it.
 
     Raises:
-        InputError: there is a driver, and it does not answer.
+        InputError: there is a driver, and it does not answer, or devices that are not tuned on.
     """
     where = "the NVIDIA driver"
     try:
@@ -51,7 +52,19 @@ def devices() -> tuple[Host, str | None]:
     found = json.loads(text)
     if "error" in found:
         raise InputError(**found["error"])
-    return Host(**found["host"]), found["driver"]
+    return DevicesFound.of_json(found)
+
+
+def tried_devices(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
+    """Returns what `trial_lib.launch.tried_devices` says, or in a sentence why it says nothing."""
+    try:
+        text, last = _ask("trial_lib.launch.tried_devices", interpreter, environment)
+    except TimeoutError:
+        return f"it has not ended within {_REPORT_S:.0f} s"
+    if not text:
+        return last
+    tried: dict[str, Any] = json.loads(text)
+    return tried
 
 
 def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str, str]:
@@ -83,45 +96,6 @@ def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple
         text = answer.read()
     last = said.strip().splitlines() or [f"it ended with {process.returncode}"]
     return text if process.returncode == 0 else "", last[-1]
-
-
-def check_accelerators(found: tuple[Host, str | None] | InputError, report: Mapping[str, Any] | str) -> Check:
-    """Looks at the devices, their driver, and whether torch can use them.
-
-    Args:
-        found: what `devices` returns or raises.
-        report: `environment_report`'s.
-    """
-    if isinstance(found, InputError):
-        return fail(ACCELERATORS, f"{found.where}: {found.what}", found.remedy)
-    host, driver = found
-    if isinstance(report, str):
-        return ok(ACCELERATORS, _slots(host, driver))
-    if host.device == "cuda" and report["torch_cuda"] is None:
-        return fail(
-            ACCELERATORS,
-            f"{_slots(host, driver)}, but torch {report['torch']} is built without CUDA, so no rank can use them",
-            "Install the build of torch that fits the driver (pytorch.org/get-started), then ZeroTune again.",
-        )
-    if host.device == "cuda" and report["torch_sees"] == 0:
-        return fail(
-            ACCELERATORS,
-            f"{_slots(host, driver)}, but torch, built for CUDA {report['torch_cuda']}, sees none",
-            "Update the driver to one that knows this CUDA, or install a build of torch for an older one.",
-        )
-    if host.device == "cpu" and report["torch_cuda"] is not None:
-        why = "CUDA_VISIBLE_DEVICES hides the GPUs" if driver else "no NVIDIA driver answers"
-        return warn(
-            ACCELERATORS,
-            f"{_slots(host, driver)}: {why}, though torch is built for CUDA {report['torch_cuda']}",
-            "With GPUs: install the driver, start a container with --gpus all, or unset CUDA_VISIBLE_DEVICES.",
-        )
-    return ok(ACCELERATORS, _slots(host, driver))
-
-
-def _slots(host: Host, driver: str | None) -> str:
-    memory = f"{len(host.slots)} slots of {mebibytes(host.memory_per_slot)}"
-    return f"no GPU; {memory}, a core each" if host.device == "cpu" else f"{memory} (GPUs, driver {driver})"
 
 
 def check_environment(interpreter: str, report: Mapping[str, Any] | str) -> Check:
@@ -181,7 +155,7 @@ def check_locks(environment: Mapping[str, str]) -> Check:
 
 
 def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[str, Any] | str) -> Check:
-    """Looks for what builds DeepSpeed's ops: a C++ compiler, ninja, and nvcc where there are GPUs."""
+    """Looks for what builds DeepSpeed's ops: a C++ compiler, ninja, and the devices' own compiler."""
     path = environment.get("PATH", "")
     compiler = shutil.which(environment.get("CXX", "c++"), path=path)
     ninja = shutil.which("ninja", path=path)
@@ -194,12 +168,13 @@ def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[
         everything = not isinstance(report, str) and all(op["built"] for op in report["ops"].values())
         said = "no C++ compiler in PATH"
         return warn(COMPILER, f"{said}, but all ops are built", remedy) if everything else fail(COMPILER, said, remedy)
-    if device == "cuda":
-        nvcc = shutil.which("nvcc", path=path) or shutil.which("nvcc", path=_cuda_bin(environment))
-        if nvcc is None:
-            said = f"{compiler}, {ninja}, but no nvcc: the ops of a GPU cannot be built"
+    own = kind_of(device).compiler
+    if own is not None:
+        own_path = shutil.which(own, path=path) or shutil.which(own, path=_cuda_bin(environment))
+        if own_path is None:
+            said = f"{compiler}, {ninja}, but no {own}: the ops of a GPU cannot be built"
             return warn(COMPILER, said, "Install the CUDA toolkit that torch was built for, and set CUDA_HOME to it.")
-        found.append(nvcc)
+        found.append(own_path)
     return ok(COMPILER, ", ".join(found))
 
 

@@ -80,7 +80,7 @@ class DeviceWatch:
                 if _is_own(tenant.pid):
                     self._own.add(tenant.pid)
                 else:
-                    self._company[device][tenant.pid] = _neighbour(tenant)
+                    self._company[device][tenant.pid] = neighbour(tenant)
 
     def _note_those_who_stay(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
         """Notes the processes that were there before the trial and still are, whatever container they are of."""
@@ -88,7 +88,7 @@ class DeviceWatch:
             before = {tenant.pid for tenant in self._before.get(device, [])} - self._own
             for tenant in found:
                 if tenant.pid in before:
-                    self._company[device].setdefault(tenant.pid, _neighbour(tenant))
+                    self._company[device].setdefault(tenant.pid, neighbour(tenant))
 
     def _taken(self, number: int) -> TrialDevice:
         looks = [states[number] for states in self._states]
@@ -127,9 +127,8 @@ def tell_company(devices: Sequence[TrialDevice], label: str, note: Callable[[str
 def company_said(company: Sequence[Neighbour]) -> str:
     """Returns the processes in words."""
     return ", ".join(
-        f"{neighbour.name or 'a process'} ({neighbour.pid}"
-        + (")" if neighbour.memory is None else f", {neighbour.memory / _GIB:.1f} GiB)")
-        for neighbour in company
+        f"{each.name or 'a process'} ({each.pid}" + (")" if each.memory is None else f", {each.memory / _GIB:.1f} GiB)")
+        for each in company
     )
 
 
@@ -137,7 +136,7 @@ def company_now(host: Host) -> list[str]:
     """Returns who computes on a host's devices now, a sentence for each device that somebody is on."""
     found = {device: [each for each in there if not _is_own(each.pid)] for device, there in _tenants(host).items()}
     return [
-        f"Others compute on {device} now: {company_said(list(map(_neighbour, there)))}. "
+        f"Others compute on {device} now: {company_said(list(map(neighbour, there)))}. "
         "A trial beside them is slower than it would be alone; one that confirms is measured again."
         for device, there in found.items()
         if there
@@ -155,7 +154,8 @@ def _is_own(pid: int) -> bool:
     return False
 
 
-def _neighbour(tenant: Tenant) -> Neighbour:
+def neighbour(tenant: Tenant) -> Neighbour:
+    """Returns a process with its name, where it is of this host or container."""
     name = ""
     with contextlib.suppress(psutil.Error):
         name = psutil.Process(tenant.pid).name()

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from trial_lib.launch import jit_builds
 
+_NO_TOOLKIT = "there is no nvcc, the compiler of the CUDA toolkit, where CUDA_HOME is"
 _COLOUR = re.compile(r"\x1b\[\d+m")
 
 
@@ -22,9 +24,8 @@ def report() -> dict[str, Any]:
     """Returns the versions, the devices that torch sees, and of each of DeepSpeed's ops whether it can be built or is.
 
     Returns:
-        `python`, `torch`, `torch_cuda` (the CUDA that torch was built for; None without), `torch_sees` (CUDA devices),
-        `deepspeed`, `accelerator` (DeepSpeed's name of the device), and `ops`: by name, `built`, `can_build` and, where
-        it cannot, `why`.
+        `python`, `torch`, `torch_cuda` (the CUDA that torch was built for; None without), `deepspeed`, `accelerator`
+        (DeepSpeed's name of the device), and `ops`: by name, `built`, `can_build` and, where it cannot, `why`.
     """
     # DeepSpeed imports mlflow where it is installed, which takes seconds.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
@@ -33,8 +34,14 @@ def report() -> dict[str, Any]:
     from deepspeed.accelerator import get_accelerator
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+    from torch.utils.cpp_extension import CUDA_HOME
 
-    built = _built(jit_builds.build_folders(os.environ))
+    # DeepSpeed builds these with the toolkit where torch has CUDA (op_builder/builder.py, jit_load), and does not look
+    # for its compiler before.
+    needs_toolkit = CUDAOpBuilder if torch.version.cuda and get_accelerator()._name == "cuda" else ()
+    has_toolkit = CUDA_HOME is not None and shutil.which("nvcc", path=str(Path(CUDA_HOME) / "bin")) is not None
+    folders = jit_builds.build_folders(os.environ)
     ops = {}
     for name, builder in ALL_OPS.items():
         if name == "deepspeed_not_implemented":
@@ -43,30 +50,49 @@ def report() -> dict[str, Any]:
         can_build = False
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(Exception):
             can_build = bool(builder.is_compatible(verbose=True))
+        why = " ".join(_COLOUR.sub("", said.getvalue()).split())
+        with_cuda = isinstance(builder, needs_toolkit)
+        if can_build and with_cuda and not has_toolkit:
+            can_build, why = False, _NO_TOOLKIT
         ops[name] = {
-            "built": bool(installed_ops.get(name)) or name in built,
+            "built": bool(installed_ops.get(name)) or is_built(name, folders, with_cuda),
             "can_build": can_build,
-            "why": " ".join(_COLOUR.sub("", said.getvalue()).split()),
+            "why": why,
         }
     return {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
-        "torch_sees": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "deepspeed": deepspeed.__version__,
         "accelerator": get_accelerator()._name,
         "ops": ops,
     }
 
 
-def _built(folders: Iterable[Path]) -> set[str]:
-    """Returns the extensions that are built for this Python."""
+def is_built(name: str, folders: Iterable[Path], with_cuda: bool) -> bool:
+    """Returns whether an extension is built for this Python, and for the devices: both kinds may share a folder.
+
+    Args:
+        name: of the extension.
+        folders: that torch builds extensions in, one each.
+        with_cuda: whether it is to be linked with CUDA.
+    """
     other = re.compile(rf"py(?!{sys.version_info[0]}{sys.version_info[1]}_)\d+_")
-    return {
-        folder.name
+    return any(
+        folder.name == name
+        and (folder / f"{name}.so").exists()
+        and not other.match(folder.parent.name)
+        and _links_cuda(folder, with_cuda) is with_cuda
         for folder in folders
-        if (folder / f"{folder.name}.so").exists() and not other.match(folder.parent.name)
-    }
+    )
+
+
+def _links_cuda(folder: Path, unknown: bool) -> bool:
+    """Returns whether a build is linked with CUDA, as ninja's file says; what is handed in where there is none."""
+    try:
+        return "-lcudart" in (folder / "build.ninja").read_text()
+    except OSError:
+        return unknown
 
 
 def main(arguments: list[str]) -> None:

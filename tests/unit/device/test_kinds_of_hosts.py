@@ -59,9 +59,9 @@ def test_what_primes_sees_what_a_trial_sees(host: Host, kind: HostKind) -> None:
     assert kind.primed_with(elsewhere, 1) == {}
 
 
-def test_a_budget_is_the_processor_s_alone(host: Host, kind: HostKind) -> None:
-    expected = (host.memory_per_slot, 5) if kind.computes_on_the_processor else (None, None)
-    assert (kind.budget(host, None), kind.budget(host, 5)) == expected
+def test_a_budget_is_what_is_asked_for_and_on_a_processor_its_share_else(host: Host, kind: HostKind) -> None:
+    share = host.memory_per_slot if kind.computes_on_the_processor else None
+    assert (kind.budget(host, None), kind.budget(host, 5)) == (share, 5)
 
 
 def test_equal_devices_are_all_kept_and_go_together(host: Host, kind: HostKind) -> None:

@@ -1,59 +1,29 @@
-"""What the doctor says of devices, of DeepSpeed's ops, of a compiler and of locks, on machines of all kinds."""
+"""What the doctor says of DeepSpeed's ops, of a compiler and of locks, on machines of all kinds."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trial_lib.device.host.base import Host
 from trial_lib.experiment.check import Verdict
-from trial_lib.experiment.errors import InputError
-from trial_lib.launch.build_checks import check_accelerators, check_compiler, check_environment, check_locks, check_ops
+from trial_lib.launch.build_checks import check_compiler, check_environment, check_locks, check_ops
+from trial_lib.launch.environment_report import is_built
 
-GPU = Host("cuda", ["0", "1"], 80 * 2**30)
-CPU = Host("cpu", ["0", "1"], 10 * 2**30)
 BUILT = {"built": True, "can_build": True, "why": ""}
 CAN = {"built": False, "can_build": True, "why": ""}
 CANNOT = {"built": False, "can_build": False, "why": "[WARNING] libaio is missing. [WARNING] install libaio-dev"}
 SILENT = {"built": False, "can_build": False, "why": ""}
 
 
-def report(torch_cuda: str | None = None, torch_sees: int = 0, **ops: dict[str, Any]) -> dict[str, Any]:
+def report(torch_cuda: str | None = None, **ops: dict[str, Any]) -> dict[str, Any]:
     return {
         "python": "3.11.7",
         "torch": "2.13.0",
         "torch_cuda": torch_cuda,
-        "torch_sees": torch_sees,
         "deepspeed": "0.19.8",
         "accelerator": "cpu" if torch_cuda is None else "cuda",
         "ops": ops,
     }
-
-
-@pytest.mark.parametrize(
-    ("host", "driver", "torch_cuda", "sees", "verdict", "word"),
-    [
-        (CPU, None, None, 0, Verdict.OK, "no GPU; 2 slots of 10.0 GiB"),
-        (GPU, "580.1", "12.8", 2, Verdict.OK, "2 slots of 80.0 GiB (GPUs, driver 580.1)"),
-        (GPU, "580.1", None, 0, Verdict.FAIL, "built without CUDA"),
-        (GPU, "450.1", "12.8", 0, Verdict.FAIL, "sees none"),
-        (CPU, None, "12.8", 0, Verdict.WARN, "no NVIDIA driver answers"),
-        (CPU, "580.1", "12.8", 0, Verdict.WARN, "CUDA_VISIBLE_DEVICES hides"),
-    ],
-)
-def test_devices_that_torch_cannot_use_are_found(
-    host: Host, driver: str | None, torch_cuda: str | None, sees: int, verdict: Verdict, word: str
-) -> None:
-    check = check_accelerators((host, driver), report(torch_cuda, sees))
-    assert check.verdict is verdict
-    assert word in check.said
-    assert bool(check.remedy) is (verdict is not Verdict.OK)
-
-
-def test_a_driver_that_does_not_answer_fails() -> None:
-    silent = InputError("it hangs.", where="the NVIDIA driver", remedy="Restart.")
-    check = check_accelerators(silent, report("12.8"))
-    assert (check.verdict, check.said, check.remedy) == (Verdict.FAIL, "the NVIDIA driver: it hangs.", "Restart.")
 
 
 def test_an_environment_that_cannot_import_deepspeed_fails() -> None:
@@ -112,3 +82,34 @@ def test_a_compiler_or_a_ninja_that_is_missing_is_told_by_what_it_costs(tmp_path
     assert "no nvcc" in check_compiler(environment, "cuda", report()).said
     tool(tmp_path / "cuda" / "bin", "nvcc")
     assert check_compiler(environment, "cuda", report()).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("linked", "with_cuda", "built"),
+    [
+        ("-lc10 -ltorch_cpu", False, True),
+        ("-lc10 -ltorch_cpu", True, False),
+        ("-lc10_cuda -lcudart", True, True),
+        ("-lc10_cuda -lcudart", False, False),
+        (None, True, True),
+        (None, False, True),
+    ],
+)
+def test_an_op_is_built_if_it_is_so_for_the_devices(
+    tmp_path: Path, linked: str | None, with_cuda: bool, built: bool
+) -> None:
+    folder = tmp_path / "fused_adam"
+    folder.mkdir()
+    assert not is_built("fused_adam", [folder], with_cuda)
+    (folder / "fused_adam.so").touch()
+    if linked is not None:
+        (folder / "build.ninja").write_text(f"ldflags = -shared {linked}\n")
+    assert is_built("fused_adam", [folder], with_cuda) is built
+    assert not is_built("cpu_adam", [folder], with_cuda)
+
+
+def test_an_op_of_another_python_is_not_built_for_this_one(tmp_path: Path) -> None:
+    folder = tmp_path / "py20_cu130" / "fused_adam"
+    folder.mkdir(parents=True)
+    (folder / "fused_adam.so").touch()
+    assert not is_built("fused_adam", [folder], with_cuda=True)

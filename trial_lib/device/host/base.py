@@ -70,6 +70,35 @@ class Tenant:
     memory: int | None = None
 
 
+@dataclass(frozen=True)
+class DeviceCondition:
+    """What of a device a study may stumble over. What nobody can tell is None, or false.
+
+    Attributes:
+        device: its name, as `Host.device_of` has it.
+        model: what it is.
+        memory: its bytes.
+        memory_used: those that somebody has now, the driver included.
+        is_closed: whether it is set to let nobody compute.
+        is_exclusive: whether it lets one process compute at a time.
+        is_cut: whether it is cut into instances, or one of these.
+        forgets: whether the driver lets go of it when nobody uses it, and takes it up anew for each trial.
+        faults: what is wrong with its memory, in words.
+        tenants: who computes on it now.
+    """
+
+    device: str
+    model: str = ""
+    memory: int | None = None
+    memory_used: int | None = None
+    is_closed: bool = False
+    is_exclusive: bool = False
+    is_cut: bool = False
+    forgets: bool = False
+    faults: tuple[str, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+
+
 class HostKind(Protocol):
     """What differs between a host that trains on its accelerators and one that trains on its processor.
 
@@ -79,6 +108,7 @@ class HostKind(Protocol):
         word: what `accelerate launch` and torchrun call them.
         visible_by: the environment variable that says which of them a process sees; None where nothing does.
         ranks_option: by which option the `deepspeed` launcher is told how many to use.
+        compiler: what builds DeepSpeed's ops for them beside a C++ compiler; None for nothing.
         computes_on_the_processor: whether the processor is the device: its time tells how long a step took, its memory
             is the slots', and there is nothing to offload to.
     """
@@ -88,6 +118,7 @@ class HostKind(Protocol):
     word: str
     visible_by: str | None
     ranks_option: str
+    compiler: str | None
     computes_on_the_processor: bool
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
@@ -127,6 +158,9 @@ class HostKind(Protocol):
 
         Nothing on a processor: whatever runs on a host computes there.
         """
+
+    def conditions(self, host: Host) -> list[DeviceCondition]:
+        """Returns what of each slot's device a study may stumble over; nothing of a processor."""
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
         """Returns what each slot's device is busy with now: `memory_used` (bytes), `utilization` (percent)."""

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from trial_lib.device.host.base import DeviceState, Host, Tenant
+from trial_lib.device.host.base import DeviceCondition, DeviceState, Host, Tenant
 from trial_lib.device.host.memory import host_memory
 
 _HOST_RESERVE = 0.1
@@ -17,6 +17,7 @@ class Cpu:
     word = "cpu"
     visible_by: str | None = None
     ranks_option = "--num_accelerators"
+    compiler: str | None = None
     computes_on_the_processor = True
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
@@ -54,6 +55,10 @@ class Cpu:
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
         """Returns nothing: see `HostKind.tenants`."""
         return {}
+
+    def conditions(self, host: Host) -> list[DeviceCondition]:
+        """Returns nothing: see `HostKind.conditions`."""
+        return []
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
         """Returns nothing beyond what every host tells of its processor."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trial_lib.device.host.base import DeviceState, Host, Tenant
+from trial_lib.device.host.base import DeviceCondition, DeviceState, Host, Tenant
 from trial_lib.device.host.cuda_order import BY_BUS, ORDER, cuda_order
 from trial_lib.device.host.nvml import Gpu, driver_version, found_gpus, session
-from trial_lib.device.host.nvml_states import load_of, state_of, tenants_of
+from trial_lib.device.host.nvml_states import condition_of, load_of, state_of, tenants_of
 from trial_lib.device.host.visible import VARIABLE, Visible, every_device, hides_all, named_devices
 from trial_lib.experiment.errors import InputError
 
@@ -25,6 +25,7 @@ class Cuda:
     word = "gpu"
     visible_by: str | None = "CUDA_VISIBLE_DEVICES"
     ranks_option = "--num_gpus"
+    compiler: str | None = "nvcc"
     computes_on_the_processor = False
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
@@ -101,6 +102,12 @@ class Cuda:
         with contextlib.suppress(InputError), session():
             return {device: tenants_of(device) for device in map(host.device_of, slots)}
         return {}
+
+    def conditions(self, host: Host) -> list[DeviceCondition]:
+        """Returns what NVML knows of each GPU."""
+        with contextlib.suppress(InputError), session():
+            return [condition_of(device, host.models.get(device, "")) for device in map(host.device_of, host.slots)]
+        return []
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
         """Returns what NVML knows of each GPU now; what it does not is missing."""

@@ -6,19 +6,20 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from trial_lib.device.host.base import DeviceState, Tenant
+from trial_lib.device.host.base import DeviceCondition, DeviceState, Tenant
 
 _Answer = TypeVar("_Answer")
-_IDLE = pynvml.nvmlClocksEventReasonGpuIdle
+# By NVML's names of the bits, of which an older binding may not have all.
+_IDLE = "GpuIdle"
 _HELD_DOWN = {
-    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "clocks that were set",
-    pynvml.nvmlClocksEventReasonSwPowerCap: "its power limit",
-    pynvml.nvmlClocksEventReasonHwSlowdown: "a hardware slowdown",
-    pynvml.nvmlClocksEventReasonSyncBoost: "another GPU of its group",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "its temperature",
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "its temperature (hardware)",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "the power supply",
-    pynvml.nvmlClocksEventReasonDisplayClockSetting: "a display",
+    "ApplicationsClocksSetting": "clocks that were set",
+    "SwPowerCap": "its power limit",
+    "HwSlowdown": "a hardware slowdown",
+    "SyncBoost": "another GPU of its group",
+    "SwThermalSlowdown": "its temperature",
+    "HwThermalSlowdown": "its temperature (hardware)",
+    "HwPowerBrakeSlowdown": "the power supply",
+    "DisplayClockSetting": "a display",
 }
 # It runs for the clients of one GPU, and computes nothing.
 _OF_ALL = "nvidia-cuda-mps-server"
@@ -44,8 +45,8 @@ def state_of(uuid: str, model: str) -> DeviceState:
         clock=_asked(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
         power_limit=None if limit is None else limit / 1000,
         temperature=_asked(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
-        held_down=tuple(said for bit, said in _HELD_DOWN.items() if reasons & bit),
-        is_idle=bool(reasons & _IDLE),
+        held_down=tuple(said for name, said in _HELD_DOWN.items() if reasons & _bit(name)),
+        is_idle=bool(reasons & _bit(_IDLE)),
     )
 
 
@@ -55,6 +56,10 @@ def _reasons(handle: Any) -> int:
     except pynvml.NVMLError_FunctionNotFound:
         # A driver that has the older name alone.
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _bit(name: str) -> int:
+    return int(getattr(pynvml, f"nvmlClocksEventReason{name}", 0))
 
 
 def tenants_of(uuid: str) -> list[Tenant]:
@@ -76,6 +81,45 @@ def load_of(uuid: str) -> dict[str, float]:
         load["memory_used"] = float(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         load["utilization"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     return load
+
+
+def condition_of(uuid: str, model: str) -> DeviceCondition:
+    """Returns what of a GPU a study may stumble over.
+
+    Args:
+        uuid: its name.
+        model: what it is.
+    """
+    part = _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    if part is None:
+        return DeviceCondition(uuid, model)
+    whole = _asked(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)) or part
+    memory = _asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(part))
+    mig = _asked(lambda: pynvml.nvmlDeviceGetMigMode(whole))
+    mode = _asked(lambda: pynvml.nvmlDeviceGetComputeMode(whole))
+    persists = _asked(lambda: pynvml.nvmlDeviceGetPersistenceMode(whole))
+    return DeviceCondition(
+        uuid,
+        model,
+        memory=None if memory is None else int(memory.total),
+        memory_used=None if memory is None else int(memory.used),
+        is_closed=mode == pynvml.NVML_COMPUTEMODE_PROHIBITED,
+        is_exclusive=mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+        is_cut=mig is not None and mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+        forgets=persists == pynvml.NVML_FEATURE_DISABLED,
+        faults=tuple(_faults(whole)),
+        tenants=tuple(tenants_of(uuid)),
+    )
+
+
+def _faults(handle: Any) -> list[str]:
+    """Returns what is wrong with a GPU's memory."""
+    rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    pages = _asked(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    faults = ["rows of its memory are broken, and it has no more to put in their place"] if rows and rows[3] else []
+    if (rows and rows[2]) or pages:
+        faults.append("memory that had errors is put out of use at the next reset")
+    return faults
 
 
 def _asked(ask: Callable[[], _Answer]) -> _Answer | None:
