@@ -46,6 +46,8 @@ class Budget:
         self._log_slack = np.where(far <= _USUAL, -0.5 * far**2, -_USUAL * (far - 0.5 * _USUAL))
         # Of each arm: how many, and the mean of what was available plus what initialisation takes by its formula.
         self._seen: dict[Hashable, tuple[int, float]] = {}
+        # Of each arm's trial that took most: that, and what the device could not use besides.
+        self._unusable: dict[Hashable, tuple[float, float]] = {}
         self._profiled = self._total
 
     def left(self, arm: Hashable, initialize: float) -> Uncertain | None:
@@ -66,17 +68,21 @@ class Budget:
             return None
         return Uncertain(mean - initialize, math.hypot(_DIFFERENCE_ERROR * initialize, _LEAST_ERROR * mean))
 
-    def limit(self, left: Uncertain, headroom: float) -> Uncertain:
+    def limit(self, arm: Hashable, left: Uncertain, headroom: float) -> Uncertain:
         """Returns the largest peak above initialisation that fits.
 
+        Where some is to stay free, what the device could not use for tensors is no part of that: pieces that the
+        allocator holds, buffers that are not PyTorch's. What merely has to run is given the pieces in need.
+
         Args:
+            arm: the candidate's.
             left: what initialisation leaves.
             headroom: share of the slot's memory that is to stay free.
         """
         weights, slack = self._weights(), self._slack(left.mean)
         mean = float(weights @ slack)
         spread = math.sqrt(float(weights @ np.square(slack - mean)))
-        kept = headroom * max(self._total, left.mean)
+        kept = headroom * max(self._total, left.mean) + (self._unusable_by(arm) if headroom else 0.0)
         return Uncertain(left.mean + mean - kept, math.hypot(left.deviation, spread))
 
     def observe_fit(self, arm: Hashable, initialize: float, available: int, above: float) -> None:
@@ -91,6 +97,23 @@ class Budget:
         count, mean = self._seen.get(arm, (0, 0.0))
         self._seen[arm] = (count + 1, mean + (available + initialize - mean) / (count + 1))
         self._learn_slack((available + self._slack(available) - above) / (_EDGE * max(available, 1)))
+
+    def observe_unusable(self, arm: Hashable, above: float, unusable: int) -> None:
+        """Takes in what the device could not use when a trial took most: what lay in pieces, what was not PyTorch's.
+
+        Args:
+            arm: its arm.
+            above: bytes that its steps took.
+            unusable: bytes that were neither a tensor's nor free.
+        """
+        if above >= self._unusable.get(arm, (0.0, 0.0))[0]:
+            self._unusable[arm] = above, float(max(0, unusable))
+
+    def _unusable_by(self, arm: Hashable) -> float:
+        """Returns what is likely unusable in an arm, by itself or by the others."""
+        if arm in self._unusable:
+            return self._unusable[arm][1]
+        return sum(bytes_ for _, bytes_ in self._unusable.values()) / max(1, len(self._unusable))
 
     def observe_profile(self, initialize: float, available: int) -> None:
         """Takes in the profile trial, which shows the budget better than its size does, though it starts otherwise.

@@ -88,8 +88,7 @@ class _ArmRecord:
 
 def measured_above_initialize(memory: Memory) -> int | None:
     """Returns the bytes above initialisation, on the rank that took most; None where nothing was measured."""
-    pairs = zip(memory.peak, memory.after_initialize, strict=False)
-    return max((peak - after for peak, after in pairs), default=None)
+    return max(memory.above_initialize, default=None)
 
 
 class MemoryModel:
@@ -189,7 +188,7 @@ class MemoryModel:
         left = self._budget.left(described.arm, needed.initialize)
         if left is None:
             return 1.0
-        limit = self._budget.limit(left, headroom)
+        limit = self._budget.limit(described.arm, left, headroom)
         # What is not known of one moment is mostly what is not known of the other: the one that is less likely to fit
         # speaks for both, and a larger size is never likelier to.
         moments = [self._predict(described, needed, moment) for moment in (_BACKWARD, _UPDATE)]
@@ -209,7 +208,7 @@ class MemoryModel:
         left = self._budget.left(described.arm, needed.initialize)
         if left is None or left.mean <= 0:
             return headroom
-        limit = self._budget.limit(replace(left, deviation=0.0), headroom)
+        limit = self._budget.limit(described.arm, replace(left, deviation=0.0), headroom)
         surely = limit.mean - needed.limit_correction - _SURELY * limit.deviation
         return min(max(0.0, 1 - surely / left.mean), 1.0)
 
@@ -258,14 +257,16 @@ class MemoryModel:
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate.micro_batch_size)
         self._peaks.observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
-        if memory.available:
-            self._budget.observe_fit(
-                described.arm, needed.initialize, min(memory.available), above + needed.limit_correction
-            )
         record = self._arms.setdefault(described.arm, _ArmRecord())
         record.measured += 1
-        largest = max(candidate.micro_batch_size, record.largest.get(described.lineage, 0))
-        record.largest[described.lineage] = largest
+        # At the edge: it has run, and a longer training of it may not.
+        if not memory.was_short:
+            if memory.available:
+                taken = above + needed.limit_correction
+                self._budget.observe_fit(described.arm, needed.initialize, min(memory.available), taken)
+                self._budget.observe_unusable(described.arm, above, memory.unusable)
+            largest = max(candidate.micro_batch_size, record.largest.get(described.lineage, 0))
+            record.largest[described.lineage] = largest
         self._forget_bounds()
 
     def _observe_failure(self, candidate: Candidate) -> None:
@@ -274,7 +275,7 @@ class MemoryModel:
         left = self._budget.left(described.arm, needed.initialize)
         if left is not None:
             mixture = self._predict(described, needed)
-            limit = self._budget.limit(left, headroom=0.0)
+            limit = self._budget.limit(described.arm, left, headroom=0.0)
             self._budget.observe_failure(left, mixture.mean + needed.limit_correction, mixture.deviation)
             bound = (limit.mean - needed.limit_correction) / self._unit
             deviation = limit.deviation / self._unit

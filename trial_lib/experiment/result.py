@@ -151,17 +151,42 @@ class Memory(_Record):
         peak: the most that was in use at any moment: allocated on CUDA, VmHWM without pages of files
             on a CPU.
         after_initialize: in use when `deepspeed.initialize` had returned.
-        peak_reserved: the most that CUDA's caching allocator held; empty on a CPU.
+        steps_peak: the most that was in use from then on, where it can be told from what initialisation took for a
+            moment; empty on a CPU.
+        peak_reserved: the most that CUDA's caching allocator held from then on; empty on a CPU.
         allocator_retries: how often CUDA's allocator had to free its cache and try again; empty on a CPU.
+        counted_retries: how often it had to in the counted steps; empty on a CPU.
+        least_free: what nobody had when that allocator held most, if what others have (CUDA's own, NCCL's buffers) was
+            then what it is at the end; empty on a CPU.
         available: what the slot still had for the steps when `deepspeed.initialize` had returned; empty where a CPU
             slot has no budget.
     """
 
     peak: list[int] = Field(default_factory=list)
     after_initialize: list[int] = Field(default_factory=list)
+    steps_peak: list[int] = Field(default_factory=list)
     peak_reserved: list[int] = Field(default_factory=list)
     allocator_retries: list[int] = Field(default_factory=list)
+    counted_retries: list[int] = Field(default_factory=list)
+    least_free: list[int] = Field(default_factory=list)
     available: list[int] = Field(default_factory=list)
+
+    @property
+    def above_initialize(self) -> list[int]:
+        """What the steps took beside what initialisation had left in use."""
+        pairs = zip(self.steps_peak or self.peak, self.after_initialize, strict=False)
+        return [peak - after for peak, after in pairs]
+
+    @property
+    def was_short(self) -> bool:
+        """Whether memory was short for the counted steps: an allocator had to make room in some of them."""
+        return any(self.counted_retries)
+
+    @property
+    def unusable(self) -> int:
+        """What was neither free nor a tensor's when an allocator held most, on the rank with most; 0 on a CPU."""
+        ranks = zip(self.available, self.above_initialize, self.least_free, strict=False)
+        return max((available - above - free for available, above, free in ranks), default=0)
 
 
 class Neighbour(_Record):

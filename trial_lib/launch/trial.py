@@ -20,6 +20,7 @@ from trial_lib.experiment.shared_memory import OF_NCCL
 from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
+from trial_lib.launch.allocator_notes import allocator_note
 from trial_lib.launch.device_watch import tell_company, watched
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.leavings import LEFT, REMOVED
@@ -322,6 +323,8 @@ def _result(
     phases = dict(first.get("phases") or failure.get("phases") or {})
     phases["end"] = max(0.0, seconds - sum(phases.values()))
     memory = [rank.measurement["memory"] for rank in ranks if rank.measurement and "memory" in rank.measurement]
+    of_ranks = Memory(**{name: [record[name] for record in memory if name in record] for name in Memory.model_fields})
+    note = " ".join(filter(None, (first.get("note", ""), allocator_note(of_ranks, plan.program.environment))))
     profile, program = first.get("profile"), first.get("program") or _known_program(plan)
     return TrialResult(
         trial_id=plan.trial_id,
@@ -339,8 +342,8 @@ def _result(
         swept=swept,
         micro_batch_arrived=first.get("micro_batch_arrived"),
         longest_sequence=first.get("longest_sequence"),
-        note=first.get("note", ""),
-        memory=Memory(**{name: [record[name] for record in memory if name in record] for name in Memory.model_fields}),
+        note=note,
+        memory=of_ranks,
         profile=None if profile is None or outcome is not Outcome.COMPLETED else ModelProfile(**profile),
         program=None if program is None else ProgramProfile(**program),
         phases=phases,

@@ -274,7 +274,7 @@ class Probe:
         if watch.device.is_recording():
             return
         time_taken = watch.clock.step_ended(watch.parts.take())
-        self._memory.step_ended(watch.device)
+        self._memory.step_ended(watch.device, self._steps_seen + 1 >= self._settings.window.start_step)
         self._steps_seen += 1
         if self._steps_seen == 1:
             self.thread = threading.current_thread()

@@ -16,6 +16,7 @@ class RankMemory:
         self._budget: int | None = None
         self._available: int | None = None
         self._initialize_peak = self._peak = 0
+        self._retries_before = 0
         self._final: dict[str, int] | None = None
 
     def begin(self, budget: int | None) -> None:
@@ -32,6 +33,8 @@ class RankMemory:
         self._initialize_peak = self._peak = device.peak_bytes()
         self._available = device.available_bytes()
         self.after_initialize = device.used_bytes()
+        device.forget_peak()
+        self._retries_before = _retries(device)
         if self._budget is not None:
             device.keep_what_is_freed()
 
@@ -43,11 +46,17 @@ class RankMemory:
         memory._peak = self._initialize_peak
         return memory
 
-    def step_ended(self, device: Device) -> None:
+    def step_ended(self, device: Device, counts: bool) -> None:
         """Notes the most that was in use by now.
 
         Not at the end alone: what a CPU's process will have read of files by then is no part of this step's peak.
+
+        Args:
+            device: of the engine.
+            counts: whether the step is one of those that are counted, and not of the warm-up.
         """
+        if not counts:
+            self._retries_before = _retries(device)
         self._peak = max(self._peak, device.peak_bytes())
 
     def slot_bytes(self, device: Device) -> int:
@@ -65,4 +74,19 @@ class RankMemory:
             "after_initialize": self.after_initialize,
             **({} if self._available is None else {"available": self._available}),
             **device.allocator_figures(),
+            **(self._of_allocator(device) if device.allocator_figures() else {}),
         }
+
+    def _of_allocator(self, device: Device) -> dict[str, int]:
+        """Returns what an allocator that holds memory back adds to the figures."""
+        left, figures = device.left_bytes(), device.allocator_figures()
+        may_have = min(left["free"] + left["reserved"], device.total_bytes())
+        return {
+            "steps_peak": device.peak_bytes(),
+            "counted_retries": figures["allocator_retries"] - self._retries_before,
+            "least_free": max(0, may_have - figures["peak_reserved"]),
+        }
+
+
+def _retries(device: Device) -> int:
+    return device.allocator_figures().get("allocator_retries", 0)

@@ -228,8 +228,11 @@ class Sizes:
 
     def _next_will_fit(self, used: dict[str, int]) -> bool:
         """Returns whether the next size is foreseen to fit on every rank; all of them call it."""
-        own = [used["peak"] - used["after_initialize"], -used.get("available", float("inf"))]
-        most, least = self._probe.on_most_demanding_rank(own)
+        taken = used.get("steps_peak", used["peak"]) - used["after_initialize"]
+        own = [taken, -used.get("available", float("inf")), used.get("counted_retries", 0)]
+        most, least, retries = self._probe.on_most_demanding_rank(own)
+        if retries:
+            return False
         available = None if least == -float("inf") else round(-least)
         self._measured.append(SizeMemory(self.trial["overrides"][MICRO_BATCH], round(most), available))
         samples = self._trials[self._position + 1]["overrides"][MICRO_BATCH]

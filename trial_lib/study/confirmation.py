@@ -181,8 +181,10 @@ class Confirmation:
         if not self._left or self._heats == _MOST_HEATS:
             return
         self._heats += 1
-        emptier = [one for one in self._left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
-        ranked = self._cut_as_own(emptier or self._left)
+        # What had to make room in its memory all the time is another's only rival where there is none.
+        left = [one for one in self._left if not one.reading.memory.was_short] or self._left
+        emptier = [one for one in left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
+        ranked = self._cut_as_own(emptier or left)
         best = ranked[0].worth(self._metric)
         near = [one for one in ranked[:_MOST_CANDIDATES] if _is_near(one.worth(self._metric), best)]
         while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
@@ -391,8 +393,8 @@ def _is_good(result: TrialResult, metric: str) -> bool:
 def _filled(reading: TrialResult) -> float:
     """Returns how much the steps took of what initialisation had left, as a fraction; infinite where nobody knows."""
     memory = reading.memory
-    ranks = zip(memory.peak, memory.after_initialize, memory.available, strict=False)
-    return max(((peak - after) / left if left > 0 else math.inf for peak, after, left in ranks), default=math.inf)
+    ranks = zip(memory.above_initialize, memory.available, strict=False)
+    return max((above / left if left > 0 else math.inf for above, left in ranks), default=math.inf)
 
 
 def _is_near(value: float, best: float) -> bool:

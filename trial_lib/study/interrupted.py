@@ -81,6 +81,8 @@ def _end_of_group(
         return None
     if measured[-1][1].outcome not in (Outcome.COMPLETED, Outcome.TOO_SLOW):
         return Withdrawal.ENDED
+    if measured[-1][1].memory.was_short:
+        return Withdrawal.MEMORY
     sizes = [_memory_of(size, result) for size, result in measured if result.memory.peak]
     if sizes and not will_fit(sizes, next_candidate.micro_batch_size, sweep.bytes_per_sample, sweep.headroom):
         return Withdrawal.MEMORY
@@ -91,6 +93,6 @@ def _memory_of(size: int, result: TrialResult) -> SizeMemory:
     memory = result.memory
     return SizeMemory(
         samples=size,
-        above_initialize=max(peak - after for peak, after in zip(memory.peak, memory.after_initialize, strict=True)),
+        above_initialize=max(memory.above_initialize),
         available=min(memory.available, default=None),
     )

@@ -201,6 +201,7 @@ def _trial_metrics(result: TrialResult) -> dict[str, float]:
         "memory_after_initialize": result.memory.after_initialize,
         "peak_memory_reserved": result.memory.peak_reserved,
         "allocator_retries": result.memory.allocator_retries,
+        "allocator_retries_counted": result.memory.counted_retries,
     }
     return {
         **result.metrics,

@@ -1,7 +1,11 @@
 """Whether the next size of a sweep is foreseen to fit."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from trial_lib.measure.sizes import Sizes
 from trial_lib.measure.sweep import SizeMemory, foreseen, will_fit
 
 MIB = 2**20
@@ -46,3 +50,23 @@ def test_the_least_that_was_ever_available_counts() -> None:
 
 def test_without_a_bound_everything_fits() -> None:
     assert will_fit(sizes((4, 260), available=None), 10**6, 10.0 * MIB, headroom=0.05)
+
+
+def next_will_fit(**used: int) -> bool:
+    """Asks a rank that has measured its first size, of 4 samples, about the next, of 8."""
+    rank: Any = object.__new__(Sizes)
+    rank._probe = SimpleNamespace(on_most_demanding_rank=lambda values: values)
+    rank._trials = [{"overrides": {"train_micro_batch_size_per_gpu": size}} for size in (4, 8)]
+    rank._position, rank._measured = 0, []
+    rank._payload = {"bytes_per_sample": 10.0, "headroom": 0.0}
+    return bool(rank._next_will_fit({"after_initialize": 100, "available": 300, **used}))
+
+
+def test_a_group_goes_by_what_its_steps_took_where_initialisation_took_more() -> None:
+    assert not next_will_fit(peak=400)
+    assert next_will_fit(peak=400, steps_peak=200)
+
+
+def test_a_group_ends_where_an_allocator_had_to_make_room() -> None:
+    assert next_will_fit(peak=200, counted_retries=0)
+    assert not next_will_fit(peak=200, counted_retries=1)

@@ -51,6 +51,14 @@ def test_a_size_that_its_group_would_have_foreseen_not_to_fit_is_not_measured() 
     assert given_up == [Withdrawn(7, Withdrawal.MEMORY), Withdrawn(8, Withdrawal.MEMORY)]
 
 
+def test_nothing_is_measured_beyond_a_size_whose_allocator_had_to_make_room() -> None:
+    edge = ended(6, need=1)
+    edge = edge.model_copy(update={"memory": edge.memory.model_copy(update={"counted_retries": [1]})})
+    left, given_up = left_of([DECIDED], {5: ended(5, need=1), 6: edge}, {})
+    assert left == []
+    assert given_up == [Withdrawn(7, Withdrawal.MEMORY), Withdrawn(8, Withdrawal.MEMORY)]
+
+
 def test_nothing_is_measured_beyond_a_size_that_failed() -> None:
     results = {5: ended(5, need=1), 6: ended(6, need=1, outcome=Outcome.OUT_OF_MEMORY)}
     left, given_up = left_of([DECIDED], results, {})
