@@ -33,6 +33,7 @@ from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier_studies import record_of
 from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
 from trial_lib.study.full_experiment import LONGEST_END_S
+from trial_lib.study.interrupted import ElsewhereError
 from trial_lib.study.known_winner import holds, next_known_plan
 from trial_lib.study.open_full_experiment import full_experiment_of
 from trial_lib.study.open_study import OpenStudy, new_study, resume_study
@@ -122,14 +123,18 @@ def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path
 
 
 def run_while_there_is_room(study: OpenStudy) -> str | None:
-    """Begins a study, or goes on with it, to its end; returns why it failed, a full disk included, or None."""
+    """Begins a study, or goes on with it, to its end; returns why it failed, or None.
+
+    A full disk, and ranks that come to another kind of device than the slots are, end it as well: once that is mended,
+    the study goes on.
+    """
     try:
         with disk_full_told(study.paths.root):
             study.begin()
             return run_study(study)
-    except DiskFullError as full:
+    except (DiskFullError, ElsewhereError) as error:
         study.driver.cancel()
-        return str(full)
+        return str(error)
 
 
 def run_study(study: OpenStudy) -> str | None:
@@ -263,7 +268,13 @@ def leave(running: Running, number: int) -> None:
 
 
 def take_in(study: OpenStudy, end: Ended) -> None:
-    """Remembers how a trial ended, and sends it on."""
+    """Remembers how a trial ended, and sends it on.
+
+    Raises:
+        ElsewhereError: its ranks came to another kind of device than its slots are.
+    """
     study.driver.tell(end)
+    if isinstance(end, TrialResult) and end.elsewhere:
+        raise ElsewhereError(end.reason)
     if end.number in study.driver.results:
         study.tracker.notify()

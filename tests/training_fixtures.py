@@ -175,6 +175,7 @@ class Trainings:
             "passes_local_rank": False,
             "ds_config": {},
             "is_in_code": False,
+            "device": None,
             "finished": [str(folder / f"rank{rank}.finished.json") for rank in range(slots)],
             "failures": [str(folder / f"rank{rank}.failure.json") for rank in range(slots)],
         }

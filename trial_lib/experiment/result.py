@@ -242,6 +242,7 @@ class TrialResult(_Record):
         skipped_steps: which of these steps have changed no weight, from 1 on: fp16's loss scaling skips some.
         initial_weights: two sums over some elements of all parameters before the first step; empty where unknown.
         from_outside: whether somebody killed its ranks, their guard or their host, which says nothing of the candidate.
+        elsewhere: whether they came to another kind of device than their slots are, which says nothing of it either.
         swept: whether the ranks had measured other micro-batch sizes before this one; else they were fresh.
         micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
         longest_sequence: tokens in a sample of the longest micro-batch that a rank trained on, whose memory is in the
@@ -255,6 +256,7 @@ class TrialResult(_Record):
         imported: modules that rank 0 had imported from outside the model directory (a profile trial's only).
         files: how the program's files were left alone: `layered`, or `intercepted` in Python (`launch.trial_files`);
             empty where no rank has measured anything.
+        trained_on: the kind of device that the ranks trained on, as PyTorch calls it; empty where none has said so.
         host: name of the machine.
         versions: of python, torch, deepspeed and the device's driver.
         started_at: seconds since the epoch.
@@ -273,6 +275,7 @@ class TrialResult(_Record):
     skipped_steps: list[int] = Field(default_factory=list)
     initial_weights: list[float] = Field(default_factory=list)
     from_outside: bool = False
+    elsewhere: bool = False
     swept: bool = False
     micro_batch_arrived: int | None = None
     longest_sequence: int | None = None
@@ -284,6 +287,7 @@ class TrialResult(_Record):
     logs: list[str] = Field(default_factory=list)
     imported: list[str] = Field(default_factory=list)
     files: str = ""
+    trained_on: str = ""
     host: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: float = 0.0

@@ -111,6 +111,8 @@ def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple
         message = _first_lines(root.failure["message"])
         if root.failure["ended_early"]:
             return Outcome.CRASHED, f"{message} Log: {root.log}"
+        if root.failure.get("elsewhere"):
+            return Outcome.INVALID, f"{root.failure['message']} Log: {root.log}"
         if root.failure.get("waits"):
             return Outcome.TIMED_OUT, f"{root.failure['message']} Log: {root.log}"
         if root.failure["type"] == "SystemExit" and message.isdigit():

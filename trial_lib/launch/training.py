@@ -173,7 +173,8 @@ def _attempt(
         return _AttemptEnd(Outcome.CANCELLED, "Cancelled while it ran.")
     if invalid is not None:
         return _AttemptEnd(outcome, invalid, is_invalid=True)
-    is_refused = any(record.failure is not None and record.failure.get("refusal") for record in records)
+    failures = [record.failure for record in records if record.failure is not None]
+    is_refused = any(failure.get("refusal") or failure.get("elsewhere") for failure in failures)
     from_outside = is_from_outside(ending, outcome, records)
     return _AttemptEnd(outcome, reason, is_invalid=is_refused, is_from_outside=from_outside)
 
@@ -188,6 +189,7 @@ def _run(
         "passes_local_rank": program.passes_local_rank,
         "ds_config": plan.ds_config,
         "is_in_code": plan.is_in_code,
+        "device": host.device,
         "finished": [str(plan.paths.rank_finished(rank)) for rank in ranks],
         "failures": [str(plan.paths.rank_failure(rank)) for rank in ranks],
     }

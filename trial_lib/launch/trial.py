@@ -68,6 +68,8 @@ class TrialPlan:
         as_typed: whether the program runs as it was typed: nothing of the candidate is asked of it.
         patience_s: seconds after which ranks that all wait for each other are taken to do so for ever.
         preferred: devices that it has where nobody else holds them: those of the trials that it is compared with.
+        device: the kind of device that its slots are, `cuda` or `cpu`: ranks that come to another end the trial. None
+            where nobody asks.
     """
 
     trial_id: str
@@ -90,6 +92,7 @@ class TrialPlan:
     as_typed: bool = False
     patience_s: float = 30.0
     preferred: tuple[str, ...] = ()
+    device: str | None = None
 
 
 def run_trial(
@@ -240,6 +243,7 @@ def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
         "arrival": asdict(plan.arrival),
         "as_typed": plan.as_typed,
         "patience_s": plan.patience_s,
+        "device": plan.device,
         "launched_at": launched_at,
         "scratch": str(plan.paths.scratch),
         "protected_before": launched_at if plan.protected_before is None else plan.protected_before,
@@ -339,6 +343,7 @@ def _result(
         skipped_steps=first.get("skipped_steps", []),
         initial_weights=first.get("initial_weights", []),
         from_outside=is_from_outside(ending, outcome, ranks),
+        elsewhere=any(rank.measurement.get("elsewhere", False) for rank in ranks if rank.measurement),
         swept=swept,
         micro_batch_arrived=first.get("micro_batch_arrived"),
         longest_sequence=first.get("longest_sequence"),
@@ -350,6 +355,7 @@ def _result(
         logs=[rank.log for rank in ranks],
         imported=first.get("imported", []),
         files=first.get("files", ""),
+        trained_on=first.get("trained_on", ""),
         host=platform.node(),
         versions=first.get("versions", {}),
         started_at=started_at,

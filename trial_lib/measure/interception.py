@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from trial_lib.device.rank import expected
 from trial_lib.experiment.deepspeed_json import read_named_config
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import TRAIN_BATCH, DeepSpeedConfig, difference, overwrite_deepspeed_config
@@ -132,12 +133,13 @@ def adopt(ds_config: Mapping[str, Any]) -> None:
             found.append(difference(passed, ds_config))
         return overwrite_deepspeed_config(passed, followers.overrides_for(passed, found[0]))
 
-    _stand_in_for_initialize(merge, lambda: None, lambda engine, is_trained: None)
+    _stand_in_for_initialize(merge, expected.require, lambda engine, is_trained: None)
 
 
 def let_config_count() -> None:
     """Has the code's `config` count where it hands `deepspeed.initialize` a configuration in its `args` as well."""
-    _stand_in_for_initialize(lambda passed, is_trained: passed, lambda: None, lambda engine, is_trained: None)
+    before = expected.require
+    _stand_in_for_initialize(lambda passed, is_trained: passed, before, lambda engine, is_trained: None)
 
 
 def _stand_in_for_initialize(

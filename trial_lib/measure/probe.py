@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trial_lib.device.rank import expected
 from trial_lib.device.rank.base import Device
 from trial_lib.device.rank.here import UnknownDeviceError, device_of
 from trial_lib.experiment.arrival import Arrival
@@ -176,9 +177,10 @@ class Probe:
         if not self.has_engine:
             self._end_phase("import")
             try:
+                expected.require()
                 self._memory.begin(self._settings.memory_limit)
-            except UnknownDeviceError as error:
-                self.refuse("invalid", str(error))
+            except (expected.OtherDeviceError, UnknownDeviceError) as error:
+                self.refuse("invalid", str(error), elsewhere=True)
 
     def frozen_engine_built(self) -> None:
         """Notes an engine that does not train: it is nobody's to measure."""

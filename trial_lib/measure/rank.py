@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from trial_lib.device.rank import expected
 from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.measure.config_refusal import named_refusal
@@ -42,7 +43,7 @@ def run(payload: dict[str, Any], rank: int) -> None:
             user's files), `protected_before` (files older than that, in seconds since the epoch, are never changed),
             `patience_s` (seconds after which ranks that all wait for each other do so for ever), `to_beat`,
             `longest_sequence`, `flops_per_sample`, `arrival` and `as_typed` (as
-            `trial_lib.measure.probe_settings.ProbeSettings` has them),
+            `trial_lib.measure.probe_settings.ProbeSettings` has them), `device` (the kind of its slot, or None),
             and `measurements`, `failures`, `states` and `engine_built`, the records' paths by rank.
         rank: this rank.
     """
@@ -66,6 +67,7 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
 
     def record(trial: dict[str, Any], measurement: dict[str, Any]) -> None:
         measurement["versions"] = _versions()
+        measurement["trained_on"] = expected.found()
         measurement["host"] = platform.node()
         measurement["files"] = sizes.way_of_files
         if trial["with_profile"] and rank == 0:
@@ -82,6 +84,7 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
         # Inside: a rank of a broken environment has to leave a record too.
         from trial_lib.measure.sizes import Sizes
 
+        expected.expect(payload["trials"][0]["device"])
         sizes = Sizes(payload, rank, record, fail, end)
         sizes.install()
         while _run_program(sizes, process):
@@ -138,13 +141,14 @@ def train(payload: dict[str, Any], rank: int) -> None:
 
     Args:
         payload: `program`, `arguments` and `passes_local_rank`, as for `run`; `ds_config`, the configuration to train
-            with, and `is_in_code`, whether the program's own stands in its code; `finished` and `failures`, the
-            records' paths by rank.
+            with, and `is_in_code`, whether the program's own stands in its code; `device`, the kind of its slot;
+            `finished` and `failures`, the records' paths by rank.
         rank: this rank.
     """
     try:
         from trial_lib.measure import accelerate, hugging_face, post_import, zero_init
 
+        expected.expect(payload["device"])
         hugging_face.adopt(payload["ds_config"], payload["is_in_code"])
         zero_init.adopt(payload["ds_config"], payload["is_in_code"])
         if payload["is_in_code"]:
@@ -206,6 +210,7 @@ def _fail(
         "refusal": named_refusal(error),
         "ended_early": isinstance(error, EndedEarlyError),
         "waits": isinstance(error, WaitsForEverError),
+        "elsewhere": isinstance(error, expected.OtherDeviceError),
         "memory": left,
         "engine_built": engine_built,
         "time": time.time(),

@@ -10,12 +10,17 @@ from trial_lib.measure.sweep import SizeMemory, will_fit
 from trial_lib.study.history import Decided, Withdrawn
 
 
+class ElsewhereError(Exception):
+    """Ranks have come to another kind of device than the study's slots are: until that is mended, none can measure."""
+
+
 def stays_open(result: TrialResult) -> bool:
-    """Returns whether a trial is to run again as if it never had: it was cut short; or it was killed from outside, and
-    is the profile, which all the rest stands on, or the submitted configuration's, which all gains are against.
+    """Returns whether a trial is to run again as if it never had: it was cut short, or came to another kind of device;
+    or it was killed from outside, and is the profile, which all the rest stands on, or the submitted configuration's,
+    which all gains are against.
     """
     is_stood_on = result.purpose in (Purpose.PROFILE, Purpose.SUBMITTED)
-    return result.outcome is Outcome.CANCELLED or (is_stood_on and result.from_outside)
+    return result.outcome is Outcome.CANCELLED or result.elsewhere or (is_stood_on and result.from_outside)
 
 
 def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:

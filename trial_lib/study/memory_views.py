@@ -50,5 +50,6 @@ def memory_views(
 
 
 def device_of(results: Mapping[int, TrialResult]) -> str:
-    """Returns `cuda` or `cpu`, as the trials have shown it: an allocator that reserves is CUDA's."""
-    return "cuda" if any(result.memory.peak_reserved for result in results.values()) else "cpu"
+    """Returns `cuda` or `cpu`, as the trials have said it; of older ones, an allocator that reserves is CUDA's."""
+    said = next((result.trained_on for result in results.values() if result.trained_on), "")
+    return said or ("cuda" if any(result.memory.peak_reserved for result in results.values()) else "cpu")

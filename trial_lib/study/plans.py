@@ -98,6 +98,7 @@ class TrialPlans:
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
             flops_per_sample=_flops_per_sample(profiled),
             arrival=Arrival() if known.found is None else known.found.arrival,
+            device=self._device,
             **self._run_with(candidate.complete(known.base_config), paths, known.arg_mappings, as_typed),
         )
 

@@ -83,6 +83,8 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
         result: of a profile trial that has not completed.
         had_engine: whether the program had come to a DeepSpeed engine.
     """
+    if result.elsewhere:
+        return result.reason
     if result.from_outside:
         return f"The profile trial was killed twice: {result.reason} `zerotune resume` runs it again."
     ended_by_itself = result.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.OUT_OF_DATA)

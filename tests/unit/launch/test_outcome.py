@@ -263,3 +263,9 @@ def test_on_a_gpu_the_hosts_memory_is_an_outcome_of_its_own():
 
 def test_who_runs_out_of_host_memory_was_not_killed_from_outside():
     assert not is_from_outside(Ending("ranks", [-9]), Outcome.OUT_OF_HOST_MEMORY, [rank()])
+
+
+def test_a_rank_on_another_kind_of_device_says_so_in_full():
+    sentence = "the devices: the program trains on `xpu`. " + "Set DS_ACCELERATOR=cpu. " * 20
+    died = rank(failure=failure("OtherDeviceError", sentence, in_initialize=True, elsewhere=True))
+    assert ended([died]) == ("invalid", f"{sentence} Log: rank0.log")

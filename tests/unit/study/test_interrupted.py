@@ -34,6 +34,12 @@ def test_what_a_study_stands_on_is_run_again_when_it_was_killed_from_outside(pur
     assert not stays_open(killed)  # one of the search
 
 
+def test_what_came_to_another_kind_of_device_is_run_again_once_that_is_mended() -> None:
+    elsewhere = ended(0, need=100, outcome=Outcome.INVALID).model_copy(update={"elsewhere": True})
+    assert stays_open(elsewhere)
+    assert not stays_open(elsewhere.model_copy(update={"elsewhere": False}))
+
+
 def test_a_sweep_that_had_not_begun_is_run_whole() -> None:
     left, given_up = left_of([DECIDED], {}, {})
     assert (numbers(left), given_up) == ([[5, 6, 7, 8]], [])

@@ -1,0 +1,96 @@
+"""Whether a rank trains on what its slot is: the driver has asked NVML, and DeepSpeed asks torch.
+
+The two differ where torch is built for another device, or where a container shows a GPU to the one and not to the
+other. Then slots, memory, arms and the answer would be of a device that nobody trains on.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+
+from trial_lib.experiment.errors import InputError
+
+_ON_CORES = "set CUDA_VISIBLE_DEVICES= (to nothing) to tune on this host's cores."
+
+
+class OtherDeviceError(InputError):
+    """The rank trains on another kind of device than its slot is."""
+
+
+@dataclass
+class _Expected:
+    kind: str | None = None
+
+
+_expected = _Expected()
+
+
+def expect(kind: str | None) -> None:
+    """Has `require` compare with a kind of slots, `cuda` or `cpu`; None for any will do."""
+    _expected.kind = kind
+
+
+def found() -> str:
+    """Returns the kind of device that DeepSpeed trains on here, as PyTorch calls it; AMD's GPUs are `cuda` too."""
+    from deepspeed.accelerator import get_accelerator
+
+    return str(get_accelerator().device_name())
+
+
+def require() -> None:
+    """Compares the device with the slot; to be called when DeepSpeed is imported, before an engine is built.
+
+    Raises:
+        OtherDeviceError: they are of two kinds.
+    """
+    kind = found() if _expected.kind is not None else None
+    if kind == _expected.kind:
+        return
+    assert kind is not None
+    raise _on_cores_of(kind) if _expected.kind == "cpu" else _without_gpu(kind)
+
+
+def _without_gpu(kind: str) -> OtherDeviceError:
+    """Returns what is told where slots are GPUs."""
+    import torch
+
+    ranks = "the CPU" if kind == "cpu" else f"`{kind}`"
+    what = f"the program's DeepSpeed trains on {ranks}, and this host's slots are GPUs"
+    choice = os.environ.get("DS_ACCELERATOR")
+    if choice:
+        return OtherDeviceError(
+            f"{what}: DS_ACCELERATOR={choice} says so.",
+            where="the environment",
+            remedy=f"Unset it; or leave it, and {_ON_CORES}",
+        )
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        return OtherDeviceError(
+            f"{what}: torch {torch.__version__} is built without CUDA.",
+            where=sys.executable,
+            remedy=f"Install a torch for your GPUs there (https://pytorch.org), or {_ON_CORES}",
+        )
+    return OtherDeviceError(
+        f"{what}: torch {torch.__version__}, which is built for CUDA {torch.version.cuda}, finds none that it can use.",
+        where=sys.executable,
+        remedy='See what `python -c "import torch; torch.cuda.init()"` says there: mostly the driver is older than '
+        f"that. Or {_ON_CORES}",
+    )
+
+
+def _on_cores_of(kind: str) -> OtherDeviceError:
+    """Returns what is told where slots are cores."""
+    import torch
+
+    what = f"the program's DeepSpeed trains on `{kind}`, and this host's slots are its cores"
+    if kind == "cuda" and getattr(torch.version, "hip", None) is None:
+        return OtherDeviceError(
+            f"{what}: NVML, which tells ZeroTune of GPUs, has told of none.",
+            where="the NVIDIA driver",
+            remedy="Where this is a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, by which it "
+            f"has NVML; see what `nvidia-smi` says. Or {_ON_CORES}",
+        )
+    return OtherDeviceError(
+        f"{what}: NVML, which tells ZeroTune of GPUs, knows NVIDIA's alone.",
+        where="the devices",
+        remedy="Set DS_ACCELERATOR=cpu to tune on this host's cores.",
+    )
