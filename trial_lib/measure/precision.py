@@ -15,7 +15,8 @@ def settled(engine: Any) -> dict[str, Any]:
     candidate alike; other such values differ from stage to stage.
     """
     half = {"fp16": engine.fp16_enabled(), "bf16": engine.bfloat16_enabled(), "bfloat16": engine.bfloat16_enabled()}
-    sections = {**half, "amp": engine.amp_enabled()}
+    # DeepSpeed 0.19.8 knows nothing of apex any more.
+    sections = {**half, "amp": getattr(engine, "amp_enabled", bool)()}
     return {
         **{name: {"enabled": bool(enabled)} for name, enabled in sections.items()},
         "zero_optimization": {"reduce_bucket_size": int(engine.zero_reduce_bucket_size())},

@@ -17,7 +17,6 @@ def engine(module: torch.nn.Module | None = None, half: str = "", device: str = 
         device=torch.device(device),
         fp16_enabled=lambda: half == "fp16",
         bfloat16_enabled=lambda: half == "bf16",
-        amp_enabled=lambda: False,
         zero_reduce_bucket_size=lambda: 4096,
     )
 

@@ -16,7 +16,6 @@ def engine(accumulation: int, **more: Any) -> SimpleNamespace:
         device=torch.device("cpu"),
         fp16_enabled=lambda: False,
         bfloat16_enabled=lambda: False,
-        amp_enabled=lambda: False,
         zero_reduce_bucket_size=lambda: 500_000_000,
         train_batch_size=lambda: 8,
         train_micro_batch_size_per_gpu=lambda: 4,
