@@ -42,6 +42,7 @@ def profiled(trials: Any, script: str, *arguments: str) -> tuple[TrialResult, Pr
         ("cast", ["bfloat16"], 2),
         ("around", ["bfloat16", "float32"], 4),
         ("within", ["bfloat16", "float32"], 4),
+        ("recomputed", ["bfloat16", "float32"], 4),
         ("nowhere", ["float32"], 4),
     ],
 )

@@ -92,6 +92,7 @@ class FlopCounter(TorchDispatchMode):
 
     Attributes:
         flops: counted so far.
+        dtypes: of what such operations were given, recomputation included.
         uncounted: names of operators that have run and may have done such work, but have no formula.
     """
 
@@ -101,6 +102,7 @@ class FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
+        self.dtypes: set[torch.dtype] = set()
         self.uncounted: set[str] = set()
         self._formulas = _formulas()
         self._queries = _queries()
@@ -142,6 +144,8 @@ class FlopCounter(TorchDispatchMode):
 
     def _counted(self, func: Any, formula: Callable[..., int] | None, name: Any, args: Any, kwargs: Any) -> Any:
         output = func(*args, **kwargs)
+        if formula is not None or _may_be_much(func):
+            self.dtypes |= {each.dtype for each in args if isinstance(each, torch.Tensor)}
         if _is_in_backward() and torch.is_grad_enabled():
             return output
         if formula is not None and not _has_no_shape(args):

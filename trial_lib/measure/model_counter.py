@@ -22,7 +22,7 @@ class ModelCounter:
     Attributes:
         flops: of this rank's part of the model, forward and backward of that micro-batch.
         activation_bytes: that a forward pass kept.
-        formats: of the numbers that it keeps or returns, such as `bfloat16`; known where activations are counted.
+        formats: of the numbers that it keeps, returns or multiplies, such as `bfloat16`, as far as it has counted.
         counts_activations: whether those of the micro-batch that comes are counted.
         counts_flops: whether those of the micro-batch that comes are counted.
     """
@@ -86,6 +86,7 @@ class ModelCounter:
         assert self._counter is not None
         self._entered.close()
         self.flops += self._counter.flops
+        self.formats |= names(self._counter.dtypes)
         self._counter, self.counts_flops = None, False
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from trial_lib.measure.activations import SavedActivations
+from trial_lib.measure.flops import FlopCounter
 from trial_lib.measure.precision import bytes_by_code, formats, names, settled
 
 
@@ -48,6 +50,19 @@ def test_what_a_forward_pass_keeps_shows_an_autocast_within_it() -> None:
     with SavedActivations() as saved, torch.autocast("cpu", torch.bfloat16):
         layer(torch.ones(2, 4))
     assert names(saved.dtypes) == {"bfloat16"}
+
+
+def test_what_is_multiplied_shows_an_autocast_of_which_nothing_is_kept() -> None:
+    layer = torch.nn.Linear(4, 4)
+
+    def in_autocast(inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(inputs).float()
+
+    with FlopCounter() as counter, SavedActivations() as saved:
+        checkpoint(in_autocast, torch.ones(2, 4), use_reentrant=False)
+    assert "bfloat16" not in names(saved.dtypes)
+    assert names(counter.dtypes) == {"bfloat16"}
 
 
 def tf32_of(monkeypatch: pytest.MonkeyPatch, module: torch.nn.Module, capability: tuple[int, int]) -> bool:
