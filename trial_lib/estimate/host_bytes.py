@@ -65,7 +65,7 @@ def host_bytes(ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, 
         slots: devices of a trial.
         accumulates: whether an optimizer step has several micro-batches.
     """
-    settings = ZeroSettings.of(ds_config)
+    settings = ZeroSettings.of(ds_config, profile.bytes_per_param)
     if settings.offload_optimizer == "none" and settings.offload_param == "none":
         return HostBytes()
     own, shards = on_a_device(profile, slots)

@@ -14,7 +14,7 @@ _SAME_ACTIVATIONS = 0.01
 # What of an earlier search may be told to a search where only these have changed.
 _SAME_SPEED = {"search"}
 _SAME_MEMORY = {"search", "code"}
-_TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_HOST_MEMORY)
+_TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class HeadStart:
         """Returns the trials of earlier studies that still hold, oldest first, for a search to learn from.
 
         All of a trial holds where nothing but the search itself has changed. Where the code has, and the model needs
-        what it needed, what is known of its memory does. After any other change nothing is left but the winner.
+        what it needed, what is known of its memory does. After any other change nothing is left but the winner. What a
+        host had left for a trial is another day's.
         """
         known: list[tuple[Candidate, TrialResult]] = []
         # A search that nothing has led to but a winner that is not what it was: nobody knows what else is not.
@@ -89,7 +90,11 @@ class HeadStart:
         for study in self.earlier:
             changed = set(self.now.changed_since(study.fingerprint))
             if changed <= _SAME_SPEED and not is_doubtful:
-                known += [(trial.candidate, trial.result) for trial in study.trials]
+                known += [
+                    (trial.candidate, trial.result)
+                    for trial in study.trials
+                    if trial.result.outcome is not Outcome.OUT_OF_HOST_MEMORY
+                ]
             elif changed <= _SAME_MEMORY and self._needs_the_same(study):
                 known += [
                     (trial.candidate, trial.result.model_copy(update={"metrics": {}}))

@@ -1,12 +1,14 @@
 """A study that learns: what it confirms, when it ends early, and what its search starts from."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from simulated_studies import BASE, CutShortError, Experiment, larger_is_faster
 
 from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.result import Outcome
 from trial_lib.study.confirming import answer_of, since_last_study
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.known_winner import starting_from
@@ -104,6 +106,19 @@ def test_a_larger_budget_goes_on_where_the_earlier_search_ended(tuned: Experimen
     assert any(result.metrics for _, result in told)
     again = {(candidate.lineage, candidate.micro_batch_size) for candidate in tuned.searched[1:]}
     assert not again & before
+
+
+def test_what_the_host_had_left_for_a_trial_is_another_days(tuned: Experiment) -> None:
+    with tuned.opened(max_trials=20) as study:
+        tuned.finish(study)
+        start = study.driver.head_start
+    told = start.trials()
+    lacked = {"outcome": Outcome.OUT_OF_HOST_MEMORY, "metrics": {}}
+    (study_before,) = start.earlier
+    trials = study_before.trials
+    full = trials[0].model_copy(update={"result": trials[0].result.model_copy(update=lacked)})
+    changed = study_before.model_copy(update={"trials": (full, *trials[1:])})
+    assert replace(start, earlier=(changed,)).trials() == told[1:]
 
 
 @pytest.mark.parametrize("method", ["asha", "binary", "random", "adaptive"])
