@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import queue
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import psutil
 
@@ -13,7 +15,9 @@ from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.result import Neighbour, TrialDevice
 
 _PERIOD_S = 2.0
+_PATIENCE_S = 10.0
 _GIB = 2**30
+_Answer = TypeVar("_Answer")
 
 
 class DeviceWatch:
@@ -34,8 +38,9 @@ class DeviceWatch:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._own: set[int] = set()
+        self._is_silent = False
         self._start_over()
-        self._before = self._kind.tenants(host, slots)
+        self._before = self._within(self._tenants) or {}
         self._note_others(self._before)
         self._thread = threading.Thread(target=self._run, daemon=True, name="device-watch")
         if not self._kind.computes_on_the_processor:
@@ -43,12 +48,13 @@ class DeviceWatch:
 
     def take(self) -> list[TrialDevice]:
         """Returns how the devices were since the last time; a trial's ranks may have ended by now."""
-        tenants = self._kind.tenants(self._host, self._slots)
+        tenants = self._within(self._tenants) or {}
+        states = [] if self._states else self._within(self._look_at_states)
         with self._lock:
             self._note_others(tenants)
             self._note_those_who_stay(tenants)
-            if not self._states:
-                self._states.append(self._kind.states(self._host, self._slots))
+            if states and not self._states:
+                self._states.append(states)
             taken = [self._taken(number) for number in range(len(self._slots))]
             self._start_over()
         return taken
@@ -57,7 +63,7 @@ class DeviceWatch:
         """Looks no more."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_PATIENCE_S)
 
     def _start_over(self) -> None:
         self._states: list[list[DeviceState]] = []
@@ -65,11 +71,29 @@ class DeviceWatch:
 
     def _run(self) -> None:
         while not self._over.wait(_PERIOD_S):
-            states = self._kind.states(self._host, self._slots)
-            tenants = self._kind.tenants(self._host, self._slots)
+            states, tenants = self._look_at_states(), self._tenants()
             with self._lock:
                 self._states.append(states)
                 self._note_others(tenants)
+
+    def _tenants(self) -> dict[str, list[Tenant]]:
+        return self._kind.tenants(self._host, self._slots)
+
+    def _look_at_states(self) -> list[DeviceState]:
+        return self._kind.states(self._host, self._slots)
+
+    def _within(self, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Returns what a driver answers, or None where it hangs: it is not asked any more then."""
+        if self._is_silent:
+            return None
+        answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        threading.Thread(target=lambda: answers.put(ask()), daemon=True, name="ask-driver").start()
+        try:
+            return answers.get(timeout=_PATIENCE_S)
+        except queue.Empty:
+            self._is_silent = True
+            self._over.set()
+            return None
 
     def _note_others(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
         """Notes the processes of this host that somebody else has started."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from trial_lib.device.host.this_host import kind_of
+
 # Each text was seen, or stands in the source of torch, NCCL, DeepSpeed, Triton, bitsandbytes or the C library.
 
 _OF_THE_HOST = (
@@ -103,12 +105,17 @@ def _lack_in(failure: dict[str, Any], device: str) -> Lack | None:
     for text in (message, failure["traceback"]):
         found = _lack_in_text(text, device) or _in_other_words(text)
         if found is not None:
-            return Lack(Whose.HOST, found.said) if device == "cuda" and _pins(failure) else found
+            return Lack(Whose.HOST, found.said) if _has_its_own(device) and _pins(failure) else found
     unsure = _UNSURE.search(message)
     left = failure.get("memory") or {}
     if unsure is not None and left.get("free", float("inf")) <= _NONE_LEFT_SHARE * left.get("total", 0):
         return Lack(Whose.DEVICE, f"{_line_with(message, unsure.start())} {_left(left)}")
     return None
+
+
+def _has_its_own(device: str) -> bool:
+    """Returns whether a device has memory beside the host's."""
+    return not kind_of(device).computes_on_the_processor
 
 
 def _in_other_words(text: str) -> Lack | None:
@@ -128,7 +135,7 @@ def _pins(failure: dict[str, Any]) -> bool:
 def _lack_in_text(text: str, device: str) -> Lack | None:
     of_host, of_device = (pattern.search(text) for pattern in _OUT_OF_MEMORY[device])
     if of_host is not None:
-        whose = Whose.HOST if device == "cuda" else Whose.DEVICE
+        whose = Whose.HOST if _has_its_own(device) else Whose.DEVICE
         return Lack(whose, _line_with(text, of_host.start()))
     return None if of_device is None else Lack(Whose.DEVICE, _line_with(text, of_device.start()))
 

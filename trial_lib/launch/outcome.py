@@ -5,6 +5,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.result import Outcome
 from trial_lib.launch.guard import CANCEL, DEADLINE
 from trial_lib.launch.lack_of_memory import PEER_DIED, Lack, Whose, lack_of_memory
@@ -71,7 +72,8 @@ def classify(
         if lack is not None:
             return _out_of_memory(lack, rank.log)
     if kernel_killed and any(status == -signal.SIGKILL for status in ending.statuses):
-        outcome = Outcome.OUT_OF_HOST_MEMORY if device == "cuda" else Outcome.OUT_OF_MEMORY
+        of_the_slot = kind_of(device).computes_on_the_processor
+        outcome = Outcome.OUT_OF_MEMORY if of_the_slot else Outcome.OUT_OF_HOST_MEMORY
         return outcome, f"The kernel killed a rank for lack of host memory. Log: {ranks[0].log}"
     return _failed(ending, ranks, deadline_s)
 

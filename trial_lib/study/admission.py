@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.estimate.host_memory import RESERVE, HostMemory
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.host_memory import available_bytes
@@ -31,7 +32,7 @@ class Admission:
     """
 
     def __init__(self, experiment: Experiment, arguments: StudyArguments, host: Host) -> None:
-        self._device: Literal["cpu", "cuda"] = "cuda" if host.device == "cuda" else "cpu"
+        self._device: Literal["cpu", "cuda"] = "cpu" if kind_of(host.device).computes_on_the_processor else "cuda"
         resources = experiment.config.resources
         self._slots = resources.slots_per_trial
         # What other hosts have free now is not asked.

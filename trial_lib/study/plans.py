@@ -104,7 +104,7 @@ class TrialPlans:
 
     def _offloaded(self, candidate: Candidate, known: KnownProgram, profile: TrialResult) -> float:
         """Returns the bytes that each rank of a candidate moves to its host; none on a CPU, which they never leave."""
-        if profile.profile is None or self._device == "cpu":
+        if profile.profile is None or kind_of(self._device).computes_on_the_processor:
             return 0.0
         accumulates = candidate.gradient_accumulation_steps > 1
         config = candidate.complete(known.base_config)

@@ -87,7 +87,7 @@ def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
         )
     # Where it is told of devices, or of a number of them, `deepspeed` takes no notice of the variable.
     if visible is not None and (entrypoint.launched_by != "deepspeed" or is_free):
-        seen = this_host(visible)
+        seen = this_host(visible, {**os.environ, **entrypoint.environment})
         if seen.device != host.device:
             raise InputError(
                 f"{kind.visible_by}={visible} names no {kind.resource} of this host.",

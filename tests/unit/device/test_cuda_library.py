@@ -3,6 +3,7 @@
 The library is made up here: a few functions in C that answer as CUDA's driver documents it.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from trial_lib.device.host import cuda_order, forks
 
 _SOURCE = r"""
+#include <stdlib.h>
 #include <string.h>
 static int initialised = 0;
 int cuInit(unsigned flags) { initialised = 1; return 0; }
@@ -19,7 +21,8 @@ int cuDeviceGetCount(int *count) { if (!initialised) return 3; *count = 2; retur
 int cuDeviceGet(int *device, int number) { if (!initialised) return 3; *device = number; return 0; }
 int cuDeviceGetUuid(unsigned char *uuid, int device) {
     if (!initialised) return 3;
-    memset(uuid, device ? 0x11 : 0xab, 16);
+    int by_bus = !strcmp(getenv("CUDA_DEVICE_ORDER") ?: "", "PCI_BUS_ID");
+    memset(uuid, device == by_bus ? 0xab : 0x11, 16);
     return 0;
 }
 """
@@ -35,19 +38,23 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_order_is_cudas_own(libcuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(libcuda))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert cuda_order.cuda_order() == [
+def test_the_order_is_cudas_own(libcuda: Path) -> None:
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(libcuda), "CUDA_VISIBLE_DEVICES": "1"}
+    variables.pop("CUDA_DEVICE_ORDER", None)
+    assert cuda_order.cuda_order(variables) == [
         "GPU-abababab-abab-abab-abab-abababababab",
         "GPU-11111111-1111-1111-1111-111111111111",
     ]
 
 
-def test_where_cuda_cannot_be_loaded_there_is_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_is_that_of_the_environment_that_is_asked_about(libcuda: Path) -> None:
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(libcuda), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert cuda_order.cuda_order(variables)[0].startswith("GPU-1111")
+
+
+def test_where_cuda_cannot_be_loaded_there_is_no_order(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("not a library")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert cuda_order.cuda_order() == []
+    assert cuda_order.cuda_order({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) == []
 
 
 _ASKS = """

@@ -77,8 +77,16 @@ def test_a_job_that_may_open_no_gpu_has_its_cores(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("named", ["7", "GPU-of-another-host", "first"])
 def test_a_name_of_no_gpu_does_not_turn_the_study_to_the_processor(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     pretend_gpus(monkeypatch, cards(2))
-    with pytest.raises(InputError, match="names no GPU of this host, which has 2"):
+    with pytest.raises(InputError, match="names no GPU of this host: this process may open 2"):
         this_host(named)
+
+
+def test_a_name_where_none_may_be_opened_is_refused_and_no_name_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, [PretendGpu("GPU-0", handle_error=pynvml.NVML_ERROR_NO_PERMISSION)])
+    with pytest.raises(InputError, match="this process may open 0"):
+        this_host("0")
+    # An instance may be opened where its GPU may not.
+    assert this_host("MIG-a").slots == ["MIG-a"]
 
 
 @pytest.mark.parametrize("named", ["", "-1", "NoDevFiles"])
@@ -156,7 +164,7 @@ def mixed() -> list[PretendGpu]:
 
 def test_an_index_means_what_it_means_to_cuda_where_the_cards_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, mixed())
-    monkeypatch.setattr(cuda, "cuda_order", lambda: ["GPU-0", "GPU-1", "GPU-small"])
+    monkeypatch.setattr(cuda, "cuda_order", lambda variables: ["GPU-0", "GPU-1", "GPU-small"])
     host = this_host("0")
     assert dict(host.devices) == {"1": "GPU-0"}
     assert f"CUDA_VISIBLE_DEVICES=0 is {H100} (slot 1)" in host.notes[0]
@@ -166,14 +174,14 @@ def test_an_index_means_what_it_means_to_cuda_where_the_cards_differ(monkeypatch
 def test_an_index_is_the_bus_s_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, mixed())
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    monkeypatch.setattr(cuda, "cuda_order", lambda: pytest.fail("nothing is left to ask"))
+    monkeypatch.setattr(cuda, "cuda_order", lambda variables: pytest.fail("nothing is left to ask"))
     host = this_host("0")
     assert (dict(host.devices), list(host.notes)) == ({"0": "GPU-small"}, [])
 
 
 def test_where_cuda_does_not_say_the_driver_s_order_counts_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, mixed())
-    monkeypatch.setattr(cuda, "cuda_order", lambda: [])
+    monkeypatch.setattr(cuda, "cuda_order", lambda variables: [])
     host = this_host("0")
     assert dict(host.devices) == {"0": "GPU-small"}
     assert f"is {A2000} (slot 0), as the driver counts them" in host.notes[0]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -139,3 +140,13 @@ def test_on_a_processor_the_cores_are_noted_and_nobody_is_company() -> None:
 def test_the_slots_of_another_host_are_named(gpus: list[PretendGpu]) -> None:
     with watched(HOST, ["node-2/0"]) as watch:
         assert watch.take() == [TrialDevice(device="node-2/0")]
+
+
+def test_a_driver_that_hangs_holds_no_trial_up(gpus: list[PretendGpu], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_watch, "_PATIENCE_S", 0.2)
+    hangs = threading.Event()
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: hangs.wait(60.0))
+    began = time.monotonic()
+    assert during(lambda: None) == [TrialDevice(device="GPU-a", model="H100")]
+    assert time.monotonic() - began < 5.0
+    hangs.set()

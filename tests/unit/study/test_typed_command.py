@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nvml_fixtures import pretend_gpus
+from nvml_fixtures import PretendGpu, pretend_gpus
 
+from trial_lib.device.host import cuda
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
@@ -109,6 +110,21 @@ def test_a_typed_device_is_the_same_one_however_it_is_spelt(
     command = [f"CUDA_VISIBLE_DEVICES={visible}", "deepspeed", "train.py"]
     host = devices_of(read_command(command, {}, folder, GPUS).entrypoint, GPUS)
     assert [host.device_of(slot) for slot in host.slots] == ["GPU-c2", "GPU-b1"]
+
+
+def test_a_typed_index_means_what_it_means_to_cuda_in_the_typed_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    pretend_gpus(monkeypatch, [PretendGpu("GPU-small", model="NVIDIA RTX A2000"), PretendGpu("GPU-large")])
+    monkeypatch.setattr(cuda, "cuda_order", lambda variables: ["GPU-large", "GPU-small"])
+
+    def device(command: str) -> str:
+        host = devices_of(read(folder, command).entrypoint, GPUS)
+        return host.device_of(host.slots[0])
+
+    assert device("CUDA_VISIBLE_DEVICES=0 python train.py") == "GPU-large"
+    assert device("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 python train.py") == "GPU-small"
 
 
 def test_a_typed_variable_that_names_no_device_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,7 @@
 
 import contextlib
 import ctypes
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,8 +115,12 @@ class Cuda:
         return []
 
 
-def gpus(variable: str | None) -> Host | None:
+def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:
     """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, all for None; None where this host has none.
+
+    Args:
+        variable: that value.
+        variables: the environment of who will use them.
 
     Raises:
         InputError: there are GPUs, and they cannot be asked: to tune on the processor instead is what nobody wants.
@@ -127,12 +130,12 @@ def gpus(variable: str | None) -> Host | None:
             _refuse_unasked(variable)
             return None
         found = found_gpus()
-    if not found or hides_all(variable):
+    if hides_all(variable) or (variable is None and not found):
         return None
-    visible = every_device(found) if variable is None else _named(variable, found)
+    visible = every_device(found) if variable is None else _named(variable, found, variables)
     if not visible.devices:
         raise InputError(
-            f"{VARIABLE}={variable} names no GPU of this host, which has {len(found)}.",
+            f"{VARIABLE}={variable} names no GPU of this host: this process may open {len(found)}.",
             where="the environment",
             remedy=f'Name one, or set {VARIABLE}="" to tune on the processor.',
         )
@@ -149,12 +152,12 @@ def gpus(variable: str | None) -> Host | None:
     )
 
 
-def _named(variable: str, found: Sequence[Gpu]) -> Visible:
-    """Returns the devices that a value names; an index means what it means to CUDA in this environment."""
+def _named(variable: str, found: Sequence[Gpu], variables: Mapping[str, str]) -> Visible:
+    """Returns the devices that a value names; an index means what it means to CUDA in that environment."""
     by_index = any(name.strip().isdecimal() for name in variable.split(","))
-    if not by_index or os.environ.get(ORDER) == BY_BUS or len({gpu.model for gpu in found if gpu.model}) < 2:
+    if not by_index or variables.get(ORDER) == BY_BUS or len({gpu.model for gpu in found if gpu.model}) < 2:
         return named_devices(variable, found)
-    order = cuda_order()
+    order = cuda_order(variables)
     numbered = [gpu for uuid in order for gpu in found if gpu.uuid == uuid]
     visible = named_devices(variable, found, numbered or None)
     chosen = ", ".join(f"{visible.models[uuid]} (slot {name})" for name, uuid in visible.devices.items())

@@ -4,19 +4,19 @@ Run as a script it asks libcuda, which no process does that is to stay fit to fo
 """
 
 import ctypes
-import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 _ANSWER_S = 60.0
 
 
-def cuda_order() -> list[str]:
-    """Returns the UUIDs of the GPUs as CUDA counts them in this environment; empty where it does not say."""
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+def cuda_order(variables: Mapping[str, str]) -> list[str]:
+    """Returns the UUIDs of the GPUs as CUDA counts them in an environment; empty where it does not say."""
+    environment = {name: value for name, value in variables.items() if name != "CUDA_VISIBLE_DEVICES"}
     try:
         asked = subprocess.run(
             [sys.executable, "-I", str(Path(__file__))],

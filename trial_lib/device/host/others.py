@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -33,16 +32,15 @@ class _Other:
     obeys: str = ""
 
 
-def refuse_others(environment: Mapping[str, str] | None = None) -> None:
+def refuse_others(variables: Mapping[str, str]) -> None:
     """Refuses a host without NVIDIA's GPUs that has other accelerators, unless they are hidden.
 
     Args:
-        environment: its variables; None for this process's.
+        variables: the environment of who would use them.
 
     Raises:
         InputError: it has.
     """
-    variables = os.environ if environment is None else environment
     choice = variables.get(DEEPSPEEDS_CHOICE)
     if choice not in (None, "", "cpu", "cuda"):
         raise InputError(
@@ -62,9 +60,9 @@ def refuse_others(environment: Mapping[str, str] | None = None) -> None:
         )
 
 
-def chooses_processor() -> bool:
-    """Returns whether DeepSpeed is told to train on the processor, whatever else there is."""
-    return os.environ.get(DEEPSPEEDS_CHOICE) == "cpu"
+def chooses_processor(variables: Mapping[str, str]) -> bool:
+    """Returns whether an environment tells DeepSpeed to train on the processor, whatever else there is."""
+    return variables.get(DEEPSPEEDS_CHOICE) == "cpu"
 
 
 def _device_file(pattern: str) -> Callable[[], str | None]:

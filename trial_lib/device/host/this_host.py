@@ -1,6 +1,7 @@
 """Which kind of host this is."""
 
 import os
+from collections.abc import Mapping
 
 from trial_lib.device.host.base import Host, HostKind
 from trial_lib.device.host.cpu import Cpu, cores_of_this_process
@@ -10,22 +11,24 @@ from trial_lib.device.host.others import chooses_processor, refuse_others
 _KINDS: tuple[HostKind, ...] = (Cuda(), Cpu())
 
 
-def this_host(visible: str | None = None) -> Host:
+def this_host(visible: str | None = None, variables: Mapping[str, str] | None = None) -> Host:
     """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured.
 
     DS_ACCELERATOR=cpu has DeepSpeed train on the processor, so that is what there is to tune on then.
 
     Args:
-        visible: a value of CUDA_VISIBLE_DEVICES in the place of this process's; None for that.
+        visible: a value of CUDA_VISIBLE_DEVICES in the place of the environment's; None for that.
+        variables: the environment of who will use the devices; None for this process's.
 
     Raises:
         InputError: there are devices, and their driver does not answer, or they are of a kind that is not tuned on.
     """
-    if chooses_processor():
+    environment = os.environ if variables is None else variables
+    if chooses_processor(environment):
         return cores_of_this_process()
-    found = gpus(os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible)
+    found = gpus(environment.get("CUDA_VISIBLE_DEVICES") if visible is None else visible, environment)
     if found is None:
-        refuse_others()
+        refuse_others(environment)
         return cores_of_this_process()
     return found
 
