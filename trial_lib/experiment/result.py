@@ -48,6 +48,8 @@ class ModelProfile(_Record):
         pipeline_parallel: whether the model is a pipeline.
         flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica; 0 where they
             could not be counted.
+        uncounted: operators and functions of others that took part, by their names: nobody knows what they do, and it
+            is not among those FLOPs.
         bytes_per_param: of one parameter as the code has made it, in the mean; None where the DeepSpeed configuration
             decides that (fp16, bf16), or nobody knows.
     """
@@ -60,6 +62,7 @@ class ModelProfile(_Record):
     data_parallel_size: int
     pipeline_parallel: bool = False
     flops_per_sample: float
+    uncounted: list[str] = Field(default_factory=list)
     bytes_per_param: int | None = None
 
 

@@ -63,7 +63,9 @@ class TrialPlan:
             is stopped as `too_slow`. None to measure it to the end.
         longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up trains,
             so that the peak memory is a whole training's; None for batches as they come.
-        flops_per_sample: FLOPs that a sample counts for in the metrics; None for those of the first micro-batch.
+        flops_per_sample: FLOPs that a sample counts for in the metrics; None for a profile, which counts them.
+        formats: of the numbers that the program calculates with, which decide on the peak that model FLOPs utilisation
+            goes by; None where they do not, and it is left out.
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed: nothing of the candidate is asked of it.
         patience_s: seconds after which ranks that all wait for each other are taken to do so for ever.
@@ -88,6 +90,7 @@ class TrialPlan:
     to_beat: float | None = None
     longest_sequence: int | None = None
     flops_per_sample: float | None = None
+    formats: tuple[str, ...] | None = None
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False
     patience_s: float = 30.0
@@ -240,6 +243,7 @@ def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
         "to_beat": plan.to_beat,
         "longest_sequence": plan.longest_sequence,
         "flops_per_sample": plan.flops_per_sample,
+        "formats": plan.formats,
         "arrival": asdict(plan.arrival),
         "as_typed": plan.as_typed,
         "patience_s": plan.patience_s,

@@ -3,15 +3,16 @@
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from trial_lib.device.data_sheets import multiplied_in
 from trial_lib.experiment.host_memory import available_bytes
-from trial_lib.measure.devices import peak_flops
+from trial_lib.measure import precision
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.flop_shares import Share, are_shares_of_one
 from trial_lib.measure.over_ranks import most, of_each, total
@@ -156,13 +157,17 @@ class CountedSteps:
         """Whether no loss was infinite or not a number."""
         return all(bool(torch.isfinite(loss).all()) for loss in self.losses)
 
-    def metrics(self, watch: EngineWatch, flops_per_sample: float | None) -> dict[str, float]:
+    def metrics(
+        self, watch: EngineWatch, flops_per_sample: float | None, formats: Collection[str] | None
+    ) -> dict[str, float]:
         """Returns the metrics by name, of an engine whose ranks have agreed.
 
         Args:
             watch: of the engine.
             flops_per_sample: what a sample counts for, the same in all trials of a study: where samples are padded to
                 the longest of their micro-batch, more of them would else be more work. None to count it here.
+            formats: of the numbers that the program calculates with, beside those that show at the engine: they decide
+                on the peak that model FLOPs utilisation goes by. None where it is not to be told.
         """
         engine, ranks = watch.engine, torch.distributed.get_world_size()
         medians = {part: statistics.median(step.seconds[part] for step in self.in_use) for part in (*PARTS, "cpu")}
@@ -189,7 +194,8 @@ class CountedSteps:
             metrics["cpu_time_per_sample"] = cpu_seconds / samples
         if with_tokens:
             metrics["tokens_per_second"] = all_tokens / with_tokens * replicas / latency
-        peak = peak_flops()
+        multiplied = multiplied_in({*formats, *precision.formats(engine)}) if formats else None
+        peak = None if multiplied is None else watch.device.peak_flops(multiplied)
         if peak is not None and flops:
             metrics["mfu"] = metrics["FLOPS_per_gpu"] / peak
         if self.losses and self.are_finite:
@@ -229,6 +235,7 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         "data_parallel_size": replicas,
         "pipeline_parallel": isinstance(watch, PipelineWatch),
         "flops_per_sample": _flops_per_sample(watch),
+        "uncounted": sorted(watch.model.uncounted),
         "bytes_per_param": bytes_by_code(watch.engine),
     }
 

@@ -8,6 +8,8 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from trial_lib.measure.opaque_functions import OpaqueFunctions
+
 aten = torch.ops.aten
 
 # torch's own that do as much as a product of matrices, and have no formula (torch 2.13).
@@ -93,7 +95,6 @@ class FlopCounter(TorchDispatchMode):
     Attributes:
         flops: counted so far.
         dtypes: of what such operations were given, recomputation included.
-        uncounted: names of operators that have run and may have done such work, but have no formula.
     """
 
     # Else torch raises at each of them.
@@ -103,9 +104,32 @@ class FlopCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self.dtypes: set[torch.dtype] = set()
-        self.uncounted: set[str] = set()
+        self._depth = 0
+        self._operators: set[str] = set()
+        self._functions = OpaqueFunctions()
         self._formulas = _formulas()
         self._queries = _queries()
+
+    @property
+    def uncounted(self) -> set[str]:
+        """Names of operators and functions that have run and may have done such work, but have no formula."""
+        return self._operators | self._functions.names
+
+    def __enter__(self) -> "FlopCounter":
+        """Starts counting."""
+        # Once, however often the operators below enter the mode again.
+        if not self._depth:
+            self._functions.__enter__()
+        self._depth += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stops counting."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._depth -= 1
+        if not self._depth:
+            self._functions.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation and adds what it costs."""
@@ -146,12 +170,14 @@ class FlopCounter(TorchDispatchMode):
         output = func(*args, **kwargs)
         if formula is not None or _may_be_much(func):
             self.dtypes |= {each.dtype for each in args if isinstance(each, torch.Tensor)}
+        if not isinstance(func, HigherOrderOperator):
+            self._functions.note(func, (args, kwargs), output)
         if _is_in_backward() and torch.is_grad_enabled():
             return output
         if formula is not None and not _has_no_shape(args):
             self.flops += int(formula(*args, **kwargs, out_val=output))
         elif formula is not None or _may_be_much(func):
-            self.uncounted.add(str(name).replace(".", "::", 1))
+            self._operators.add(str(name).replace(".", "::", 1))
         return output
 
 

@@ -21,6 +21,7 @@ class ModelCounter:
 
     Attributes:
         flops: of this rank's part of the model, forward and backward of that micro-batch.
+        uncounted: names of what has run besides, and has no formula.
         activation_bytes: that a forward pass kept.
         formats: of the numbers that it keeps, returns or multiplies, such as `bfloat16`, as far as it has counted.
         counts_activations: whether those of the micro-batch that comes are counted.
@@ -29,6 +30,7 @@ class ModelCounter:
 
     def __init__(self, with_activations: bool) -> None:
         self.flops = 0
+        self.uncounted: set[str] = set()
         self.activation_bytes = 0
         self.formats: set[str] = set()
         self.counts_activations = with_activations
@@ -87,6 +89,7 @@ class ModelCounter:
         self._entered.close()
         self.flops += self._counter.flops
         self.formats |= names(self._counter.dtypes)
+        self.uncounted |= self._counter.uncounted
         self._counter, self.counts_flops = None, False
 
 

@@ -418,7 +418,9 @@ class Probe:
             self._surveying().conclude()
         finite = self._counted.are_finite
         measurement = self._record("completed" if finite else "diverged", "" if finite else _NOT_FINITE)
-        measurement["metrics"] = self._counted.metrics(self._watch, self._settings.flops_per_sample)
+        measurement["metrics"] = self._counted.metrics(
+            self._watch, self._settings.flops_per_sample, self._settings.formats
+        )
         if self._settings.with_profile:
             measurement["program"] = self.facts.to_json()
             measurement["profile"] = model_profile(self._watch, self._memory.slot_bytes(self._watch.device))

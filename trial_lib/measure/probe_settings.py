@@ -23,7 +23,8 @@ class ProbeSettings:
             None to measure to the end.
         longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up is to
             train; None for batches as they come.
-        flops_per_sample: FLOPs that a sample counts for; None for those of the first micro-batch.
+        flops_per_sample: FLOPs that a sample counts for; None for a profile, which counts them.
+        formats: as `CountedSteps.metrics` has them.
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed to show facts that only such a run shows.
     """
@@ -36,5 +37,6 @@ class ProbeSettings:
     to_beat: float | None = None
     longest_sequence: int | None = None
     flops_per_sample: float | None = None
+    formats: tuple[str, ...] | None = None
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False

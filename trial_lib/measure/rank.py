@@ -42,7 +42,7 @@ def run(payload: dict[str, Any], rank: int) -> None:
             `launched_at` (seconds since the epoch), `scratch` (a folder for what the program would write into the
             user's files), `protected_before` (files older than that, in seconds since the epoch, are never changed),
             `patience_s` (seconds after which ranks that all wait for each other do so for ever), `to_beat`,
-            `longest_sequence`, `flops_per_sample`, `arrival` and `as_typed` (as
+            `longest_sequence`, `flops_per_sample`, `formats`, `arrival` and `as_typed` (as
             `trial_lib.measure.probe_settings.ProbeSettings` has them), `device` (the kind of its slot, or None),
             and `measurements`, `failures`, `states` and `engine_built`, the records' paths by rank.
         rank: this rank.

@@ -159,6 +159,7 @@ class Sizes:
             to_beat=trial["to_beat"],
             longest_sequence=trial["longest_sequence"],
             flops_per_sample=trial["flops_per_sample"],
+            formats=trial["formats"],
             arrival=Arrival(**trial["arrival"]),
             # The submitted trial runs so as well, and counts by what the profile has found: as its rivals do.
             as_typed=trial["as_typed"] and trial["with_profile"],

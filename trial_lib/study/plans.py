@@ -22,6 +22,9 @@ from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.program import program_of
 from trial_lib.study.training_spec import trial_spec
 
+# Sections of a DeepSpeed configuration that decide on the formats of numbers.
+_PRECISION = {"amp", "bf16", "bfloat16", "data_types", "fp16", "torch_autocast"}
+
 
 class TrialPlans:
     """Makes the plans of one study's trials.
@@ -97,6 +100,7 @@ class TrialPlans:
             protected_before=self._opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
             flops_per_sample=_flops_per_sample(profiled),
+            formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
             device=self._device,
             **self._run_with(candidate.complete(known.base_config), paths, known.arg_mappings, as_typed),
@@ -166,6 +170,21 @@ def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: Mod
 def _flops_per_sample(profiled: tuple[TrialResult, Candidate] | None) -> float | None:
     model = None if profiled is None else profiled[0].profile
     return None if model is None else model.flops_per_sample
+
+
+def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Candidate) -> tuple[str, ...] | None:
+    """Returns the formats that the program calculates with; None where they do not say what its FLOPs compare with.
+
+    A candidate may change them, and FLOPs that are not all of what the program does are no share of what a device can.
+
+    Args:
+        profiled: the profile trial and its candidate; None for the profile trial itself.
+        candidate: what a trial runs with.
+    """
+    profile = None if profiled is None else profiled[0].profile
+    if profiled is None or profile is None or profile.uncounted or _PRECISION & candidate.knobs.keys():
+        return None
+    return profiled[0].formats
 
 
 def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:

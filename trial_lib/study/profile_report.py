@@ -9,6 +9,8 @@ from trial_lib.estimate.states import first_guess, on_a_device, precision_of, st
 from trial_lib.experiment.knobs import ZERO_STAGES
 from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 
+_MOST_NAMED = 4
+
 
 class StageEstimate(BaseModel):
     """What one ZeRO stage would need.
@@ -73,6 +75,18 @@ def program_notes(program: ProgramProfile | None) -> list[str]:
     return [
         "The code hands deepspeed.initialize two configurations, one in its `args` and one as `config`, which today's "
         "DeepSpeed refuses: `config` counts here. Leave one of the two out to train without ZeroTune."
+    ]
+
+
+def model_notes(profile: ModelProfile) -> list[str]:
+    """Returns what a reader of the model's figures is to know, a sentence each."""
+    if not profile.uncounted:
+        return []
+    more = len(profile.uncounted) - _MOST_NAMED
+    named = ", ".join(profile.uncounted[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return [
+        f"The FLOPs leave out what {named} compute: nobody knows how much that is. "
+        "So model FLOPs utilisation (mfu) is left out."
     ]
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from trial_lib.device.rank.cpu import Cpu
-from trial_lib.measure import counted_steps
+from trial_lib.measure import counted_steps, precision
 from trial_lib.measure.counted_steps import CountedStep, CountedSteps
-from trial_lib.measure.step_clock import StepClock
+from trial_lib.measure.step_clock import PARTS, StepClock
 
 NO_TIME = StepClock(Cpu()).step_ended({})
 
@@ -113,3 +113,37 @@ def test_a_rank_of_a_gpu_has_its_part_of_what_the_host_with_the_least_has_free(
     monkeypatch.setattr(counted_steps, "available_bytes", lambda: 120)
     monkeypatch.setattr(counted_steps, "most", lambda values, engine: [max(values[0], -25.0)])
     assert counted_steps._host_bytes(SimpleNamespace(device=torch.device(kind))) == expected
+
+
+@pytest.mark.parametrize(
+    ("formats", "at_engine", "peak"),
+    [
+        (("bfloat16", "float32"), {"float32"}, "bfloat16"),
+        (("float32",), {"float32"}, "float32"),
+        (("float32",), {"float32", "tf32"}, "tf32"),
+        (("bfloat16",), {"float16"}, None),
+        (None, {"bfloat16"}, None),
+    ],
+)
+@pytest.mark.parametrize("ranks", [([False] * 3, [False] * 3)], indirect=True)
+def test_flops_are_compared_with_the_peak_of_the_numbers_that_are_multiplied(
+    ranks: Ranks,
+    formats: tuple[str, ...] | None,
+    at_engine: set[str],
+    peak: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = {"float32": 20.0, "tf32": 160.0, "bfloat16": 320.0}
+    monkeypatch.setattr(counted_steps, "total", lambda values, engine: [2 * value for value in values])
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(precision, "formats", lambda engine: at_engine)
+    ranks.watch.device = SimpleNamespace(peak_flops=peaks.get)
+    for step in ranks.counted.steps:
+        step.seconds.update(dict.fromkeys(PARTS, 0.0))
+        step.arrived["tokens"] = 0.0
+    ranks.counted.agree(ranks.watch)
+    monkeypatch.setattr(counted_steps, "most", lambda values, engine: values)
+    metrics = ranks.counted.metrics(ranks.watch, 10.0, formats)
+    # Four samples of 10 FLOPs a second on each of two ranks.
+    assert metrics["FLOPS_per_gpu"] == 40.0
+    assert metrics.get("mfu") == (None if peak is None else 40.0 / peaks[peak])

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -131,3 +132,43 @@ def test_an_operator_of_somebody_elses_without_a_formula_is_named():
     with FlopCounter() as counter:
         (product(a, b) @ b.T).relu()
     assert (counter.flops, counter.uncounted) == (2 * 3 * 7 * 5, {"flop_test::product"})
+
+
+class Doubles(torch.autograd.Function):
+    """Writes its result by no operator of torch's, as a Triton kernel does."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        output = torch.empty_like(inputs)
+        np.multiply(inputs.numpy(), 2, out=output.numpy())
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class DoublesInTorch(Doubles):
+    """Writes it by one."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        output = torch.empty_like(inputs)
+        torch.mul(inputs, 2, out=output)
+        return output
+
+
+class Views(Doubles):
+    """Returns what it is given."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs.view_as(inputs)
+
+
+def test_a_kernel_that_is_launched_past_the_operators_is_named():
+    a, b = leaf(3, 5), leaf(5, 7)
+    with FlopCounter() as counter:
+        (Doubles.apply(a) @ b).sum().backward()
+        checkpoint(lambda x: Views.apply(DoublesInTorch.apply(x)) @ b, a, use_reentrant=True).sum().backward()
+    assert counter.uncounted == {f"{__name__}.Doubles"}

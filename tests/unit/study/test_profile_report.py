@@ -3,8 +3,8 @@
 import pytest
 
 from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profile_report import profile_failure, program_notes
+from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.study.profile_report import model_notes, profile_failure, program_notes
 
 BEFORE = {"start": 0.1}
 IN_INITIALIZE = {"start": 0.1, "import": 1.0}
@@ -56,3 +56,22 @@ def test_a_configuration_that_is_handed_over_twice_is_told_and_nothing_else_is()
     (note,) = program_notes(ProgramProfile(hands_over_two_configs=True))
     assert "`config` counts here" in note
     assert program_notes(ProgramProfile()) == program_notes(None) == []
+
+
+@pytest.mark.parametrize(
+    ("uncounted", "said"),
+    [([], None), (["flash_attn::forward"], "flash_attn::forward compute"), (list("abcdef"), "a, b, c, d and 2 more")],
+)
+def test_work_that_nobody_could_count_is_named(uncounted: list[str], said: str | None) -> None:
+    profile = ModelProfile(
+        num_params=1,
+        trainable_num_params=1,
+        activation_mem_per_gpu=1,
+        gpu_mem=1,
+        data_parallel_size=1,
+        flops_per_sample=1.0,
+        uncounted=uncounted,
+    )
+    notes = model_notes(profile)
+    assert len(notes) == (said is not None)
+    assert said is None or said in notes[0]

@@ -84,3 +84,10 @@ class Device(Protocol):
 
     def name(self) -> str:
         """Returns what its maker calls it; empty for a CPU."""
+
+    def peak_flops(self, dtype: str) -> float | None:
+        """Returns the most FLOP/s of its products of matrices; None where nobody knows.
+
+        Args:
+            dtype: of the numbers that are multiplied, as `trial_lib.device.data_sheets.peak_flops` has it.
+        """

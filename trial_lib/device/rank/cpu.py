@@ -116,6 +116,9 @@ class Cpu:
         """Returns nothing."""
         return ""
 
+    def peak_flops(self, dtype: str) -> float | None:
+        """Returns nothing: what a few cores of a processor can do at best stands on no sheet."""
+
 
 def own_bytes(resident: str) -> int:
     """Returns the resident bytes that a slot's budget counts: pages of mapped files, such as libraries, are not.

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from trial_lib.device.data_sheets import peak_flops, share_of
+
 # NVIDIA's Ampere.
 _TF32_SINCE = (8, 0)
 _BY_CUDNN = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
@@ -130,6 +132,12 @@ class Cuda:
     def name(self) -> str:
         """Returns what its maker calls it."""
         return torch.cuda.get_device_name(self._index)
+
+    def peak_flops(self, dtype: str) -> float | None:
+        """Returns what the data sheet says; of a slice of a device its share."""
+        name = self.name()
+        multiprocessors = torch.cuda.get_device_properties(self._index).multi_processor_count
+        return peak_flops(name, dtype, share_of(name, multiprocessors))
 
 
 def _allows(flag: Callable[[], bool]) -> bool:

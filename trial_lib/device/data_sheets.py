@@ -1,0 +1,163 @@
+"""What devices can do at best, for model FLOPs utilisation. Pure; standard library only.
+
+Figures are those of NVIDIA's data sheets, for the product form that a device's name tells: dense, that is without the
+sparsity of 2:4 that many sheets count in, and with sums in 32 bits. For GeForce cards and RTX 6000 Ada they are of the
+architectures' white papers (Ampere GA102, Ada, RTX Blackwell, appendix A), of Blackwell's data centre parts those of
+the HGX and NVL72 sheets over their GPUs. AMD's are of the MI300X and MI325X sheets.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+HALVES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A data sheet.
+
+    Attributes:
+        multiprocessors: of the whole device.
+        float32: TFLOP/s without tensor cores.
+        tf32: TFLOP/s of tensor cores on numbers of 32 bits; None where it has none of that kind, as below.
+        float16: on those of 16 bits.
+        bfloat16: likewise.
+        float8: on those of 8 bits.
+    """
+
+    multiprocessors: int
+    float32: float
+    tf32: float | None = None
+    float16: float | None = None
+    bfloat16: float | None = None
+    float8: float | None = None
+
+
+def _ampere(multiprocessors: int, float32: float, tf32: float, half: float) -> Sheet:
+    return Sheet(multiprocessors, float32, tf32, half, half)
+
+
+def _later(multiprocessors: int, float32: float, tf32: float, half: float, float8: float) -> Sheet:
+    return Sheet(multiprocessors, float32, tf32, half, half, float8)
+
+
+_H100_SXM = _later(132, 66.9, 494.7, 989.4, 1978.9)
+_H100_NVL = _later(132, 60.0, 417.5, 835.5, 1670.5)
+_H100_PCIE = _later(114, 51.2, 378.0, 756.0, 1513.0)
+_A100 = _ampere(108, 19.5, 156.0, 312.0)
+_MI300X = _later(304, 163.4, 653.7, 1307.4, 2614.9)
+
+# By the words that a name has to have; of several that fit, the one of most words counts.
+_SHEETS = {
+    "V100 SXM2": Sheet(80, 15.7, None, 125.0),
+    "V100 SXM3": Sheet(80, 15.7, None, 125.0),
+    "V100 PCIE": Sheet(80, 14.0, None, 112.0),
+    "V100S PCIE": Sheet(80, 16.4, None, 130.0),
+    "T4": Sheet(40, 8.1, None, 65.0),
+    "A100": _A100,
+    "A800": _A100,
+    "A30": _ampere(56, 10.3, 82.0, 165.0),
+    "A40": _ampere(84, 37.4, 74.8, 149.7),
+    "A10": _ampere(72, 31.2, 62.5, 125.0),
+    "A10G": _ampere(80, 35.0, 35.0, 70.0),
+    "RTX A6000": _ampere(84, 38.7, 77.4, 154.8),
+    "RTX A5000": _ampere(64, 27.8, 55.6, 111.1),
+    "GeForce RTX 3090": _ampere(82, 35.6, 35.6, 71.0),
+    "L4": _later(58, 30.3, 60.0, 121.0, 242.5),
+    "L20": _later(92, 59.8, 59.8, 119.5, 239.0),
+    "L40": _later(142, 90.5, 90.5, 181.0, 362.0),
+    "L40S": _later(142, 91.6, 183.0, 362.0, 733.0),
+    "RTX 6000 Ada": _later(142, 91.1, 182.1, 364.2, 728.5),
+    "GeForce RTX 4090": _later(128, 82.6, 82.6, 165.2, 330.3),
+    "GeForce RTX 4090 D": _later(114, 73.5, 73.5, 147.1, 294.2),
+    "GeForce RTX 5090": _later(170, 104.8, 104.8, 209.5, 419.0),
+    "H100": _H100_SXM,
+    "H100 NVL": _H100_NVL,
+    "H100 PCIe": _H100_PCIE,
+    "H800": _H100_SXM,
+    "H800 PCIe": _H100_PCIE,
+    "H200": _H100_SXM,
+    "H200 NVL": _H100_NVL,
+    "GH200": _H100_SXM,
+    "H20": _later(78, 44.0, 74.0, 148.0, 296.0),
+    "B200": _later(148, 75.0, 1125.0, 2250.0, 4500.0),
+    "GB200": _later(148, 80.0, 1250.0, 2500.0, 5000.0),
+    "B300": _later(148, 75.0, 1125.0, 2250.0, 4500.0),
+    "GB300": _later(148, 80.0, 1250.0, 2500.0, 5000.0),
+    "Instinct MI300X": _MI300X,
+    "Instinct MI325X": _MI300X,
+}
+# Of another form than the sheet's, and slices by time of a virtual GPU, such as `GRID A100-10C`.
+_OTHERWISE = re.compile(r"laptop|mobile|max|grid|\d+[abcq]")
+
+
+def sheet_of(name: str) -> Sheet | None:
+    """Returns the data sheet of a device; None where none is known.
+
+    >>> sheet_of("NVIDIA H100 NVL").bfloat16
+    835.5
+    >>> sheet_of("NVIDIA RTX A1000") is None
+    True
+
+    Args:
+        name: as the driver has it.
+    """
+    words = _words(name)
+    if any(_OTHERWISE.fullmatch(word) for word in words):
+        return None
+    fitting = [key for key in _SHEETS if _words(key) <= words]
+    return _SHEETS[max(fitting, key=lambda key: len(_words(key)))] if fitting else None
+
+
+def share_of(name: str, multiprocessors: int) -> float:
+    """Returns which part of its device a slice of it has (MIG); 1 for what is no slice, or of no known device.
+
+    Args:
+        name: as the driver has it, such as `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
+        multiprocessors: that this process sees.
+    """
+    sheet = sheet_of(name)
+    return multiprocessors / sheet.multiprocessors if sheet is not None and "mig" in _words(name) else 1.0
+
+
+def peak_flops(name: str, dtype: str, share: float) -> float | None:
+    """Returns the most FLOP/s of a device's products of matrices; None where its data sheet is not known, or says none.
+
+    >>> peak_flops("NVIDIA L40", "bfloat16", 1.0)
+    181000000000000.0
+
+    Args:
+        name: as the driver has it.
+        dtype: of the numbers that are multiplied: `float32`, `tf32`, `float16`, `bfloat16`, `float8`.
+        share: of the device that is there; see `share_of`.
+    """
+    sheet = sheet_of(name)
+    figures = {} if sheet is None else {each: getattr(sheet, each) for each in ("float32", "tf32", *HALVES, "float8")}
+    teraflops = figures.get(dtype)
+    return None if teraflops is None else teraflops * 1e12 * share
+
+
+def multiplied_in(formats: Collection[str]) -> str | None:
+    """Returns in which numbers a training multiplies its matrices; None where the formats that show do not tell.
+
+    Weights that are kept in 32 bits are multiplied in fewer under autocast, and nobody calculates in both halves.
+
+    >>> multiplied_in(["bfloat16", "float32"])
+    'bfloat16'
+
+    Args:
+        formats: of its numbers, by the names of their types; `tf32` where products of 32 bits are made so.
+    """
+    if any(each.startswith("float8") for each in formats):
+        return "float8"
+    if "float64" in formats:
+        return None
+    halves = [each for each in HALVES if each in formats]
+    if halves:
+        return halves[0] if len(halves) == 1 else None
+    return next((each for each in ("tf32", "float32") if each in formats), None)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", text.lower()))
