@@ -37,6 +37,7 @@ class HostMemory:
         self._base = base_config
         self._slots = slots
         self._on_cuda = device == "cuda"
+        self._base_offloads = _names_offload(overwrite_deepspeed_config(base_config, {}))
         self._described: dict[tuple[str, bool], tuple[float, ArmKey]] = {}
         self._ran: dict[ArmKey, float] = {}
         self._failed: dict[ArmKey, float] = {}
@@ -92,6 +93,9 @@ class HostMemory:
         )
 
     def _describe(self, candidate: Candidate) -> tuple[float, ArmKey]:
+        # Asked for each size of each candidate, most of which offload nothing.
+        if not self._base_offloads and not _names_offload(candidate.knobs):
+            return 0.0, ()
         accumulates = candidate.gradient_accumulation_steps > 1
         key = json.dumps(candidate.knobs, sort_keys=True), accumulates
         if key not in self._described:
@@ -99,6 +103,11 @@ class HostMemory:
             held = host_bytes(config, self._profile, self._slots, accumulates).held
             self._described[key] = held, arm_key(config)
         return self._described[key]
+
+
+def _names_offload(config: Mapping[str, Any]) -> bool:
+    zero = config.get("zero_optimization")
+    return isinstance(zero, Mapping) and any("offload" in key for key in zero)
 
 
 def _values(knobs: Iterable[Knob]) -> Iterator[tuple[Any, ...]]:

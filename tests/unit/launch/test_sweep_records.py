@@ -76,12 +76,12 @@ def swept(trials: Trials) -> Callable[[Act], Swept]:
     return run
 
 
-def measure(trial: dict[str, Any], outcome: str = "completed") -> None:
+def measure(trial: dict[str, Any], outcome: str = "completed", **memory: int) -> None:
     record = {
         "outcome": outcome,
         "reason": "",
         "metrics": {"throughput": 1.0},
-        "memory": {"peak": 5, "after_initialize": 2, "available": 9},
+        "memory": {"peak": 5, "after_initialize": 2, "available": 9, **memory},
         "phases": {"start": 0.01},
         "time": time.time(),
     }
@@ -140,6 +140,18 @@ def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:
 
     assert swept(act).outcomes[0] == "completed"
     assert told_in_time.is_set()
+
+
+def test_a_result_says_that_its_allocator_had_to_make_room(swept: Any) -> None:
+    def act(payload: dict[str, Any]) -> Ending:
+        for trial, retries in zip(payload["trials"], (0, 0, 4), strict=True):
+            measure(trial, counted_retries=retries, steps_peak=4)
+        return ENDED
+
+    *steady, short = swept(act).ends
+    assert [end.note for end in steady] == ["", ""]
+    assert "empty its cache 4 times" in short.note
+    assert short.memory.above_initialize == [2]
 
 
 @pytest.mark.parametrize("reason", ["memory", "not_repeatable"])
