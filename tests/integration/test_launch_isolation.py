@@ -57,6 +57,7 @@ def test_a_rank_has_its_own_output_environment_and_cores(inspected):
         assert found["name"] == "__main__"
         assert found["session"] != os.getsid(0)
     assert ranks[0]["cores"] != ranks[1]["cores"]
+    assert [device.device for device in result.devices] == [str(core) for found in ranks for core in found["cores"]]
     assert ranks[0]["environment"]["MASTER_PORT"] == ranks[1]["environment"]["MASTER_PORT"]
     # What records and orchestrates stays with the driver. (DeepSpeed itself imports pydantic.)
     for found in ranks:

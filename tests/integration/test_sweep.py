@@ -148,6 +148,8 @@ def test_each_size_of_a_script_is_a_trial_of_its_own(sweeps: Sweeps, stage: int)
         assert (end.number, end.config_hash) == (plan.number, plan.config_hash)
         assert [Path(log).parent for log in end.logs] == [plan.paths.root] * 2
         assert len(end.memory.peak) == 2
+        assert end.devices == ends[0].devices
+    assert len(ends[0].devices) == 2
     # Fresh weights and the same seed: every size starts from where a fresh trial does.
     assert ends[1].losses
     assert ends[2].phases["start"] < 2.0

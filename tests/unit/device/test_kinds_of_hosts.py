@@ -3,10 +3,11 @@
 import dataclasses
 import json
 
+import pynvml
 import pytest
-from nvml_fixtures import PretendGpu, pretend_gpus
+from nvml_fixtures import PretendGpu, Process, pretend_gpus
 
-from trial_lib.device.host.base import Host, HostKind
+from trial_lib.device.host.base import DeviceState, Host, HostKind, Tenant
 from trial_lib.device.host.this_host import kind_called, kind_of, this_host
 
 
@@ -14,7 +15,7 @@ from trial_lib.device.host.this_host import kind_called, kind_of, this_host
 def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Host:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
-    pretend_gpus(monkeypatch, [PretendGpu("GPU-a", used=7), PretendGpu("GPU-b")])
+    pretend_gpus(monkeypatch, [PretendGpu("GPU-a", used=7, processes=[Process(7, 5)]), PretendGpu("GPU-b")])
     found = this_host("" if request.param == "cpu" else None)
     assert found.device == request.param
     return found
@@ -77,3 +78,36 @@ def test_the_identity_names_no_single_card(host: Host, kind: HostKind) -> None:
 def test_the_load_is_in_the_order_of_the_slots(host: Host, kind: HostKind) -> None:
     gpus = [{"memory_used": used, "utilization": 87} for used in (7, 0)]
     assert kind.load(host, host.slots) == ([] if kind.computes_on_the_processor else gpus)
+
+
+def test_the_state_of_each_slot_s_device_is_told_in_their_order(host: Host, kind: HostKind) -> None:
+    slots = host.slots[::-1]
+    assert [state.device for state in kind.states(host, slots)] == [host.device_of(slot) for slot in slots]
+
+
+def test_a_slot_of_another_host_has_a_name_and_no_state(host: Host, kind: HostKind) -> None:
+    assert kind.states(host, ["node-2/0"]) == [DeviceState("node-2/0")]
+    assert kind.load(host, ["node-2/0"]) in ([], [{}])
+    assert not any(kind.tenants(host, ["node-2/0"]).values())
+
+
+def test_who_computes_is_told_of_devices_alone_that_are_not_the_processor(host: Host, kind: HostKind) -> None:
+    expected = {} if kind.computes_on_the_processor else {"GPU-a": [Tenant(7, 5)], "GPU-b": []}
+    assert kind.tenants(host, host.slots) == expected
+
+
+def test_what_a_study_may_stumble_over_is_told_of_each_such_device(host: Host, kind: HostKind) -> None:
+    names = [condition.device for condition in kind.conditions(host)]
+    assert names == ([] if kind.computes_on_the_processor else ["GPU-a", "GPU-b"])
+
+
+def test_a_driver_that_has_gone_meanwhile_is_no_error(
+    host: Host, kind: HostKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", gone)
+    devices = [host.device_of(slot) for slot in host.slots]
+    assert [state.device for state in kind.states(host, host.slots)] == devices
+    assert (kind.tenants(host, host.slots), kind.load(host, host.slots), kind.conditions(host)) == ({}, [], [])
