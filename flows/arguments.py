@@ -8,6 +8,7 @@ import click
 
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.search.methods import METHODS
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -26,7 +27,7 @@ _MAP: _Decorator = click.option(
 )
 _METHOD: _Decorator = click.option(
     "--method",
-    type=click.Choice(["adaptive", "asha", "binary", "random"]),
+    type=click.Choice([method.name for method in METHODS.values() if method.confirms_winner]),
     default="adaptive",
     show_default=True,
     help="The search, with its settings' defaults; `zerotune METHOD --help` shows them.",
@@ -200,7 +201,6 @@ _SEARCH_RANGE_FACTOR: _Decorator = click.option(
 )
 
 METHOD_OPTIONS: dict[str, list[_Decorator]] = {
-    "adaptive": _BATCH_POLICY,
     "asha": [
         click.option("--max-rungs", type=int, default=5, show_default=True, help="Rungs a configuration can climb."),
         click.option(
@@ -246,8 +246,9 @@ METHOD_OPTIONS: dict[str, list[_Decorator]] = {
 
 def method_options(method: str) -> list[_Decorator]:
     """Returns the arguments and flags of the command of one method."""
-    stages = _zero_stages("0 1 2 3" if method == "adaptive" else "1 2 3")
-    return [*_EXPERIMENT, stages, *_OPTIONS, *METHOD_OPTIONS[method]]
+    stages = _zero_stages(" ".join(map(str, METHODS[method].stages)))
+    policy = _BATCH_POLICY if METHODS[method].has_batch_policy else []
+    return [*_EXPERIMENT, stages, *_OPTIONS, *policy, *METHOD_OPTIONS.get(method, [])]
 
 
 def with_options(command: Callable[..., None], options: list[_Decorator]) -> Callable[..., None]:

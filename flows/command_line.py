@@ -25,6 +25,7 @@ from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
 from flows.service import ServerError
 from flows.terminal import open_streams, say
 from trial_lib.experiment.errors import InputError
+from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.disk_room import DiskFullError
 
@@ -51,12 +52,9 @@ def _method_command(method: str, help_text: str) -> None:
     cli.command(method)(with_options(command, method_options(method)))
 
 
-_method_command(
-    "adaptive", "Races configurations at sizes that fit, tunes the best ones further, and stops when little is to gain."
-)
-_method_command("asha", "Searches random configurations' micro-batch sizes, giving more trials to those that do well.")
-_method_command("binary", "Searches the micro-batch size of random configurations by bisection.")
-_method_command("random", "Searches random configurations, and stops early those that cannot win.")
+for each in METHODS.values():
+    if each.confirms_winner:
+        _method_command(each.name, each.help)
 
 
 def _typed_command(name: str, method: str | None, options: list[Any], help_text: str) -> None:
@@ -280,12 +278,10 @@ def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: 
 
 def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str, Any]) -> StudyArguments:
     """Returns the arguments, the method's own settings included, or an error that names the flag."""
-    from trial_lib.search.create import SETTINGS
-
     if not options.get("zero_stages"):
         options = {name: value for name, value in options.items() if name != "zero_stages"}
     try:
-        SETTINGS[method](**settings)
+        METHODS[method].load().Settings(**settings)
         return StudyArguments(method=method, settings=settings, **options)
     except ValidationError as error:
         first = error.errors()[0]

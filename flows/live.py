@@ -21,8 +21,6 @@ from trial_lib.study.study_metric import metric_with
 
 _REFRESH_S = 0.5
 _ROWS = 8
-# The metric and the column that show the same.
-_TWICE = ("throughput", "samples/s")
 
 
 class LiveView:
@@ -137,7 +135,7 @@ class LiveView:
     def _table(self, rows: list[Row]) -> Table:
         metric = SEARCH_METRICS[self._metric]
         table = Table(box=None, pad_edge=False)
-        numbers = [name for name in (metric.name, "samples/s", "peak MiB") if (metric.name, name) != _TWICE]
+        numbers = [metric.name, *(name for name in ("samples/s", "peak MiB") if name != metric.unit)]
         columns = ["trial", "candidate", *numbers, "measured", "outcome"]
         for column in ("", *columns):
             title = f"{metric.name} ({metric.unit})" if column == metric.name else column

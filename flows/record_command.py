@@ -16,6 +16,7 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.search_space import space_for
 from trial_lib.report.leaderboard import flat_knobs
+from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.known_trials import ProfileFailedError, run_profile
@@ -60,13 +61,13 @@ def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
     assert profile is not None
     assert profile.profile is not None
     space = space_for(
-        driver.arguments.method,
         driver.arguments.zero_stages,
         profile.profile,
         driver.base_config,
         driver.experiment.config.resources.slots_per_trial,
         driver.host.device,
         driver.experiment.config.search_space,
+        catalogue=METHODS[driver.arguments.method].has_catalogue,
         program=profile.program,
     )
     count = sum(arm.size for arm in space.arms) * len(sizes)

@@ -11,6 +11,7 @@ from trial_lib.experiment.environment import redact
 from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.report.leaderboard import Row, leaderboard
+from trial_lib.search.methods import METHODS
 from trial_lib.study.confirming import NOTHING_COMPLETED, Answer, answer_of, since_last_study, untried
 from trial_lib.study.driver import SUBMITTED_NUMBER
 from trial_lib.study.log_ends import first_failed
@@ -27,7 +28,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
     found = record.status is StudyStatus.COMPLETED
     answer = answer_of(driver) if found else None
     best = next((row for row in rows if answer is not None and row.trial == answer.best.number), None)
-    largest = _largest(rows) if found and record.method == "micro_batch" else None
+    largest = _largest(rows) if found and not METHODS[record.method].confirms_winner else None
     compared = since_last_study(driver) if found else None
     full_experiment = read_full_experiment(study)
     return {

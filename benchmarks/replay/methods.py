@@ -5,14 +5,10 @@ from typing import Any
 from benchmarks.replay.deepspeed_rule import DeepSpeedRule
 from benchmarks.replay.tpe import TpeSearch
 from benchmarks.replay.world import World
-from trial_lib.search.adaptive import AdaptiveSearch
-from trial_lib.search.adaptive_settings import AdaptiveSettings
-from trial_lib.search.asha import AshaSearch, AshaSettings
 from trial_lib.search.base import Search, SearchSettings
-from trial_lib.search.binary import BinarySearch, BinarySettings
-from trial_lib.search.random import RandomSearch, RandomSettings
+from trial_lib.search.methods import METHODS as OWN
 
-METHODS = ("adaptive", "asha", "binary", "random", "tpe", "deepspeed")
+METHODS = (*(method.name for method in OWN.values() if method.confirms_winner), "tpe", "deepspeed")
 
 
 def create(method: str, world: World, seed: int, max_trials: int, concurrency: int = 1) -> Search:
@@ -33,18 +29,12 @@ def create(method: str, world: World, seed: int, max_trials: int, concurrency: i
         "concurrency": concurrency,
         "max_micro_batch": world.largest_size,
     }
-    match method:
-        case "adaptive":
-            # The others keep no memory free, and what is judged does not ask for it.
-            return AdaptiveSearch(AdaptiveSettings(**settings, memory_headroom=0.0), world.problem)
-        case "asha":
-            return AshaSearch(AshaSettings(**settings), world.problem)
-        case "binary":
-            return BinarySearch(BinarySettings(**settings), world.problem)
-        case "random":
-            return RandomSearch(RandomSettings(**settings), world.problem)
-        case "tpe":
-            return TpeSearch(SearchSettings(**settings), world.problem, world.largest_size)
-        case "deepspeed":
-            return DeepSpeedRule(SearchSettings(**settings), world.problem, world.largest_size)
-    raise KeyError(method)
+    if method == "tpe":
+        return TpeSearch(SearchSettings(**settings), world.problem, world.largest_size)
+    if method == "deepspeed":
+        return DeepSpeedRule(SearchSettings(**settings), world.problem, world.largest_size)
+    own = OWN[method]
+    search = own.load()
+    # The others keep no memory free, and what is judged does not ask for it.
+    policy = {"memory_headroom": 0.0} if own.has_batch_policy else {}
+    return search(search.Settings(**settings, **policy), world.problem)

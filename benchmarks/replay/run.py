@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.replay.all_worlds import Overall, clock_seconds, overall
 from benchmarks.replay.cluster import CLUSTERS, ClusterWorld
 from benchmarks.replay.driver import simulate
-from benchmarks.replay.methods import METHODS, create
+from benchmarks.replay.methods import METHODS, OWN, create
 from benchmarks.replay.regret import Course
 from benchmarks.replay.stopping import replay_stopping
 from benchmarks.replay.table import TableWorld
@@ -53,7 +53,8 @@ def course_of(task: tuple[str, Path, str, int, int, int]) -> tuple[str, str, Cou
     world = world_of(name, tables, seed)
     search = create(method, world, seed, trials, concurrency)
     # The predecessor's searches take a trial that was stopped for one that has failed: a study spares theirs.
-    replay = simulate(search, world, seed, concurrency, stops_hopeless=method == "adaptive")
+    stops = method in OWN and OWN[method].ends_hopeless_trials
+    replay = simulate(search, world, seed, concurrency, stops_hopeless=stops)
     return name, method, Course.of(replay, world)
 
 

@@ -14,9 +14,6 @@ from trial_lib.experiment.result import ModelProfile, ProgramProfile
 from trial_lib.experiment.rules import ZERO_KEYS
 from trial_lib.experiment.yaml_document import describe
 
-CATALOGUE_METHODS = frozenset({"adaptive"})
-"""The methods whose own space is the catalogue's; the others have the predecessor's."""
-
 Where = Callable[[tuple[str, ...]], str]
 """Returns how an error names a place in the experiment, by its keys from the top."""
 
@@ -38,7 +35,6 @@ _DEPRECATED = {
 
 
 def space_for(
-    method: str,
     zero_stages: Iterable[int],
     profile: ModelProfile,
     base_config: Mapping[str, Any],
@@ -46,19 +42,20 @@ def space_for(
     device: str,
     section: Mapping[str, Any],
     *,
+    catalogue: bool,
     deepspeed: str = "",
     program: ProgramProfile | None = None,
 ) -> SearchSpace:
     """Returns what a method searches: its own space, with what the user asks for in the place of its knobs.
 
     Args:
-        method: the search's name.
         zero_stages: the stages that may be used, unless the section names others.
         profile: what the profile trial found out.
         base_config: the user's DeepSpeed configuration.
         slots: devices a trial takes.
         device: `cpu` or `cuda`.
         section: the experiment's `search_space`.
+        catalogue: whether the method searches the catalogue's knobs, see `Method`.
         deepspeed: the version of DeepSpeed that the ranks have; empty where it is not known.
         program: what the profile trial found out about the user's program; None where that is not known.
 
@@ -66,11 +63,10 @@ def space_for(
         InputError: the section cannot be used.
     """
     here = _surroundings(profile, base_config, slots, device, deepspeed, program)
-    return build_space(zero_stages, here, read_search_space(section), catalogue=method in CATALOGUE_METHODS)
+    return build_space(zero_stages, here, read_search_space(section), catalogue=catalogue)
 
 
 def left_out_of_space(
-    method: str,
     zero_stages: Iterable[int],
     profile: ModelProfile,
     base_config: Mapping[str, Any],
@@ -78,6 +74,7 @@ def left_out_of_space(
     device: str,
     section: Mapping[str, Any],
     *,
+    catalogue: bool,
     deepspeed: str = "",
     program: ProgramProfile | None = None,
 ) -> list[str]:
@@ -90,7 +87,6 @@ def left_out_of_space(
     """
     here = _surroundings(profile, base_config, slots, device, deepspeed, program)
     requests = read_search_space(section)
-    catalogue = method in CATALOGUE_METHODS
     told = [f"search_space: {said}" for said in without_effect(zero_stages, here, requests, catalogue=catalogue)]
     return told + stages_not_tried(zero_stages, here, requests) if catalogue else told
 

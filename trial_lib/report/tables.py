@@ -91,7 +91,7 @@ def _confirmed(view: StudyView) -> Table:
 def _trials(view: StudyView) -> Table:
     value = f"{view.metric} ({view.unit})"
     numbers = (value, "samples/s", "peak MiB")
-    columns = [column for column in numbers if column != "samples/s" or view.metric != "throughput"]
+    columns = [column for column in numbers if column != "samples/s" or view.unit != column]
     table = _table("trials", "trial", "candidate", *columns, "measured", "outcome", right=numbers)
     for trial in view.ranked[:_TRIALS_SHOWN]:
         row = trial.row

@@ -5,11 +5,11 @@ The resource that successive halving gives out is trials of a lineage's binary s
 
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from trial_lib.search.base import SearchProblem
+from trial_lib.search.base import SearchProblem, SearchSettings
 from trial_lib.search.binary import BinarySearch, BinarySettings
 from trial_lib.search.lineage import Lineage
 
@@ -63,6 +63,8 @@ class AshaSearch(BinarySearch):
 
     When the last unused lineage is in play and the rule would leave places empty, the best that was not promoted is.
     """
+
+    Settings: ClassVar[type[SearchSettings]] = AshaSettings
 
     def __init__(self, settings: AshaSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

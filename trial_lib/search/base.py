@@ -3,22 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from trial_lib.experiment.candidate import Candidate, Sweep, Withdrawal
 from trial_lib.experiment.knobs import SearchSpace, ZeroStage
-from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.metrics import SEARCH_METRICS, MetricName
 from trial_lib.experiment.overrides import ACCUMULATION
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.shared_reasons import SharedReasons
-
-
-def _known_metric(name: str) -> str:
-    if name not in SEARCH_METRICS:
-        raise ValueError(f"the metric must be one of {', '.join(SEARCH_METRICS)} but is {name!r}")
-    return name
 
 
 def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:
@@ -44,7 +38,7 @@ class SearchSettings(BaseModel):
 
     max_trials: PositiveInt = 50
     zero_stages: ZeroStages = (1, 2, 3)
-    metric: Annotated[str, AfterValidator(_known_metric)] = "FLOPS_per_gpu"
+    metric: MetricName = "FLOPS_per_gpu"
     seed: int = 42
     concurrency: PositiveInt = 1
     max_micro_batch: PositiveInt | None = None
@@ -95,7 +89,12 @@ class Search(ABC):
     A search is a deterministic function of its arguments, its seed and the calls of `ask`, `apply` and `tell` so far:
     random choices are drawn from (seed, number of the ask) and nothing else. An `ask` that returns None changes
     nothing, so a history of candidates and results is complete.
+
+    Attributes:
+        Settings: the class of what the method can be told.
     """
+
+    Settings: ClassVar[type[SearchSettings]] = SearchSettings
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

@@ -1,7 +1,7 @@
 """The predecessor's `binary`: random lineages, each with a binary search for the largest micro-batch size that runs."""
 
 import random
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -25,6 +25,8 @@ class BinarySearch(LineageSearch):
 
     A lineage that has no size left gives its place to a new random one.
     """
+
+    Settings: ClassVar[type[SearchSettings]] = BinarySettings
 
     def __init__(self, settings: BinarySettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

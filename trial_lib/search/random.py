@@ -3,6 +3,7 @@
 import random
 from collections.abc import Collection
 from math import sqrt
+from typing import ClassVar
 
 from pydantic import PositiveInt
 
@@ -31,6 +32,8 @@ class RandomSearch(LineageSearch):
     The upper end of a range doubles when the lower end passes it, until a size has not fitted: what is above it has
     then been seen to fail, and would be tried twice.
     """
+
+    Settings: ClassVar[type[SearchSettings]] = RandomSettings
 
     def __init__(self, settings: RandomSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

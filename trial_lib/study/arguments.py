@@ -5,14 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-Method = Literal["adaptive", "asha", "binary", "random", "micro_batch"]
-Metric = Literal["FLOPS_per_gpu", "throughput", "forward", "backward", "latency"]
-ADAPTIVE_ONLY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
-"""What the other methods do not know: the predecessor's have their own way with the batch and with memory."""
+from trial_lib.experiment.knobs import ZeroStage
+from trial_lib.experiment.metrics import MetricName
+from trial_lib.search.methods import METHODS, MethodName
 
-Stage = Literal[0, 1, 2, 3]
-ADAPTIVE_STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
-PREDECESSORS_STAGES: tuple[Stage, ...] = (1, 2, 3)
+BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
+"""What only methods with a batch policy know: dsat's have their own way with the batch and with memory."""
+
+_DEFAULT = METHODS["adaptive"]
 
 
 class StudyArguments(BaseModel):
@@ -55,7 +55,7 @@ class StudyArguments(BaseModel):
     command: tuple[str, ...] = ()
     arg_mappings: dict[str, str] = Field(default_factory=dict)
     model_dir: Path
-    method: Method = "adaptive"
+    method: MethodName = _DEFAULT.name
     settings: dict[str, Any] = Field(default_factory=dict)
     max_trials: PositiveInt = 50
     max_slots: PositiveInt | None = None
@@ -66,8 +66,8 @@ class StudyArguments(BaseModel):
     divisible_by: PositiveInt = 1
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.05
     max_concurrent_trials: PositiveInt = 16
-    metric: Metric = "FLOPS_per_gpu"
-    zero_stages: tuple[Stage, ...] = ADAPTIVE_STAGES
+    metric: MetricName = "FLOPS_per_gpu"
+    zero_stages: tuple[ZeroStage, ...] = _DEFAULT.stages
     start_profile_step: PositiveInt = 3
     end_profile_step: PositiveInt = 5
     random_seed: int = 42
@@ -80,27 +80,28 @@ class StudyArguments(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _stage_0_is_for_adaptive(cls, given: Any) -> Any:
-        """Leaves stage 0 to the user for the predecessor's methods, as it did."""
+    def _stages_are_the_methods(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("zero_stages") is None:
-            is_adaptive = given.get("method", "adaptive") == "adaptive"
-            return {**given, "zero_stages": ADAPTIVE_STAGES if is_adaptive else PREDECESSORS_STAGES}
+            method = METHODS.get(given.get("method", _DEFAULT.name), _DEFAULT)
+            return {**given, "zero_stages": method.stages}
         return given
 
     @model_validator(mode="after")
-    def _batch_policy_is_adaptive_s(self) -> "StudyArguments":
+    def _batch_policy_is_some_methods(self) -> "StudyArguments":
         fields = StudyArguments.model_fields
-        given = [name for name in ADAPTIVE_ONLY if getattr(self, name) != fields[name].default]
-        if given and self.method != "adaptive":
-            raise ValueError(f"--{given[0].replace('_', '-')} is for the method adaptive, not for {self.method}")
+        given = [name for name in BATCH_POLICY if getattr(self, name) != fields[name].default]
+        if given and not METHODS[self.method].has_batch_policy:
+            able = " and ".join(method.name for method in METHODS.values() if method.has_batch_policy)
+            raise ValueError(f"--{given[0].replace('_', '-')} is for the method {able}, not for {self.method}")
         if self.free_batch and self.train_batch_size is not None:
             raise ValueError("--train-batch-size and --free-batch exclude each other")
         return self
 
     @model_validator(mode="after")
     def _sizes_are_no_answer_to_learn_from(self) -> "StudyArguments":
-        if self.from_earlier and self.method == "micro_batch":
-            raise ValueError("--from-earlier is for methods that confirm a winner, not for micro-batch")
+        if self.from_earlier and not METHODS[self.method].confirms_winner:
+            command = self.method.replace("_", "-")
+            raise ValueError(f"--from-earlier is for methods that confirm a winner, not for {command}")
         return self
 
     @model_validator(mode="after")

@@ -126,7 +126,7 @@ class Confirmation:
         self._metric = metric
         self._formats = formats
         on_the_processor = kind_of(device).computes_on_the_processor
-        self._by_processor_time = on_the_processor and metric in ("throughput", "FLOPS_per_gpu")
+        self._by_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
         self._share_s = _SHARE_OF_SEARCH * search_seconds
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 
 from trial_lib.experiment.candidate import Candidate
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.report.study_view import ConfirmedView, Interval
 from trial_lib.study.finding import Confirmed, Estimate, Finding
-
-# Metrics that are the throughput times a constant of the model: an interval of one is, in proportion, the other's.
-_LIKE_THROUGHPUT = ("throughput", "FLOPS_per_gpu")
 
 
 def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
@@ -41,6 +39,6 @@ def _throughput(confirmed: Confirmed, metric: str) -> Interval | None:
     value, estimate = confirmed.metrics.get("throughput"), confirmed.value
     if value is None:
         return None
-    if estimate is None or metric not in _LIKE_THROUGHPUT or not estimate.value:
+    if estimate is None or not SEARCH_METRICS[metric].is_throughput or not estimate.value:
         return Interval(value, value, value)
     return Interval(value, value * estimate.low / estimate.value, value * estimate.high / estimate.value)

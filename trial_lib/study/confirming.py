@@ -7,6 +7,7 @@ from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.knobs import STAGE, get_knob
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.search.methods import METHODS
 from trial_lib.study.answer import gain
 from trial_lib.study.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.driver import StudyDriver
@@ -66,7 +67,7 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
 
     A search for micro-batch sizes has sizes to tell, and no winner to confirm.
     """
-    if driver.arguments.method == "micro_batch" or not driver.has_searched or driver.profile is None:
+    if not METHODS[driver.arguments.method].confirms_winner or not driver.has_searched or driver.profile is None:
         return None
     if ended_on_known_winner(driver):
         return known_confirmation(driver)

@@ -16,6 +16,7 @@ from trial_lib.launch.hosts import spanned
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.place import Note, Place
 from trial_lib.launch.warm import WarmLauncher
+from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import host_lock_dir
 from trial_lib.study.program import environment_of, interpreter_of
@@ -141,7 +142,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
 def _may_offload(arguments: StudyArguments, experiment: Experiment, host: Host) -> bool:
     """Returns whether the search may offload an optimizer that the user's own configuration does not."""
     named = any("offload" in path for path in experiment.config.search_space)
-    return named or (arguments.method == "adaptive" and not kind_of(host.device).computes_on_the_processor)
+    return named or (METHODS[arguments.method].has_catalogue and not kind_of(host.device).computes_on_the_processor)
 
 
 def needed_builders(experiment: Experiment, may_offload: bool = False) -> list[str]:

@@ -10,12 +10,14 @@ from trial_lib.estimate.host_bytes import host_bytes
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate, Purpose
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
 from trial_lib.experiment.study import StudyPaths, TrialPaths
 from trial_lib.experiment.window import StepWindow
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.known_program import KnownProgram
@@ -203,6 +205,7 @@ def throughput_to_beat(arguments: StudyArguments, best: TrialResult | None) -> f
         arguments: the study's.
         best: the best trial so far.
     """
-    if arguments.method != "adaptive" or arguments.metric not in ("throughput", "FLOPS_per_gpu") or best is None:
+    may_end = METHODS[arguments.method].ends_hopeless_trials and SEARCH_METRICS[arguments.metric].is_throughput
+    if best is None or not may_end:
         return None
     return best.metrics.get("throughput")

@@ -14,7 +14,7 @@ from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResul
 from trial_lib.experiment.search_space import left_out_of_space, space_for
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.create import create_search
+from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
 
 
@@ -51,8 +51,8 @@ def open_search(
     profile = profile_trial.profile
     slots = experiment.config.resources.slots_per_trial
     version = profile_trial.versions.get("deepspeed", "")
+    method = METHODS[arguments.method]
     about = (
-        arguments.method,
         arguments.zero_stages,
         profile,
         base_config,
@@ -61,9 +61,9 @@ def open_search(
         experiment.config.search_space,
     )
     program = profile_trial.program
-    for sentence in left_out_of_space(*about, deepspeed=version, program=program):
+    for sentence in left_out_of_space(*about, catalogue=method.has_catalogue, deepspeed=version, program=program):
         log.warning("%s", sentence)
-    space = space_for(*about, deepspeed=version, program=program)
+    space = space_for(*about, catalogue=method.has_catalogue, deepspeed=version, program=program)
     for sentence in HostMemory(profile, base_config, slots, device).without_room(space.arms):
         log.warning("%s", sentence)
     problem = SearchProblem(
@@ -76,7 +76,8 @@ def open_search(
         can_sweep=can_sweep and not profile.pipeline_parallel,
         only_micro_batch=_only_micro_batch(arguments, program, log),
     )
-    search = create_search(arguments.method, _settings(arguments, concurrency), problem)
+    search_class = method.load()
+    search = search_class(search_class.Settings(**_settings(arguments, concurrency)), problem)
     for candidate, result in known:
         search.observe(candidate, result)
     return search
@@ -86,7 +87,7 @@ def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None,
     """Returns the micro-batch size that stays, where the batches of a program vary by a rule of its own."""
     if program is None or not program.batch_varies or program.typed_batch is None:
         return None
-    if arguments.method != "adaptive":
+    if not METHODS[arguments.method].has_batch_policy:
         raise InputError(
             "the number of samples differs from micro-batch to micro-batch, and this method varies just that number.",
             where=arguments.method,
@@ -111,7 +112,7 @@ def kept_batch(
         profile: what the profile trial found.
         log: for people: that the batch is free because nothing says how large it is.
     """
-    if arguments.method != "adaptive" or arguments.free_batch:
+    if not METHODS[arguments.method].has_batch_policy or arguments.free_batch:
         return None
     if arguments.train_batch_size is not None:
         return arguments.train_batch_size
@@ -134,5 +135,5 @@ def _settings(arguments: StudyArguments, concurrency: int) -> dict[str, Any]:
         "seed": arguments.random_seed,
         "concurrency": concurrency,
         "max_micro_batch": arguments.max_micro_batch,
-        **(own if arguments.method == "adaptive" else {}),
+        **(own if METHODS[arguments.method].has_batch_policy else {}),
     }

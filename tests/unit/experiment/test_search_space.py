@@ -157,17 +157,17 @@ def test_a_mistake_in_the_experiment_is_told_with_its_line_and_column(write: Any
 
 def test_the_methods_of_the_predecessor_have_its_space_and_adaptive_the_catalogues() -> None:
     about = ((1, 2), PROFILE, {}, 2, "cuda")
-    assert space_for("asha", *about, {}) == SearchSpace.for_model((1, 2), PROFILE.num_params, {})
-    assert any("offload" in arm.label for arm in space_for("adaptive", *about, {}).arms)
+    assert space_for(*about, {}, catalogue=False) == SearchSpace.for_model((1, 2), PROFILE.num_params, {})
+    assert any("offload" in arm.label for arm in space_for(*about, {}, catalogue=True).arms)
 
 
-@pytest.mark.parametrize("method", ["asha", "adaptive"])
-def test_a_section_holds_for_every_method(method: str) -> None:
+@pytest.mark.parametrize("catalogue", [False, True])
+def test_a_section_holds_for_every_method(catalogue: bool) -> None:
     about = ((1, 2), PROFILE, {}, 2, "cuda")
     section = {STAGE: [2], OFFLOAD: "cpu", BUCKET: [5, 6]}
-    (arm,) = space_for(method, *about, section).arms
+    (arm,) = space_for(*about, section, catalogue=catalogue).arms
     assert arm.label == "z2-offload-optimizer"
     assert {knob.path: knob.values for knob in arm.fine}[BUCKET] == (5, 6)
-    assert left_out_of_space(method, *about, section) == []
-    (told,) = left_out_of_space(method, *about, {"zero_optimization.sub_group_size": 5})
+    assert left_out_of_space(*about, section, catalogue=catalogue) == []
+    (told,) = left_out_of_space(*about, {"zero_optimization.sub_group_size": 5}, catalogue=catalogue)
     assert "ZeRO stage 3 only" in told

@@ -7,7 +7,7 @@ from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 from trial_lib.experiment.search_space import space_for
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.create import SETTINGS, create_search
+from trial_lib.search.methods import METHODS
 
 PARAMS = 10_000_000_000
 GB = 10**9
@@ -23,9 +23,11 @@ SMALL = PROFILE.model_copy(update={"num_params": 400_000, "trainable_num_params"
 
 
 def search(method, profile=PROFILE, base_config=None, slots=4, **settings) -> Search:
-    stages = SETTINGS[method](**settings).zero_stages
-    space = space_for(method, stages, profile, base_config or {}, slots, "cuda", {})
-    return create_search(method, settings, SearchProblem(space, profile, base_config or {}, slots))
+    found = METHODS[method].load()
+    told = found.Settings(**settings)
+    catalogue = METHODS[method].has_catalogue
+    space = space_for(told.zero_stages, profile, base_config or {}, slots, "cuda", {}, catalogue=catalogue)
+    return found(told, SearchProblem(space, profile, base_config or {}, slots))
 
 
 def result(outcome=Outcome.COMPLETED, **metrics) -> TrialResult:

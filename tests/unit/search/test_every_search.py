@@ -12,9 +12,9 @@ from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.knobs import SearchSpace
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome
-from trial_lib.search.create import SETTINGS
+from trial_lib.search import methods
 
-METHODS = sorted(SETTINGS.keys() - {"adaptive", "micro_batch"})
+METHODS = sorted(methods.METHODS.keys() - {"adaptive", "micro_batch"})
 BOUNDS = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
 FAILURES = [outcome for outcome in Outcome if outcome not in (Outcome.COMPLETED, *BOUNDS)]
 
@@ -138,7 +138,7 @@ def test_of_equal_trials_the_earlier_is_the_best(method):
 
 
 def test_flops_per_gpu_over_stages_1_2_3_is_the_default(method):
-    settings = SETTINGS[method]()
+    settings = methods.METHODS[method].load().Settings()
     assert (settings.metric, settings.zero_stages, settings.max_trials, settings.seed) == (
         "FLOPS_per_gpu",
         (1, 2, 3),

@@ -5,7 +5,7 @@ from adaptive_world import SPACE, SimulatedModel, adaptive, drive, problem, tria
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.result import Outcome
-from trial_lib.search.create import create_search
+from trial_lib.search.methods import METHODS as OWN
 
 METHODS = ["adaptive", "asha", "binary", "random"]
 
@@ -72,7 +72,8 @@ def test_a_search_that_is_told_all_of_an_earlier_one_repeats_nothing_and_is_soon
 def test_a_search_that_begins_with_a_candidate_goes_on_as_usual(method, stage):
     arm = next(arm for arm in SPACE.arms if arm.knobs["zero_optimization"]["stage"] == stage)
     settings = {"metric": "throughput", "max_trials": 12}
-    search = create_search(method, {**settings, "zero_stages": (1, 2, 3)}, problem())
+    found = OWN[method].load()
+    search = found(found.Settings(**settings, zero_stages=(1, 2, 3)), problem())
     first = Candidate(knobs=arm.lineage(0), micro_batch_size=16, slots=2, data_parallel_size=2)
     search.apply(first)
     model = SimulatedModel()

@@ -1,0 +1,85 @@
+"""The search methods: one record for each says what it is. Whoever has to know of a method asks its record.
+
+The record names its class, which is imported when a search begins: the command line has no time for it.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
+
+from trial_lib.experiment.knobs import ZeroStage
+from trial_lib.experiment.named import NameOf
+
+if TYPE_CHECKING:
+    from trial_lib.search.base import Search
+
+
+@dataclass(frozen=True)
+class Method:
+    """A search method.
+
+    Attributes:
+        name: as in `--method` and a study's record.
+        help: for people: a sentence.
+        search: its class, as `module:Class`. The class has the settings that it can be told.
+        stages: the ZeRO stages that it searches if nothing else is said.
+        has_catalogue: whether it searches the catalogue's knobs; else those of dsat.
+        has_batch_policy: whether it keeps to a global batch, to multiples of a micro-batch and to a memory headroom.
+        ends_hopeless_trials: whether a trial may end before it is measured because it cannot win any more.
+        confirms_winner: whether it ends with one winner, which is measured again beside the user's own configuration.
+            Else its answer is the table of its trials, and it has a command of its own.
+    """
+
+    name: str
+    help: str
+    search: str
+    stages: tuple[ZeroStage, ...] = (1, 2, 3)
+    has_catalogue: bool = False
+    has_batch_policy: bool = False
+    ends_hopeless_trials: bool = False
+    confirms_winner: bool = True
+
+    def load(self) -> "type[Search]":
+        """Returns its class."""
+        module, _, name = self.search.partition(":")
+        found: type[Search] = getattr(import_module(module), name)
+        return found
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            "adaptive",
+            "Races configurations at sizes that fit, tunes the best ones further, and stops when little is to gain.",
+            "trial_lib.search.adaptive:AdaptiveSearch",
+            stages=(0, 1, 2, 3),
+            has_catalogue=True,
+            has_batch_policy=True,
+            ends_hopeless_trials=True,
+        ),
+        Method(
+            "asha",
+            "Searches random configurations' micro-batch sizes, giving more trials to those that do well.",
+            "trial_lib.search.asha:AshaSearch",
+        ),
+        Method(
+            "binary",
+            "Searches the micro-batch size of random configurations by bisection.",
+            "trial_lib.search.binary:BinarySearch",
+        ),
+        Method(
+            "random",
+            "Searches random configurations, and stops early those that cannot win.",
+            "trial_lib.search.random:RandomSearch",
+        ),
+        Method(
+            "micro_batch",
+            "Finds the largest and the fastest micro-batch size of one configuration.",
+            "trial_lib.search.micro_batch:MicroBatchSearch",
+            confirms_winner=False,
+        ),
+    )
+}
+
+MethodName = Annotated[str, NameOf("method", METHODS)]
