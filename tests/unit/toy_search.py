@@ -1,0 +1,7 @@
+"""A search method that a test adds."""
+
+from trial_lib.search.random import RandomSearch
+
+
+class ToySearch(RandomSearch):
+    """Draws as `random` does."""
