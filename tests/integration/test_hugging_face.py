@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from device_fixtures import TRAINER_FLAGS
 
-from trial_lib.estimate.states import FULL, state_bytes
+from trial_lib.estimate.states import FULL, HALF, state_bytes
+from trial_lib.estimate.zero_settings import ZeroSettings
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.overrides import config_hash
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import rank_environment
+from trial_lib.study.known_program import completed_config
 
 ANY = Path(__file__).parents[1] / "programs" / "any"
 AUTO = json.loads((ANY / "ds_auto.json").read_text())
@@ -46,12 +48,12 @@ def _primed(warm_launcher):
 def run(trials):
     """Runs a trial of a script whose configuration is `base` with the candidate's part merged in."""
 
-    def run(script, *arguments, base=AUTO, stage=None, launcher="warm", **options):
+    def run(script, *arguments, base=AUTO, stage=None, launcher="warm", as_typed=False, **options):
         zero = None if stage is None else {"stage": stage}
         options = {"window": SHORT, "model_dir": ANY, "config_flag": "--deepspeed", "zero": zero, **options}
         plan = trials.plan(script, *arguments, **options)
-        config = plan.candidate.complete(base)
-        plan = dataclasses.replace(plan, ds_config=config, config_hash=config_hash(config))
+        config = base if as_typed else plan.candidate.complete(base)
+        plan = dataclasses.replace(plan, ds_config=config, config_hash=config_hash(config), as_typed=as_typed)
         return trials.start(plan, launcher).result()
 
     return run
@@ -108,6 +110,25 @@ def test_the_losses_of_a_batch_are_the_same_however_it_is_accumulated(run):
     at_once, in_four = losses(16), losses(4)
     assert len(at_once) > 1
     assert in_four == pytest.approx(at_once, rel=1e-5)
+
+
+@pytest.mark.parametrize(("flags", "is_half"), [(("--bf16",), True), ((), False)])
+def test_what_the_trainer_makes_of_auto_is_what_memory_is_reckoned_with(run, flags, is_half):
+    window = StepWindow(start_step=1, end_step=1, max_steps=1)
+    options = {"as_typed": True, "purpose": Purpose.PROFILE, "window": window}
+    result = run("trainer.py", *SMALL, "--max_steps", "20", *flags, *TRAINER_FLAGS, **options)
+    assert result.outcome == "completed", result.reason
+    config = completed_config(AUTO, result.program)
+    assert config["bf16"] == {"enabled": is_half}
+    # The square of the hidden size.
+    assert config["zero_optimization"]["reduce_bucket_size"] == 64 * 64
+    # For stage 3 alone, and so not for this engine.
+    assert config["zero_optimization"]["stage3_prefetch_bucket_size"] == "auto"
+    assert ("bfloat16" in result.program.formats) == is_half
+    # As DeepSpeed has it of the configuration that the Trainer hands over.
+    settings = ZeroSettings.of(config, result.profile.bytes_per_param)
+    assert settings.precision == (HALF if is_half else FULL)
+    assert settings.reduce_bucket_size == 64 * 64
 
 
 def test_two_ranks_in_bf16_with_gradient_checkpointing(run):
