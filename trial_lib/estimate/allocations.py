@@ -61,13 +61,17 @@ class Allocations:
 
 @dataclass(frozen=True)
 class _Case:
-    """What the sizes of all stages follow from: elements, but for `size`, the bytes of one in the model's precision."""
+    """What the sizes of all stages follow from: elements, but for two that are bytes of one.
+
+    These are `size`, in the model's precision, and `gradient_size`, as ZeRO adds gradients up.
+    """
 
     settings: ZeroSettings
     total: int
     trainable: int
     shards: int
     size: int
+    gradient_size: int
     on_cpu: bool
 
     @property
@@ -94,7 +98,9 @@ class _Case:
         elements = buffers * self.settings.reduce_bucket_size
         # A backward pass copies each gradient once, and turns to the other bucket when one is full.
         written = min(elements, self.trainable) if self.on_cpu else elements
-        return elements * self.size, written * self.size
+        # Stage 2 takes gradients in as they are, and adds up what is reduced.
+        size = self.size if self.settings.stage == 2 else self.gradient_size
+        return elements * size, written * size
 
     def reduction(self, elements: int | None = None) -> float:
         """Returns what reducing gradients takes beside them and the buckets that they are in.
@@ -104,7 +110,7 @@ class _Case:
         """
         copies = _FLAT_COPIES["cpu" if self.on_cpu else "cuda"]
         a_bucket = min(self.settings.reduce_bucket_size, self.trainable)
-        return copies * (a_bucket if elements is None else elements) * self.size
+        return copies * (a_bucket if elements is None else elements) * self.gradient_size
 
 
 def allocations(
@@ -132,6 +138,7 @@ def allocations(
         trainable=own.trainable_num_params,
         shards=shards,
         size=settings.precision.bytes_per_param,
+        gradient_size=settings.precision.gradient_bytes,
         on_cpu=device == "cpu",
     )
     by_stage = _plain if settings.stage == 0 else _partitioned_states if settings.stage < 3 else _partitioned_parameters
@@ -180,11 +187,11 @@ def _partitioned_states(case: _Case) -> Allocations:
     late = (share * MASTER_BYTES if case.states_here else 0) + case.update(share) + case.reduction()
     return Allocations(
         initialize=initialize,
-        states=kept * size + (share * settings.optimizer_bytes if case.states_here else 0),
+        states=kept * case.gradient_size + (share * settings.optimizer_bytes if case.states_here else 0),
         buffers=written + late,
         activations=0,
         limit_correction=allocated - written,
-        late_states=kept * size,
+        late_states=kept * case.gradient_size,
         late_buffers=late,
     )
 
@@ -197,7 +204,7 @@ def _partitioned_parameters(case: _Case) -> Allocations:
     has_master = settings.precision != FULL or settings.offload_optimizer != "none"
     parameters = case.total / case.shards * size if params_here else 0
     master = share * MASTER_BYTES if has_master and case.states_here else 0
-    gradients = share * size if case.states_here else 0
+    gradients = share * case.gradient_size if case.states_here else 0
     allocated, written = case.bucket(1) if settings.contiguous_gradients else (0.0, 0.0)
     # What the steps write to first, of what there is from the beginning.
     late = written + gradients if case.on_cpu else 0.0

@@ -29,6 +29,11 @@ class Precision:
     bytes_per_param: int
     master_copies: bool
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient that ZeRO adds up and reduces: 32 bits, unless the configuration says 16."""
+        return self.bytes_per_param if self.master_copies else MASTER_BYTES
+
 
 FULL = Precision(bytes_per_param=4, master_copies=False)
 HALF = Precision(bytes_per_param=2, master_copies=True)
