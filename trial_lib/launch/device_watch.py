@@ -17,6 +17,8 @@ from trial_lib.experiment.result import Neighbour, TrialDevice
 _PERIOD_S = 2.0
 _PATIENCE_S = 10.0
 _GIB = 2**30
+# Its power limit holds nearly every card down that is busy; somebody has set these clocks.
+_USUAL = ("its power limit", "clocks that were set", "a display")
 _Answer = TypeVar("_Answer")
 
 
@@ -141,11 +143,18 @@ def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
         watch.close()
 
 
-def tell_company(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
-    """Tells who else computed on a trial's devices."""
+def tell_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
+    """Tells what made a trial slower than it would be: others on its devices, and what held their clocks down."""
     for device in devices:
+        if reasons := unusual_reasons(device):
+            note(f"{label}: the clock of {device.device} was held down by {', '.join(reasons)}")
         if device.company:
             note(f"{label}: others computed on {device.device} meanwhile: {company_said(device.company)}")
+
+
+def unusual_reasons(device: TrialDevice) -> list[str]:
+    """Returns what has held a device's clock down, but for what is usual."""
+    return [reason for reason in device.held_down if reason not in _USUAL]
 
 
 def company_said(company: Sequence[Neighbour]) -> str:

@@ -17,7 +17,7 @@ from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.files import OWNERS_FOLDER
 from trial_lib.experiment.host_memory import kernel_kills
 from trial_lib.experiment.result import Outcome, TrialDevice, TrialResult
-from trial_lib.launch.device_watch import tell_company, watched
+from trial_lib.launch.device_watch import tell_devices, watched
 from trial_lib.launch.launcher import Ending, Launcher
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.slots import held_slots
@@ -116,7 +116,7 @@ def run_sweep(
                 put_away(plan.paths.scratch)
     reason = collector.take_last(ending, kernel_kills() > kills_before, note)
     for result in collector.results:
-        tell_company(result.devices, f"trial {result.number:04d}", note)
+        tell_devices(result.devices, f"trial {result.number:04d}", note)
     unmeasured = plans[len(collector.results) :]
     for plan in unmeasured:
         shutil.rmtree(plan.paths.root, ignore_errors=True)

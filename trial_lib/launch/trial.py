@@ -21,7 +21,7 @@ from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.allocator_notes import allocator_note
-from trial_lib.launch.device_watch import tell_company, watched
+from trial_lib.launch.device_watch import tell_devices, watched
 from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.leavings import LEFT, REMOVED
 from trial_lib.launch.outcome import classify, is_from_outside
@@ -136,7 +136,7 @@ def run_trial(
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
                 devices = watch.take()
             tell_leavings(ending, label, note)
-            tell_company(devices, label, note)
+            tell_devices(devices, label, note)
             put_away(plan.paths.scratch)
     killed, seconds = kernel_kills() > kills_before, time.time() - launched_at
     return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices)

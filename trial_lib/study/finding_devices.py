@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from trial_lib.experiment.result import TrialResult
-
-# Its power limit holds nearly every card down that is busy; somebody has set these clocks.
-_USUAL = ("its power limit", "clocks that were set", "a display")
+from trial_lib.launch.device_watch import unusual_reasons
 
 
 def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
@@ -31,13 +29,13 @@ def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
             f"These trials ran on {len(sets)} different sets of devices, as others held some meanwhile: cards of one "
             "model differ by a few percent."
         )
-    held = [one for one in results if reasons_of(one)]
+    held = [one for one in results if _reasons_of(one)]
     if held:
-        reasons = sorted({reason for one in held for reason in reasons_of(one)})
+        reasons = sorted({reason for one in held for reason in _reasons_of(one)})
         said.append(f"In {len(held)} of {len(results)} of these trials a clock was held down by {', '.join(reasons)}.")
     return said
 
 
-def reasons_of(result: TrialResult) -> list[str]:
+def _reasons_of(result: TrialResult) -> list[str]:
     """Returns what has held a device's clock down in a trial, beyond what is usual."""
-    return [reason for device in result.devices for reason in device.held_down if reason not in _USUAL]
+    return [reason for device in result.devices for reason in unusual_reasons(device)]

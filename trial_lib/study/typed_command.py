@@ -106,6 +106,9 @@ def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
     left = [number for number in numbers if number not in entrypoint.excluded_devices]
     if not left:
         raise InputError("the launcher is left no device.", where=_WHERE, remedy="Exclude fewer.")
+    if _names_devices(entrypoint) and len(set(host.models.values())) > 1:
+        # The launcher hands the numbers to CUDA.
+        return this_host(",".join(map(str, left)), {**os.environ, **entrypoint.environment})
     return replace(host, slots=[host.slots[number] for number in left])
 
 

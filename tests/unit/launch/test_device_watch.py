@@ -13,7 +13,7 @@ from nvml_fixtures import PretendGpu, Process, pretend_gpus
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.result import TrialDevice
 from trial_lib.launch import device_watch
-from trial_lib.launch.device_watch import company_now, tell_company, watched
+from trial_lib.launch.device_watch import company_now, tell_devices, watched
 
 GIB = 2**30
 INIT, NOBODY = 1, 2**22 - 3
@@ -121,10 +121,18 @@ def test_each_size_of_a_sweep_has_its_own_company(gpus: list[PretendGpu]) -> Non
         assert not watch.take()[0].company
 
 
+def test_a_clock_that_is_held_down_is_told_unless_it_is_by_the_power_limit(gpus: list[PretendGpu]) -> None:
+    told: list[str] = []
+    gpus[0].said = {REASONS: pynvml.nvmlClocksEventReasonSwPowerCap}
+    gpus[1].said = {REASONS: pynvml.nvmlClocksEventReasonHwThermalSlowdown}
+    tell_devices(during(lambda: None, ("0", "1")), "trial 0007", told.append)
+    assert told == ["trial 0007: the clock of GPU-b was held down by its temperature (hardware)"]
+
+
 def test_company_is_told_in_a_sentence(gpus: list[PretendGpu]) -> None:
     gpus[1].processes.append(Process(NOBODY, 30 * GIB))
     told: list[str] = []
-    tell_company(during(lambda: None, ("0", "1")), "trial 0007", told.append)
+    tell_devices(during(lambda: None, ("0", "1")), "trial 0007", told.append)
     assert told == [f"trial 0007: others computed on GPU-b meanwhile: a process ({NOBODY}, 30.0 GiB)"]
     (sentence,) = company_now(HOST)
     assert f"Others compute on GPU-b now: a process ({NOBODY}, 30.0 GiB)." in sentence

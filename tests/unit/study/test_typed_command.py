@@ -12,6 +12,7 @@ from nvml_fixtures import PretendGpu, pretend_gpus
 
 from trial_lib.device.host import cuda
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.experiment.study import StudyPaths
@@ -115,7 +116,8 @@ def test_a_typed_device_is_the_same_one_however_it_is_spelt(
 def test_a_typed_index_means_what_it_means_to_cuda_in_the_typed_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     pretend_gpus(monkeypatch, [PretendGpu("GPU-small", model="NVIDIA RTX A2000"), PretendGpu("GPU-large")])
     monkeypatch.setattr(cuda, "cuda_order", lambda variables: ["GPU-large", "GPU-small"])
 
@@ -124,6 +126,9 @@ def test_a_typed_index_means_what_it_means_to_cuda_in_the_typed_environment(
         return host.device_of(host.slots[0])
 
     assert device("CUDA_VISIBLE_DEVICES=0 python train.py") == "GPU-large"
+    seen = this_host()
+    included = devices_of(read(folder, "deepspeed --include localhost:0 train.py", seen).entrypoint, seen)
+    assert [included.device_of(slot) for slot in included.slots] == ["GPU-large"]
     assert device("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 python train.py") == "GPU-small"
 
 
