@@ -9,7 +9,7 @@ from trial_lib.estimate.host_bytes import HOST_KNOBS, host_bytes
 from trial_lib.estimate.zero_settings import ArmKey, arm_key
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.knobs import Arm, Knob
-from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.overrides import ACCUMULATION, overwrite_deepspeed_config
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 
 RESERVE = 0.1
@@ -29,6 +29,7 @@ class HostMemory:
         device: `cuda` or `cpu`.
 
     Attributes:
+        own: bytes that a rank keeps there by the user's own configuration, which has run.
         limit: bytes that a rank may have offloaded; None where that is not known, or there is no such budget.
     """
 
@@ -41,11 +42,11 @@ class HostMemory:
         self._described: dict[tuple[str, bool], tuple[float, ArmKey]] = {}
         self._ran: dict[ArmKey, float] = {}
         self._failed: dict[ArmKey, float] = {}
-        self.limit: float | None = None
-        if self._on_cuda and profile.host_mem:
-            # What the user's own configuration offloads was there while the rest was free.
-            own = host_bytes(base_config, profile, slots, accumulates=False).held
-            self.limit = (1 - RESERVE) * profile.host_mem + own
+        steps = base_config.get(ACCUMULATION)
+        accumulates = isinstance(steps, int) and steps > 1
+        self.own = host_bytes(base_config, profile, slots, accumulates).held if self._on_cuda else 0.0
+        # What the user's own offloads was there while the rest was free.
+        self.limit = (1 - RESERVE) * profile.host_mem + self.own if self._on_cuda and profile.host_mem else None
 
     def needed(self, candidate: Candidate) -> float:
         """Returns the bytes that a rank of a candidate keeps in the host's memory; 0 where it offloads nothing."""

@@ -95,8 +95,9 @@ class Admission:
         reason = memory.lack(candidate)
         if reason:
             return NotRun(Outcome.OUT_OF_HOST_MEMORY, f"Not tried: {reason}")
-        needed = memory.needed(candidate) * self._slots if self._is_here else 0.0
-        free = available_bytes() if needed else None
+        # What is no more than the user's own has run: a sum that is too large may not stop it.
+        needed = memory.needed(candidate) * self._slots if memory.needed(candidate) > memory.own else 0.0
+        free = available_bytes() if needed and self._is_here else None
         if free is None or needed <= (1 - RESERVE) * free:
             return None
         reason = (

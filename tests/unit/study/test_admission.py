@@ -110,6 +110,13 @@ def test_the_users_own_configuration_runs_whatever_it_takes(made: Made) -> None:
     assert why_not(driver, OFFLOAD, Purpose.SUBMITTED) is None
 
 
+def test_what_is_no_more_than_the_users_own_has_run_already(made: Made) -> None:
+    driver = made(free=1)
+    driver._admission.profiled(MODEL, OFFLOAD)
+    assert why_not(driver, OFFLOAD) is None
+    assert why_not(driver, {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}) is not None
+
+
 def test_a_confirming_trial_waits_for_no_room_either(made: Made) -> None:
     assert why_not(made(free=1), OFFLOAD, Purpose.CONFIRM) is not None
 
