@@ -9,6 +9,7 @@ from trial_lib.device.rank.base import Device
 from trial_lib.experiment.arrival import Arrival
 from trial_lib.measure.backward_passes import BackwardPasses
 from trial_lib.measure.batch_shape import batch_sizes, elements_in, shapes_of, tensors_in, tokens_in, tokens_per_row
+from trial_lib.measure.direct_calls import DirectCalls
 from trial_lib.measure.model_counter import ModelCounter, StageCounter
 from trial_lib.measure.step_clock import PartTimer, StepClock
 
@@ -113,14 +114,14 @@ class EngineWatch:
         step = self.parts.timed("step", engine.step)
         passes = BackwardPasses(engine, self._backward_repeated)
 
-        def called_directly(_module: Any, args: Any, kwargs: Any) -> None:
+        def called_directly(inputs: Any) -> None:
             """Notes a forward pass past the engine, as in many a GAN: its batch counts as well."""
             if self._trains_now() and not self._is_open:
                 self.has_trained = self._is_open = True
-                self.batch_arrived([args, kwargs])
+                self.batch_arrived(inputs)
 
-        # Not where the engine is called itself: a compiled model would have the hook traced.
-        direct_calls = engine.module.register_forward_pre_hook(called_directly, with_kwargs=True)
+        # Not where the engine is called itself.
+        direct_calls = DirectCalls(engine.module, called_directly)
 
         def watched_forward(*args: Any, **kwargs: Any) -> Any:
             direct_calls.remove()

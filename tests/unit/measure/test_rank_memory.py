@@ -91,3 +91,15 @@ def test_a_cpu_has_none_of_these_figures() -> None:
     memory.engine_built(Cpu())
     memory.step_ended(Cpu(), counts=True)
     assert memory.figures(Cpu()).keys() <= {"peak", "after_initialize", "available"}
+
+
+def test_what_comes_after_the_end_is_in_no_figure(gpu: Any) -> None:
+    memory = built(gpu)
+    gpu.take(30, for_a_moment=10)
+    memory.step_ended(gpu, counts=True)
+    figures = memory.figures(gpu)
+    memory.end(gpu)
+    gpu.take(30, for_a_moment=60)
+    gpu.retries = 3
+    memory.step_ended(gpu, counts=True)
+    assert memory.figures(gpu) == figures
