@@ -1,4 +1,4 @@
-"""A host that trains on NVIDIA's GPUs, as NVML tells of them."""
+"""A host that trains on what PyTorch calls `cuda`: NVIDIA's GPUs, as NVML tells of them, or AMD's, by the kernel."""
 
 import contextlib
 import ctypes
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trial_lib.device.host.base import DeviceCondition, DeviceState, Host, Tenant
 from trial_lib.device.host.cuda_order import BY_BUS, ORDER, cuda_order
+from trial_lib.device.host.kfd import HIP_VARIABLE, amd_gpus, is_driver_there
 from trial_lib.device.host.nvml import Gpu, driver_version, found_gpus, session
 from trial_lib.device.host.nvml_states import condition_of, load_of, state_of, tenants_of
 from trial_lib.device.host.visible import VARIABLE, Visible, every_device, hides_all, named_devices
@@ -28,8 +29,11 @@ class Cuda:
     computes_on_the_processor = False
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
-        """Returns the GPUs as the slots are named, which count them as NVML does."""
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(slots)}
+        """Returns the GPUs as the slots are named, which count them as NVML does, and the kernel does AMD's."""
+        names = ",".join(slots)
+        # HIP listens to both, and to its own first.
+        hip = {HIP_VARIABLE: names} if is_driver_there() else {}
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": names, **hip}
 
     def primed_with(self, host: Host, count: int) -> dict[str, str]:
         """Returns the variables of a trial's ranks, with a whole GPU in the place of an instance.
@@ -126,13 +130,19 @@ def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:
         InputError: there are GPUs, and they cannot be asked: to tune on the processor instead is what nobody wants.
     """
     with session() as is_there:
-        if not is_there:
-            _refuse_unasked(variable)
-            return None
-        found = found_gpus()
-    if hides_all(variable) or (variable is None and not found):
+        found = found_gpus() if is_there else []
+    amds = [] if found else amd_gpus(variables)
+    if not is_there and not amds:
+        _refuse_unasked(variable)
         return None
-    visible = every_device(found) if variable is None else _named(variable, found, variables)
+    if amds:
+        variable = variables.get(HIP_VARIABLE, variable)
+    if hides_all(variable) or (variable is None and not (found or amds)):
+        return None
+    if variable is None:
+        visible = every_device(found or amds)
+    else:
+        visible = named_devices(variable, amds) if amds else _named(variable, found, variables)
     if not visible.devices:
         raise InputError(
             f"{VARIABLE}={variable} names no GPU of this host: this process may open {len(found)}.",

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from trial_lib.device.host.visible import VARIABLE, hides_all
 from trial_lib.experiment.errors import InputError
 
-_DEV, _KFD, _ACCEL = Path("/dev"), Path("/sys/class/kfd/kfd/topology/nodes"), Path("/sys/class/accel")
+_DEV, _ACCEL = Path("/dev"), Path("/sys/class/accel")
 DEEPSPEEDS_CHOICE = "DS_ACCELERATOR"
 """The variable by which DeepSpeed is told on what to train (accelerator/real_accelerator.py)."""
 
-_TUNED_ON = "ZeroTune tunes on NVIDIA's GPUs and on processors"
+_TUNED_ON = "ZeroTune tunes on NVIDIA's and AMD's GPUs and on processors"
 
 
 @dataclass(frozen=True)
@@ -24,16 +23,14 @@ class _Other:
     Attributes:
         name: for people.
         sign: returns what shows that a process here may use one; None where nothing does.
-        obeys: the variable, set to nothing, that hides it from torch, and so from DeepSpeed; empty for none.
     """
 
     name: str
     sign: Callable[[], str | None]
-    obeys: str = ""
 
 
 def refuse_others(variables: Mapping[str, str]) -> None:
-    """Refuses a host without NVIDIA's GPUs that has other accelerators, unless they are hidden.
+    """Refuses a host without GPUs to tune on that has other accelerators, as far as torch can train on them.
 
     Args:
         variables: the environment of who would use them.
@@ -50,13 +47,12 @@ def refuse_others(variables: Mapping[str, str]) -> None:
         )
     for other in _OTHERS:
         sign = other.sign()
-        if sign is None or (other.obeys and hides_all(variables.get(other.obeys))):
+        if sign is None:
             continue
-        hiding = f'{other.obeys}=""' if other.obeys else f"{DEEPSPEEDS_CHOICE}=cpu"
         raise InputError(
             f"this host has {other.name} ({sign}), and {_TUNED_ON}.",
             where="the devices",
-            remedy=f"Tune on a host that has one, or set {hiding} to tune on this one's processor.",
+            remedy=f"Tune on a host that has one, or set {DEEPSPEEDS_CHOICE}=cpu to tune on this one's processor.",
         )
 
 
@@ -70,19 +66,6 @@ def _device_file(pattern: str) -> Callable[[], str | None]:
         return next((str(path) for path in sorted(_DEV.glob(pattern))), None)
 
     return sign
-
-
-def _amd() -> str | None:
-    """Returns the driver's file where it has a GPU that is no part of a processor, as nearly every desktop's is."""
-    if not (_DEV / "kfd").exists():
-        return None
-    for properties in _KFD.glob("*/properties"):
-        with contextlib.suppress(OSError, ValueError):
-            words = properties.read_text().split()
-            node = dict(zip(words[::2], map(int, words[1::2]), strict=False))
-            if node.get("simd_count", 0) > 0 and node.get("cpu_cores_count", 0) == 0:
-                return str(_DEV / "kfd")
-    return None
 
 
 def _gaudi() -> str | None:
@@ -102,7 +85,6 @@ def _intel() -> str | None:
 
 
 _OTHERS = (
-    _Other("an AMD GPU", _amd, obeys=VARIABLE),
     _Other("an Intel GPU", _intel),
     _Other("an Ascend NPU", _device_file("davinci[0-9]*")),
     _Other("a Gaudi accelerator", _gaudi),
