@@ -72,11 +72,12 @@ class DeviceWatch:
         self._company: dict[str, dict[int, Neighbour]] = {self._host.device_of(slot): {} for slot in self._slots}
 
     def _run(self) -> None:
-        while not self._over.wait(_PERIOD_S):
-            states, tenants = self._look_at_states(), self._tenants()
-            with self._lock:
-                self._states.append(states)
-                self._note_others(tenants)
+        with self._kind.asked_often():
+            while not self._over.wait(_PERIOD_S):
+                states, tenants = self._look_at_states(), self._tenants()
+                with self._lock:
+                    self._states.append(states)
+                    self._note_others(tenants)
 
     def _tenants(self) -> dict[str, list[Tenant]]:
         return self._kind.tenants(self._host, self._slots)

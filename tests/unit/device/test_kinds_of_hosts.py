@@ -1,6 +1,7 @@
 """What every kind of host answers, whichever it is; GPUs are made up."""
 
 import dataclasses
+import functools
 import json
 
 import pynvml
@@ -111,3 +112,15 @@ def test_a_driver_that_has_gone_meanwhile_is_no_error(
     devices = [host.device_of(slot) for slot in host.slots]
     assert [state.device for state in kind.states(host, host.slots)] == devices
     assert (kind.tenants(host, host.slots), kind.load(host, host.slots), kind.conditions(host)) == ({}, [], [])
+
+
+def test_what_is_opened_to_ask_often_is_closed_again(
+    host: Host, kind: HostKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("nvmlInit", "nvmlShutdown"):
+        monkeypatch.setattr(pynvml, name, functools.partial(calls.append, name))
+    with kind.asked_often():
+        kind.states(host, host.slots)
+    nested = ["nvmlInit", "nvmlInit", "nvmlShutdown", "nvmlShutdown"]
+    assert calls == ([] if kind.computes_on_the_processor else nested)

@@ -1,6 +1,7 @@
 """What a host has, and what every kind of host answers of its devices."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -149,6 +150,9 @@ class HostKind(Protocol):
 
     def identity(self, host: Host) -> dict[str, str]:
         """Returns what a later study would miss if it were replaced: the devices' names and their driver's version."""
+
+    def asked_often(self) -> AbstractContextManager[object]:
+        """Returns within what it costs little to ask again and again."""
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
         """Returns how each slot's device is now."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from trial_lib.device.host.base import DeviceCondition, DeviceState, Host, Tenant
 from trial_lib.device.host.memory import host_memory
@@ -47,6 +48,10 @@ class Cpu:
     def identity(self, host: Host) -> dict[str, str]:
         """Returns nothing beyond what every host tells of its processor."""
         return {}
+
+    def asked_often(self) -> AbstractContextManager[object]:
+        """Returns nothing to open."""
+        return nullcontext()
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
         """Returns which cores they are."""

@@ -93,6 +93,13 @@ class Cuda:
         version = driver_version()
         return {} if version is None else {"GPU": ", ".join(sorted(names)), "driver": version}
 
+    def asked_often(self) -> contextlib.AbstractContextManager[object]:
+        """Returns a session of NVML, which counts those who have opened it."""
+        opened = contextlib.ExitStack()
+        with contextlib.suppress(InputError):
+            opened.enter_context(session())
+        return opened
+
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
         """Returns what NVML knows of each GPU; of one of another host its name alone."""
         devices = list(map(host.device_of, slots))
