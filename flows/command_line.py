@@ -281,7 +281,7 @@ def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str
     if not options.get("zero_stages"):
         options = {name: value for name, value in options.items() if name != "zero_stages"}
     try:
-        METHODS[method].load().Settings(**settings)
+        METHODS[method].settings(**settings)
         return StudyArguments(method=method, settings=settings, **options)
     except ValidationError as error:
         first = error.errors()[0]

@@ -5,8 +5,9 @@ from typing import Any
 from benchmarks.replay.deepspeed_rule import DeepSpeedRule
 from benchmarks.replay.tpe import TpeSearch
 from benchmarks.replay.world import World
-from trial_lib.search.base import Search, SearchSettings
+from trial_lib.search.base import Search
 from trial_lib.search.methods import METHODS as OWN
+from trial_lib.search.settings import SearchSettings
 
 METHODS = (*(method.name for method in OWN.values() if method.confirms_winner), "tpe", "deepspeed")
 
@@ -37,4 +38,4 @@ def create(method: str, world: World, seed: int, max_trials: int, concurrency: i
     search = own.load()
     # The others keep no memory free, and what is judged does not ask for it.
     policy = {"memory_headroom": 0.0} if own.has_batch_policy else {}
-    return search(search.Settings(**settings, **policy), world.problem)
+    return search(own.settings(**settings, **policy), world.problem)

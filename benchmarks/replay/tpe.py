@@ -4,7 +4,8 @@ import optuna
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.search.base import Search, SearchProblem, SearchSettings
+from trial_lib.search.base import Search, SearchProblem
+from trial_lib.search.settings import SearchSettings
 
 _TRIES = 100
 

@@ -17,11 +17,11 @@ from trial_lib.experiment.candidate import Candidate, Purpose, Sweep
 from trial_lib.experiment.knobs import Arm, Knob, SearchSpace
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.adaptive import AdaptiveSearch
-from trial_lib.search.adaptive_settings import AdaptiveSettings
-from trial_lib.search.asha import AshaSearch, AshaSettings
+from trial_lib.search.asha import AshaSearch
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.binary import BinarySearch, BinarySettings
-from trial_lib.search.random import RandomSearch, RandomSettings
+from trial_lib.search.binary import BinarySearch
+from trial_lib.search.random import RandomSearch
+from trial_lib.search.settings import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "search_cost.json"
 METHODS = {

@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,9 +19,8 @@ from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.experiment.overrides import MICRO_BATCH
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, answers, completed, kept, stopped
-from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.arm_limits import ArmLimits, Failures
-from trial_lib.search.base import FreeBatchGain, Search, SearchProblem, SearchSettings
+from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
@@ -30,6 +28,7 @@ from trial_lib.search.fine_knobs import fine_trials, propose
 from trial_lib.search.fitting_sizes import FittingSizes
 from trial_lib.search.handicaps import handicaps
 from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
+from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 
 # Of the gains that differ by less than this share, the one with the smaller size is taken: it is surer to fit.
@@ -54,8 +53,6 @@ class AdaptiveSearch(Search):
     Of the failures, out of memory bounds its arm's sizes; any other rules out the lineage, and a second one the arm.
     Two that fail alike rule out what they share.
     """
-
-    Settings: ClassVar[type[SearchSettings]] = AdaptiveSettings
 
     def __init__(self, settings: AdaptiveSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for.

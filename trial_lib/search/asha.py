@@ -5,31 +5,11 @@ The resource that successive halving gives out is trials of a lineage's binary s
 
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
-from typing import Annotated, ClassVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt
-
-from trial_lib.search.base import SearchProblem, SearchSettings
-from trial_lib.search.binary import BinarySearch, BinarySettings
+from trial_lib.search.base import SearchProblem
+from trial_lib.search.binary import BinarySearch
 from trial_lib.search.lineage import Lineage
-
-
-class AshaSettings(BinarySettings):
-    """What `asha` can be told.
-
-    Rung r, from 0, is complete after `min_binary_search_trials` x `divisor` ^ (`asha_early_stopping` + r) trials.
-
-    Attributes:
-        max_rungs: rungs that a lineage can climb; from the top one none is promoted.
-        min_binary_search_trials: trials of the lowest rung, where `asha_early_stopping` is 0.
-        asha_early_stopping: the paper's early-stopping rate s: with each step up, rungs take `divisor` times as long.
-        divisor: the paper's reduction factor eta: one in so many lineages of a rung is promoted.
-    """
-
-    max_rungs: PositiveInt = 5
-    min_binary_search_trials: PositiveInt = 3
-    asha_early_stopping: NonNegativeInt = 0
-    divisor: Annotated[int, Field(ge=2)] = 2
+from trial_lib.search.settings import AshaSettings
 
 
 class _Rung:
@@ -63,8 +43,6 @@ class AshaSearch(BinarySearch):
 
     When the last unused lineage is in play and the rule would leave places empty, the best that was not promoted is.
     """
-
-    Settings: ClassVar[type[SearchSettings]] = AshaSettings
 
     def __init__(self, settings: AshaSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

@@ -3,45 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
+from typing import Any
 
 from trial_lib.experiment.candidate import Candidate, Sweep, Withdrawal
-from trial_lib.experiment.knobs import SearchSpace, ZeroStage
-from trial_lib.experiment.metrics import SEARCH_METRICS, MetricName
+from trial_lib.experiment.knobs import SearchSpace
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
+from trial_lib.search.settings import SearchSettings
 from trial_lib.search.shared_reasons import SharedReasons
-
-
-def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:
-    return tuple(sorted(set(stages)))
-
-
-ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), AfterValidator(_ascending)]
-
-
-class SearchSettings(BaseModel):
-    """What every search can be told.
-
-    Attributes:
-        max_trials: trials of the study's search, the profile trial among them: a search proposes one fewer.
-        zero_stages: ZeRO stages that may be used.
-        metric: what is optimised, a name of `SEARCH_METRICS`.
-        seed: of every random choice.
-        concurrency: trials that may run at once.
-        max_micro_batch: the largest micro-batch size (samples) that may be tried; None for no limit but memory.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_trials: PositiveInt = 50
-    zero_stages: ZeroStages = (1, 2, 3)
-    metric: MetricName = "FLOPS_per_gpu"
-    seed: int = 42
-    concurrency: PositiveInt = 1
-    max_micro_batch: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
@@ -89,12 +59,7 @@ class Search(ABC):
     A search is a deterministic function of its arguments, its seed and the calls of `ask`, `apply` and `tell` so far:
     random choices are drawn from (seed, number of the ask) and nothing else. An `ask` that returns None changes
     nothing, so a history of candidates and results is complete.
-
-    Attributes:
-        Settings: the class of what the method can be told.
     """
-
-    Settings: ClassVar[type[SearchSettings]] = SearchSettings
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

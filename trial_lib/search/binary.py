@@ -1,23 +1,11 @@
 """The predecessor's `binary`: random lineages, each with a binary search for the largest micro-batch size that runs."""
 
 import random
-from typing import Annotated, ClassVar
 
-from pydantic import Field
-
-from trial_lib.search.base import SearchProblem, SearchSettings
+from trial_lib.search.base import SearchProblem
 from trial_lib.search.lineage import Lineage
 from trial_lib.search.lineage_search import LineageSearch
-
-
-class BinarySettings(SearchSettings):
-    """What `binary` can be told.
-
-    Attributes:
-        search_range_factor: a lineage starts from the sizes up to this times the first guess of the largest.
-    """
-
-    search_range_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+from trial_lib.search.settings import BinarySettings
 
 
 class BinarySearch(LineageSearch):
@@ -25,8 +13,6 @@ class BinarySearch(LineageSearch):
 
     A lineage that has no size left gives its place to a new random one.
     """
-
-    Settings: ClassVar[type[SearchSettings]] = BinarySettings
 
     def __init__(self, settings: BinarySettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

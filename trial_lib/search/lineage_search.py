@@ -11,8 +11,9 @@ from trial_lib.estimate.states import first_guess, precision_of
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.knobs import ZERO_STAGES
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.search.base import Search, SearchProblem, SearchSettings
+from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.lineage import Lineage, Proposal
+from trial_lib.search.settings import SearchSettings
 
 
 class LineageSearch(Search):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trial_lib.experiment.knobs import ZeroStage
 from trial_lib.experiment.named import NameOf
+from trial_lib.search.settings import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings, SearchSettings
 
 if TYPE_CHECKING:
     from trial_lib.search.base import Search
@@ -21,8 +22,8 @@ class Method:
     Attributes:
         name: as in `--method` and a study's record.
         help: for people: a sentence.
-        search: its class, as `module:Class`. The class has the settings that it can be told.
-        stages: the ZeRO stages that it searches if nothing else is said.
+        search: its class, as `module:Class`.
+        settings: what it can be told.
         has_catalogue: whether it searches the catalogue's knobs; else those of dsat.
         has_batch_policy: whether it keeps to a global batch, to multiples of a micro-batch and to a memory headroom.
         ends_hopeless_trials: whether a trial may end before it is measured because it cannot win any more.
@@ -33,11 +34,17 @@ class Method:
     name: str
     help: str
     search: str
-    stages: tuple[ZeroStage, ...] = (1, 2, 3)
+    settings: type[SearchSettings] = SearchSettings
     has_catalogue: bool = False
     has_batch_policy: bool = False
     ends_hopeless_trials: bool = False
     confirms_winner: bool = True
+
+    @property
+    def stages(self) -> tuple[ZeroStage, ...]:
+        """The ZeRO stages that it searches if nothing else is said."""
+        stages: tuple[ZeroStage, ...] = self.settings.model_fields["zero_stages"].default
+        return stages
 
     def load(self) -> "type[Search]":
         """Returns its class."""
@@ -53,7 +60,7 @@ METHODS = {
             "adaptive",
             "Races configurations at sizes that fit, tunes the best ones further, and stops when little is to gain.",
             "trial_lib.search.adaptive:AdaptiveSearch",
-            stages=(0, 1, 2, 3),
+            AdaptiveSettings,
             has_catalogue=True,
             has_batch_policy=True,
             ends_hopeless_trials=True,
@@ -62,16 +69,19 @@ METHODS = {
             "asha",
             "Searches random configurations' micro-batch sizes, giving more trials to those that do well.",
             "trial_lib.search.asha:AshaSearch",
+            AshaSettings,
         ),
         Method(
             "binary",
             "Searches the micro-batch size of random configurations by bisection.",
             "trial_lib.search.binary:BinarySearch",
+            BinarySettings,
         ),
         Method(
             "random",
             "Searches random configurations, and stops early those that cannot win.",
             "trial_lib.search.random:RandomSearch",
+            RandomSettings,
         ),
         Method(
             "micro_batch",

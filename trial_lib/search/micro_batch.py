@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.search.base import Search, SearchProblem, SearchSettings
+from trial_lib.search.base import Search, SearchProblem
+from trial_lib.search.settings import SearchSettings
 
 # A size between two that are within an eighth of each other is not worth a trial: the first for the fastest, the
 # second for the largest.

@@ -3,27 +3,13 @@
 import random
 from collections.abc import Collection
 from math import sqrt
-from typing import ClassVar
 
-from pydantic import PositiveInt
-
-from trial_lib.search.base import SearchProblem, SearchSettings
+from trial_lib.search.base import SearchProblem
 from trial_lib.search.lineage import Lineage, Proposal
 from trial_lib.search.lineage_search import LineageSearch
+from trial_lib.search.settings import RandomSettings
 
 EXACT_COIN_FLIPS = 4096
-
-
-class RandomSettings(SearchSettings):
-    """What `random` can be told.
-
-    Attributes:
-        trials_per_random_config: trials after which a lineage stops.
-        early_stopping: trials in a row without a new best, after the first best, that end the search; None: no limit.
-    """
-
-    trials_per_random_config: PositiveInt = 5
-    early_stopping: PositiveInt | None = None
 
 
 class RandomSearch(LineageSearch):
@@ -32,8 +18,6 @@ class RandomSearch(LineageSearch):
     The upper end of a range doubles when the lower end passes it, until a size has not fitted: what is above it has
     then been seen to fail, and would be tried twice.
     """
-
-    Settings: ClassVar[type[SearchSettings]] = RandomSettings
 
     def __init__(self, settings: RandomSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""

@@ -76,8 +76,7 @@ def open_search(
         can_sweep=can_sweep and not profile.pipeline_parallel,
         only_micro_batch=_only_micro_batch(arguments, program, log),
     )
-    search_class = method.load()
-    search = search_class(search_class.Settings(**_settings(arguments, concurrency)), problem)
+    search = method.load()(method.settings(**_settings(arguments, concurrency)), problem)
     for candidate, result in known:
         search.observe(candidate, result)
     return search

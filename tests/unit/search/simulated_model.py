@@ -24,7 +24,7 @@ SMALL = PROFILE.model_copy(update={"num_params": 400_000, "trainable_num_params"
 
 def search(method, profile=PROFILE, base_config=None, slots=4, **settings) -> Search:
     found = METHODS[method].load()
-    told = found.Settings(**settings)
+    told = METHODS[method].settings(**settings)
     catalogue = METHODS[method].has_catalogue
     space = space_for(told.zero_stages, profile, base_config or {}, slots, "cuda", {}, catalogue=catalogue)
     return found(told, SearchProblem(space, profile, base_config or {}, slots))

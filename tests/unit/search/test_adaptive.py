@@ -23,8 +23,8 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.knobs import get_knob, set_knob
 from trial_lib.experiment.result import Outcome
 from trial_lib.search.adaptive import _key
-from trial_lib.search.adaptive_settings import AdaptiveSettings
 from trial_lib.search.memory_risk import USUAL_RISK, memory_risk
+from trial_lib.search.settings import AdaptiveSettings
 
 FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGED]
 

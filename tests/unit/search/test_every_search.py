@@ -138,7 +138,7 @@ def test_of_equal_trials_the_earlier_is_the_best(method):
 
 
 def test_flops_per_gpu_over_stages_1_2_3_is_the_default(method):
-    settings = methods.METHODS[method].load().Settings()
+    settings = methods.METHODS[method].settings()
     assert (settings.metric, settings.zero_stages, settings.max_trials, settings.seed) == (
         "FLOPS_per_gpu",
         (1, 2, 3),

@@ -73,7 +73,7 @@ def test_a_search_that_begins_with_a_candidate_goes_on_as_usual(method, stage):
     arm = next(arm for arm in SPACE.arms if arm.knobs["zero_optimization"]["stage"] == stage)
     settings = {"metric": "throughput", "max_trials": 12}
     found = OWN[method].load()
-    search = found(found.Settings(**settings, zero_stages=(1, 2, 3)), problem())
+    search = found(OWN[method].settings(**settings, zero_stages=(1, 2, 3)), problem())
     first = Candidate(knobs=arm.lineage(0), micro_batch_size=16, slots=2, data_parallel_size=2)
     search.apply(first)
     model = SimulatedModel()

@@ -1,0 +1,94 @@
+"""What each search method can be told. Standard library and pydantic only: the command line reads it."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from trial_lib.experiment.knobs import ZeroStage
+from trial_lib.experiment.metrics import MetricName
+
+
+def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:
+    return tuple(sorted(set(stages)))
+
+
+ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), AfterValidator(_ascending)]
+
+
+class SearchSettings(BaseModel):
+    """What every search can be told.
+
+    Attributes:
+        max_trials: trials of the study's search, the profile trial among them: a search proposes one fewer.
+        zero_stages: ZeRO stages that may be used.
+        metric: what is optimised, a name of `SEARCH_METRICS`.
+        seed: of every random choice.
+        concurrency: trials that may run at once.
+        max_micro_batch: the largest micro-batch size (samples) that may be tried; None for no limit but memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_trials: PositiveInt = 50
+    zero_stages: ZeroStages = (1, 2, 3)
+    metric: MetricName = "FLOPS_per_gpu"
+    seed: int = 42
+    concurrency: PositiveInt = 1
+    max_micro_batch: PositiveInt | None = None
+
+
+class AdaptiveSettings(SearchSettings):
+    """What `adaptive` can be told.
+
+    Attributes:
+        zero_stages: ZeRO stages that may be used.
+        divisible_by: every micro-batch size (samples) is a multiple of it.
+        memory_headroom: share of a device's memory that is to stay free.
+        min_gain: the search ends when no trial is expected to bring more than this share.
+    """
+
+    zero_stages: ZeroStages = (0, 1, 2, 3)
+    divisible_by: PositiveInt = 1
+    memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    min_gain: NonNegativeFloat = 0.0005
+
+
+class BinarySettings(SearchSettings):
+    """What `binary` can be told.
+
+    Attributes:
+        search_range_factor: the largest micro-batch to try, as a multiple of the first guess of the largest that fits.
+    """
+
+    search_range_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class AshaSettings(BinarySettings):
+    """What `asha` can be told.
+
+    Rung r, from 0, is complete after `min_binary_search_trials` x `divisor` ^ (`asha_early_stopping` + r) trials.
+
+    Attributes:
+        max_rungs: rungs that a configuration can climb; from the top one none is promoted.
+        min_binary_search_trials: trials of a configuration that complete its lowest rung, without early stopping.
+        asha_early_stopping: the paper's early-stopping rate: with each step up, rungs take `divisor` times as long.
+        divisor: the paper's reduction factor: one in so many configurations is promoted to the next rung.
+    """
+
+    max_rungs: PositiveInt = 5
+    min_binary_search_trials: PositiveInt = 3
+    asha_early_stopping: NonNegativeInt = 0
+    divisor: Annotated[int, Field(ge=2)] = 2
+
+
+class RandomSettings(SearchSettings):
+    """What `random` can be told.
+
+    Attributes:
+        trials_per_random_config: trials that a configuration has at most.
+        early_stopping: trials in a row without a new best, after the first best, that end the search; None for no
+            limit.
+    """
+
+    trials_per_random_config: PositiveInt = 5
+    early_stopping: PositiveInt | None = None
