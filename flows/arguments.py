@@ -1,4 +1,4 @@
-"""The flags of the command line: the predecessor's names, meanings and defaults."""
+"""The arguments and flags of the commands that tune."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,17 +6,18 @@ from typing import Any
 
 import click
 
+from flows.options import Decorator, option
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.search.methods import METHODS
+from trial_lib.search.methods import METHODS, Method
+from trial_lib.search.settings import SearchSettings
+from trial_lib.study.arguments import BATCH_POLICY, StudyArguments
 
-_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-
-_EXPERIMENT: list[_Decorator] = [
+_EXPERIMENT: list[Decorator] = [
     click.argument("config_path", type=click.Path(path_type=Path)),
     click.argument("model_dir", type=click.Path(path_type=Path)),
 ]
-_MAP: _Decorator = click.option(
+_MAP: Decorator = click.option(
     "--map",
     "mappings",
     multiple=True,
@@ -25,240 +26,91 @@ _MAP: _Decorator = click.option(
     "train_micro_batch_size_per_gpu=--batch-size. An option, a variable (BATCH), an override (trainer.batch), a value "
     "in a file (conf.yaml:trainer.batch) or a word by its number (argv:2). May be repeated.",
 )
-_METHOD: _Decorator = click.option(
-    "--method",
-    type=click.Choice([method.name for method in METHODS.values() if method.confirms_winner]),
-    default="adaptive",
-    show_default=True,
-    help="The search, with its settings' defaults; `zerotune METHOD --help` shows them.",
-)
-_MAX_TRIALS: _Decorator = click.option(
-    "-mt",
-    "--max-trials",
-    type=int,
-    default=50,
-    show_default=True,
-    help="Trials in all, the profile trial among them; your own configuration is measured besides.",
-)
-_MAX_SLOTS: _Decorator = click.option(
-    "-ms", "--max-slots", type=int, help="Slots that all trials together may use.  [default: all of this host]"
-)
-_MAX_MICRO_BATCH: _Decorator = click.option(
-    "--max-micro-batch", type=int, help="The largest micro-batch size to try, in samples.  [default: what fits]"
-)
-_MAX_MINUTES: _Decorator = click.option(
-    "--max-minutes", type=float, help="Minutes after which the search starts no further trial.  [default: no limit]"
-)
-_START: _Decorator = click.option(
-    "--start-profile-step",
-    type=int,
-    default=3,
-    show_default=True,
-    help="The first optimizer step that is measured, from 1.",
-)
-_END: _Decorator = click.option(
-    "--end-profile-step",
-    type=int,
-    default=5,
-    show_default=True,
-    help="The last optimizer step that is measured at least; more are while their times vary.",
-)
-_LAUNCHER: _Decorator = click.option(
-    "--launcher",
-    type=click.Choice(["warm", "cold"]),
-    default="warm",
-    show_default=True,
-    help="warm forks the ranks from a primed interpreter, cold starts fresh ones.",
-)
-_RAY: _Decorator = click.option(
-    "--ray",
-    "ray_address",
-    metavar="ADDRESS",
-    help="Spread the trials over the hosts of this Ray cluster: HOST:PORT, or auto.  [default: this host alone]",
-)
-_JSON: _Decorator = click.option(
+_JSON: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."
 )
-_INCLUDE: _Decorator = click.option(
-    "-i",
-    "--include",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
-)
 
 
-def _zero_stages(default: str) -> _Decorator:
-    return click.option(
-        "-z",
-        "--zero-stages",
-        multiple=True,
-        type=click.IntRange(0, 3),
-        help=f"ZeRO stages to search: -z 1 2 3  [default: {default}]",
-    )
+def _of_study(field: str, *flags: str, more: str = "") -> Decorator:
+    return option(StudyArguments, field, *flags, more=more)
 
 
-_OPTIONS: list[_Decorator] = [
+def _zero_stages(default: str) -> Decorator:
+    return option(StudyArguments, "zero_stages", "-z", "--zero-stages", default=default)
+
+
+def _units() -> str:
+    return f"Units: {', '.join(f'{metric.name} in {metric.unit}' for metric in SEARCH_METRICS.values())}."
+
+
+_INCLUDE = _of_study("include", "-i", "--include")
+_MAX_TRIALS = _of_study("max_trials", "-mt", "--max-trials")
+_MAX_SLOTS = _of_study("max_slots", "-ms", "--max-slots")
+_MAX_MICRO_BATCH = _of_study("max_micro_batch")
+_WINDOW = [_of_study("start_profile_step"), _of_study("end_profile_step")]
+_LAUNCHER = _of_study("launcher")
+_OPTIONS: list[Decorator] = [
     _INCLUDE,
     _MAX_TRIALS,
-    _MAX_MINUTES,
+    _of_study("max_minutes"),
     _MAX_SLOTS,
     _MAX_MICRO_BATCH,
-    click.option(
-        "-mct",
-        "--max-concurrent-trials",
-        type=int,
-        default=16,
-        show_default=True,
-        help="Trials that may run at once, on slots of their own.",
-    ),
-    click.option(
-        "-m",
-        "--metric",
-        type=click.Choice(list(SEARCH_METRICS)),
-        default="FLOPS_per_gpu",
-        show_default=True,
-        help="What is optimised: "
-        + ", ".join(f"{metric.name} in {metric.unit}" for metric in SEARCH_METRICS.values())
-        + ". Times are of one optimizer step.",
-    ),
-    click.option(
-        "--from-earlier",
-        is_flag=True,
-        help="Start from what earlier studies of the experiment in this folder found: confirm the known winner, and "
-        "search again only if the code, the versions, the hardware or its throughput have changed.",
-    ),
-    click.option(
-        "--run-full-experiment",
-        is_flag=True,
-        help="Afterwards, train at full length with the winning configuration.",
-    ),
-    _RAY,
-    _START,
-    _END,
-    click.option("-r", "--random-seed", type=int, default=42, show_default=True, help="Of the search."),
-    click.option(
-        "--max-search-runner-restarts",
-        type=int,
-        default=5,
-        show_default=True,
-        help="How often a search that failed is started again, where it was.",
-    ),
+    _of_study("max_concurrent_trials", "-mct", "--max-concurrent-trials"),
+    _of_study("metric", "-m", "--metric", more=_units()),
+    _of_study("from_earlier"),
+    _of_study("run_full_experiment"),
+    _of_study("ray_address", "--ray"),
+    *_WINDOW,
+    _of_study("random_seed", "-r", "--random-seed"),
+    _of_study("max_search_runner_restarts"),
     _LAUNCHER,
     _JSON,
 ]
+_BATCH_POLICY = [_of_study(field) for field in BATCH_POLICY]
 
-_BATCH_POLICY: list[_Decorator] = [
-    click.option(
-        "--train-batch-size",
-        type=int,
-        help="Samples of an optimizer step that every configuration has to have.  [default: your configuration's]",
-    ),
-    click.option(
-        "--free-batch",
-        is_flag=True,
-        help="Let the search choose the samples of an optimizer step: the training changes with them.",
-    ),
-    click.option(
-        "--divisible-by",
-        type=int,
-        default=1,
+
+def _stages_of_methods() -> str:
+    """Returns which stages each method searches, those of most of them last."""
+    methods = [method for method in METHODS.values() if method.confirms_winner]
+    named = {stages: [each.name for each in methods if each.stages == stages] for stages in {m.stages for m in methods}}
+    return "; ".join(f"{', '.join(names)}: {_numbers(stages)}" for stages, names in sorted(named.items()))
+
+
+def _numbers(stages: tuple[int, ...]) -> str:
+    return " ".join(map(str, stages))
+
+
+def tune_options() -> list[Decorator]:
+    """Returns the flags of `zerotune tune`."""
+    method = click.option(
+        "--method",
+        type=click.Choice([method.name for method in METHODS.values() if method.confirms_winner]),
+        default=StudyArguments.model_fields["method"].default,
         show_default=True,
-        help="Try micro-batch sizes only that are multiples of this.",
-    ),
-    click.option(
-        "--memory-headroom",
-        type=float,
-        default=0.05,
-        show_default=True,
-        help="Share of a slot's memory to leave free.",
-    ),
-]
-TUNE_OPTIONS: list[_Decorator] = [
-    _METHOD,
-    _MAP,
-    _zero_stages("0 1 2 3; asha, binary and random: 1 2 3"),
-    *_OPTIONS,
-    *_BATCH_POLICY,
-]
-MICRO_BATCH_OPTIONS: list[_Decorator] = [
-    _MAP,
-    _MAX_TRIALS,
-    _MAX_SLOTS,
-    _MAX_MICRO_BATCH,
-    _START,
-    _END,
-    _LAUNCHER,
-    _JSON,
-]
-
-_SEARCH_RANGE_FACTOR: _Decorator = click.option(
-    "--search-range-factor",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="The largest micro-batch to try, as a multiple of the first guess of the largest that fits.",
-)
-
-METHOD_OPTIONS: dict[str, list[_Decorator]] = {
-    "asha": [
-        click.option("--max-rungs", type=int, default=5, show_default=True, help="Rungs a configuration can climb."),
-        click.option(
-            "--min-binary-search-trials",
-            type=int,
-            default=3,
-            show_default=True,
-            help="Trials of a configuration that complete its first rung.",
-        ),
-        click.option(
-            "--asha-early-stopping",
-            type=int,
-            default=0,
-            show_default=True,
-            help="Rungs that are skipped: the first one takes more trials.",
-        ),
-        click.option(
-            "--divisor",
-            type=int,
-            default=2,
-            show_default=True,
-            help="One in so many is promoted to the next rung, which takes so many times the trials.",
-        ),
-        _SEARCH_RANGE_FACTOR,
-    ],
-    "binary": [_SEARCH_RANGE_FACTOR],
-    "random": [
-        click.option(
-            "--trials-per-random-config",
-            type=int,
-            default=5,
-            show_default=True,
-            help="Trials that a configuration has at most.",
-        ),
-        click.option(
-            "--early-stopping",
-            type=int,
-            help="End the search after so many trials in a row without a new best.  [default: never]",
-        ),
-    ],
-}
+        help="The search, with its settings' defaults; `zerotune METHOD --help` shows them.",
+    )
+    return [method, _MAP, _zero_stages(_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
 
 
-def method_options(method: str) -> list[_Decorator]:
+MICRO_BATCH_OPTIONS: list[Decorator] = [_MAP, _MAX_TRIALS, _MAX_SLOTS, _MAX_MICRO_BATCH, *_WINDOW, _LAUNCHER, _JSON]
+
+
+def method_options(method: Method) -> list[Decorator]:
     """Returns the arguments and flags of the command of one method."""
-    stages = _zero_stages(" ".join(map(str, METHODS[method].stages)))
-    policy = _BATCH_POLICY if METHODS[method].has_batch_policy else []
-    return [*_EXPERIMENT, stages, *_OPTIONS, *policy, *METHOD_OPTIONS.get(method, [])]
+    policy = _BATCH_POLICY if method.has_batch_policy else []
+    known = {*SearchSettings.model_fields, *StudyArguments.model_fields}
+    own = [option(method.settings, field) for field in method.settings.model_fields if field not in known]
+    return [*_EXPERIMENT, _zero_stages(_numbers(method.stages)), *_OPTIONS, *policy, *own]
 
 
-def with_options(command: Callable[..., None], options: list[_Decorator]) -> Callable[..., None]:
+def with_options(command: Callable[..., None], options: list[Decorator]) -> Callable[..., None]:
     """Gives a command its arguments and flags."""
-    for option in reversed(options):
-        command = option(command)
+    for each in reversed(options):
+        command = each(command)
     return command
 
 
-RECORD_OPTIONS: list[_Decorator] = [
+RECORD_OPTIONS: list[Decorator] = [
     *_EXPERIMENT,
     click.option(
         "-o", "--output", required=True, type=click.Path(path_type=Path), help="The table's file, JSON lines."
@@ -276,8 +128,7 @@ RECORD_OPTIONS: list[_Decorator] = [
     ),
     _zero_stages("0 1 2 3"),
     _INCLUDE,
-    _START,
-    _END,
+    *_WINDOW,
     _LAUNCHER,
 ]
 

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from flows.arguments import (
     MICRO_BATCH_OPTIONS,
     RECORD_OPTIONS,
-    TUNE_OPTIONS,
     cut_off_command,
     method_options,
     spread_lists,
+    tune_options,
     with_options,
 )
 from flows.interrupts import interrupts
@@ -25,7 +25,7 @@ from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
 from flows.service import ServerError
 from flows.terminal import open_streams, say
 from trial_lib.experiment.errors import InputError
-from trial_lib.search.methods import METHODS
+from trial_lib.search.methods import METHODS, Method
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.disk_room import DiskFullError
 
@@ -42,19 +42,19 @@ def cli() -> None:
     """Finds the DeepSpeed configuration that trains your model fastest on your hardware."""
 
 
-def _method_command(method: str, help_text: str) -> None:
+def _method_command(method: Method) -> None:
     """Adds the command of one search method."""
 
     def command(**options: Any) -> None:
-        _tune(method, options)
+        _tune(method.name, options)
 
-    command.__doc__ = help_text
-    cli.command(method)(with_options(command, method_options(method)))
+    command.__doc__ = method.help
+    cli.command(method.name)(with_options(command, method_options(method)))
 
 
 for each in METHODS.values():
     if each.confirms_winner:
-        _method_command(each.name, each.help)
+        _method_command(each)
 
 
 def _typed_command(name: str, method: str | None, options: list[Any], help_text: str) -> None:
@@ -71,7 +71,7 @@ def _typed_command(name: str, method: str | None, options: list[Any], help_text:
 _typed_command(
     "tune",
     None,
-    TUNE_OPTIONS,
+    tune_options(),
     """Finds the fastest configuration for COMMAND: what you type to train, such as `deepspeed train.py ARGUMENTS`.
 
     COMMAND runs in this folder. One that starts its training by way of others, as `bash run.sh` does, is followed.

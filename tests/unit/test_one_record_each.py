@@ -9,10 +9,11 @@ ROOT = Path(__file__).parents[2]
 WITH_TOYS = """
 from trial_lib.experiment import metrics
 from trial_lib.search import methods
+from trial_lib.search.settings import RandomSettings
 
 tokens = metrics.Metric("tokens_per_second", "tokens/s")
 metrics.SEARCH_METRICS[tokens.name] = tokens
-toy = methods.Method("toy", "Draws as random does.", "toy_search:ToySearch")
+toy = methods.Method("toy", "Draws as random does.", "toy_search:ToySearch", RandomSettings)
 methods.METHODS[toy.name] = toy
 """
 FORM = """

@@ -19,34 +19,35 @@ class StudyArguments(BaseModel):
     """The arguments of a study, as the command line, a deployment or a resumed study's record gives them.
 
     Attributes:
-        config_path: the experiment's YAML; None where a command stands in its place.
-        command: the words of a command to tune, in the place of config_path.
-        arg_mappings: the flag or the environment variable by which the command's program takes each DeepSpeed key.
-        model_dir: the model directory; a command's working directory.
-        method: the search: adaptive races what fits, and stops when little is to gain; the others are dsat's.
+        config_path: the experiment's YAML; empty if a command is tuned.
+        command: the words of a command to tune, in the place of an experiment's YAML.
+        arg_mappings: the option or variable by which the command's program takes each DeepSpeed key.
+        model_dir: the model directory; the working directory of a command.
+        method: the search: adaptive races what fits, and stops when little is left to gain; the others are dsat's.
         settings: of the search method, by name; the rest has its default.
-        max_trials: trials in all, the profile trial among them; the submitted configuration is measured besides.
-        max_slots: slots that all trials together may use; None for all of this host.
-        max_micro_batch: the largest micro-batch size (samples) that the search may try; None for what fits.
-        max_minutes: minutes after which the search starts no further trial; None for no such limit.
-        train_batch_size: samples of an optimizer step that the search keeps to; None for the configuration's own.
-        free_batch: whether the search may choose the samples of an optimizer step.
-        divisible_by: micro-batch sizes that the search tries are multiples of it.
-        memory_headroom: share of a slot's memory that the search leaves free.
-        max_concurrent_trials: trials that may run at once.
-        metric: what is optimised: FLOP/s of a device, samples/s, or seconds of an optimizer step or a part of it.
-        zero_stages: ZeRO stages that the search may use; by default all for adaptive, 1 to 3 for the other methods.
+        max_trials: trials in all, including the profile trial; your own configuration is measured in addition.
+        max_slots: slots that all trials together may use; all of this host if not given.
+        max_micro_batch: the largest micro-batch size to try, in samples; what fits if not given.
+        max_minutes: minutes after which the search starts no further trial; no limit if not given.
+        train_batch_size: samples of an optimizer step that every configuration has to have; those of your own
+            configuration if not given.
+        free_batch: let the search choose the samples of an optimizer step: the training changes with them.
+        divisible_by: try only micro-batch sizes that are multiples of this.
+        memory_headroom: share of a slot's memory to leave free.
+        max_concurrent_trials: trials that may run at once, each on slots of its own.
+        metric: what is optimised; times are of one optimizer step.
+        zero_stages: ZeRO stages to search; those of the method if not given.
         start_profile_step: the first optimizer step that is measured, from 1.
-        end_profile_step: the last that is measured at least.
-        random_seed: of the search.
-        max_search_runner_restarts: how often a flow that failed is started again, where it was.
-        include: files and folders that the code imports from outside the model directory.
-        from_earlier: whether to start from what earlier studies of the experiment in the same folder found: the known
-            winner is confirmed first, and where nothing has changed there is no search.
-        run_full_experiment: whether to train at full length with the winner afterwards.
-        ray_address: of a Ray cluster, whose hosts the trials are spread over; `auto` for the one that this machine is a
-            node of. None for this host alone.
-        launcher: `warm` forks ranks from a primed interpreter, `cold` starts fresh ones.
+        end_profile_step: measure at least up to this optimizer step; more are measured while their times vary.
+        random_seed: the seed of the search.
+        max_search_runner_restarts: how often a search that failed is started again, from where it was.
+        include: files or folders that the code imports from outside the model directory.
+        from_earlier: start from what earlier studies of the experiment in this folder found: confirm the known winner,
+            and search again only if the code, the versions, the hardware or its throughput have changed.
+        run_full_experiment: train at full length with the winning configuration afterwards.
+        ray_address: spread the trials over the hosts of this Ray cluster, HOST:PORT, or auto; this host alone if not
+            given.
+        launcher: how ranks start: warm forks them from a primed interpreter, cold starts fresh ones.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,79 @@
+"""Flags from the fields of a record: their names, types, defaults and help are those that Prefect's form has."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from trial_lib.experiment.named import NameOf
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+_NAME = re.compile(r"    (\w+): ")
+
+
+def option(model: type[BaseModel], field: str, *flags: str, default: str | None = None, more: str = "") -> Decorator:
+    """Returns the flag of one field.
+
+    Args:
+        model: the record; its docstring describes its fields.
+        field: which one.
+        flags: as they are typed, the long one among them; none for `--` and the field's name.
+        default: what the help says of a default that the field does not show; the record decides on it then.
+        more: what the help says beyond the field's description.
+    """
+    declared = model.model_fields[field]
+    options = _kind_of(model.__annotations__[field] if field in model.__annotations__ else _inherited(model, field))
+    help_text = f"{descriptions(model)[field]} {more}".rstrip()
+    is_given_by_record = default is not None or declared.default in (None, PydanticUndefined, ())
+    if default is not None:
+        help_text += f"  [default: {default}]"
+    elif not is_given_by_record and not options.get("is_flag"):
+        options |= {"default": declared.default, "show_default": True}
+    names = flags or (f"--{field.replace('_', '-')}",)
+    return click.option(*names, field, help=help_text, **options)
+
+
+def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
+    """Returns what a record's docstring, and those of the records that it extends, say of each field: a sentence."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        lines = (inspect.getdoc(each) or "").partition("Attributes:\n")[2].splitlines()
+        name = ""
+        for line in lines:
+            named = _NAME.match(line)
+            if named:
+                name = named[1]
+                found[name] = line[named.end() :]
+            elif name and line.strip():
+                found[name] += f" {line.strip()}"
+    return {name: f"{text[0].upper()}{text[1:].rstrip('.')}." for name, text in found.items()}
+
+
+def _inherited(model: type[BaseModel], field: str) -> Any:
+    return next(each.__annotations__[field] for each in model.__mro__ if field in vars(each).get("__annotations__", {}))
+
+
+def _kind_of(annotation: Any) -> dict[str, Any]:
+    """Returns how click reads a field."""
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        names = next((each for each in metadata if isinstance(each, NameOf)), None)
+        return {"type": click.Choice(list(names.table))} if names is not None else _kind_of(inner)
+    if get_origin(annotation) in (Union, UnionType):
+        return _kind_of(next(each for each in get_args(annotation) if each is not NoneType))
+    if get_origin(annotation) is Literal:
+        values = get_args(annotation)
+        numbers = [value for value in values if isinstance(value, int)]
+        return {"type": click.IntRange(min(numbers), max(numbers)) if numbers else click.Choice(values)}
+    if get_origin(annotation) is tuple:
+        return {**_kind_of(get_args(annotation)[0]), "multiple": True}
+    if annotation is bool:
+        return {"is_flag": True}
+    return {"type": click.Path(path_type=Path) if annotation is Path else annotation}
