@@ -1,7 +1,8 @@
 """Trains in bfloat16 without a word of it in DeepSpeed's configuration.
 
 --how: `cast` makes the model so; `around` has autocast around the engine's forward pass, `within` in the model's own,
-`recomputed` there within activation checkpointing, which keeps nothing in 16 bits; `nowhere` trains in 32 bits.
+`recomputed` there within activation checkpointing, which keeps nothing in 16 bits; `tf32` lets a GPU multiply matrices
+of 32 bits so; `nowhere` trains in 32 bits.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from toy import CLASSES, FEATURES, parse_arguments, small_model
 
 args = parse_arguments(how="cast")
+torch.backends.cuda.matmul.allow_tf32 = args.how == "tf32"
 
 
 class Model(torch.nn.Module):
