@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,10 @@ class TableLauncher:
             whole["profile"] = self._world.problem.profile.model_dump() if one["with_profile"] else None
             whole["program"] = None
             Path(record).write_text(json.dumps(whole))
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """Has nothing to build."""
+        return {}
 
     def prime(self, modules: list[str]) -> None:
         """Has nothing to import."""

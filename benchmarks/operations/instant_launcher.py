@@ -3,7 +3,7 @@
 import json
 import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -36,6 +36,10 @@ class InstantLauncher:
 
     def start(self) -> None:
         """Has nothing to prime."""
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """Has nothing to build."""
+        return {}
 
     def prime(self, modules: list[str]) -> None:
         """Has nothing to prime."""

@@ -22,13 +22,12 @@ class Guarded:
         self._folder = folder
         self.log = folder / "rank0.log"
 
-    def run(self, program: str, **payload: Any) -> Ending:
+    def run(self, program: str, deadline_s: float = 30.0, **payload: Any) -> Ending:
         """Runs a function `run(payload, rank)` to its end."""
         (self._folder / "guarded_program.py").write_text(textwrap.dedent(program))
         environment = rank_environment()
         environment |= {"PYTHONPATH": str(self._folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
         launcher = ColdLauncher(sys.executable, [], environment, print)
-        launcher._built = True  # no ops
         scratch = self._folder / "scratch"
         scratch.mkdir()
         request = LaunchRequest(
@@ -37,7 +36,7 @@ class Guarded:
             payload={"scratch": str(scratch), **payload},
             cwd=str(self._folder),
             ranks=[RankRequest(environment, str(self.log), [])],
-            deadline_s=30.0,
+            deadline_s=deadline_s,
         )
         try:
             return launcher.launch(request).wait()
@@ -73,3 +72,22 @@ def test_what_ranks_leave_of_nccl_that_are_killed_while_they_connect_is_gone(gua
     finally:
         left.unlink(missing_ok=True)
         held.unlink()
+
+
+@pytest.mark.parametrize(("what", "ended_by"), [("builds", "ranks"), ("trains", "deadline")])
+def test_a_deadline_passes_over_what_ranks_build(guarded: Guarded, what: str, ended_by: str) -> None:
+    ending = guarded.run(
+        """
+        import contextlib, os, time
+        from pathlib import Path
+        from trial_lib.experiment import build_times
+        def run(payload, rank):
+            building = build_times.noted(Path(payload["scratch"]))
+            with building if payload["what"] == "builds" else contextlib.nullcontext():
+                time.sleep(2.5)
+            os._exit(0)
+        """,
+        deadline_s=1.5,
+        what=what,
+    )
+    assert ending.ended_by == ended_by, guarded.log.read_text()

@@ -23,7 +23,7 @@ SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 
 def host(trials: Trials, name: str) -> RayHost:
     """Returns what a study keeps on a host; both of them share this machine's slots."""
-    return RayHost(HostSetup(name, sys.executable, [], rank_environment(), False, trials.lock_dir))
+    return RayHost(HostSetup(name, sys.executable, [], [], rank_environment(), False, trials.lock_dir))
 
 
 @pytest.mark.long

@@ -264,6 +264,8 @@ class TrialResult(_Record):
         versions: of python, torch, deepspeed and the device's driver.
         started_at: seconds since the epoch.
         devices: those that it had, in rank order, of one host; empty where nobody had any.
+        unbuildable: why ops of DeepSpeed's that the search's arms need cannot be built, by their builders' names (a
+            profile trial's only).
     """
 
     trial_id: str
@@ -295,6 +297,7 @@ class TrialResult(_Record):
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: float = 0.0
     devices: list[TrialDevice] = Field(default_factory=list)
+    unbuildable: dict[str, str] = Field(default_factory=dict)
 
     @property
     def had_company(self) -> bool:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from trial_lib.launch import bootstrap, channel
 from trial_lib.launch.config_check import Judgement
 from trial_lib.launch.jit_builds import clear_stale_locks
 from trial_lib.launch.launcher import Launched, LaunchRequest
+from trial_lib.launch.op_builds import OpBuilds
 from trial_lib.launch.torch_cache import remove_empty_torch_cache
 
 
@@ -26,17 +27,25 @@ class ColdLauncher:
         builders: DeepSpeed ops to build ahead of the first trial.
         environment: of the builds.
         note: told what takes its time.
+        ahead: ops to build beside the profile trial, and ahead of every other.
+        hosts: the commands of `build_guard` on other hosts that a trial spans, by their names.
     """
 
     def __init__(
-        self, interpreter: str, builders: list[str], environment: dict[str, str], note: Callable[[str], None]
+        self,
+        interpreter: str,
+        builders: list[str],
+        environment: dict[str, str],
+        note: Callable[[str], None],
+        ahead: Sequence[str] = (),
+        hosts: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._interpreter = interpreter
         self._builders = builders
+        self._ahead = ahead
         self._environment = environment
-        self._note = note
-        self._lock = threading.Lock()
-        self._built = False
+        here = {"this host": bootstrap.command(sys.executable, "trial_lib.launch.build_guard")}
+        self._builds = OpBuilds({**here, **(hosts or {})}, interpreter, environment, note)
         self._judge: subprocess.Popen[str] | None = None
 
     def launch(self, request: LaunchRequest) -> Launched:
@@ -46,12 +55,31 @@ class ColdLauncher:
         return Launched(guard, len(request.ranks))
 
     def _prepare(self, request: LaunchRequest) -> None:
-        with self._lock:
-            if not self._built:
-                self._build()
-                self._built = True
+        self._build()
+        self.start_builds()
+        self.await_builds(request)
         # Fresh ranks load the ops anew, and would wait for a lock that a killed one left.
         clear_stale_locks(request.ranks[0].environment)
+
+    def _build(self) -> None:
+        """Builds what every trial is to find built, if that is not done yet; nothing else is being built then."""
+        if self._builds.start(self._builders):
+            self._builds.wait()
+
+    def start_builds(self) -> None:
+        """Starts to build what trials beyond the profile need; returns at once."""
+        self._builds.start(self._ahead)
+
+    def await_builds(self, request: LaunchRequest) -> None:
+        """Waits for what is being built, where a launch may not run beside that."""
+        if not request.beside_builds:
+            self._builds.wait()
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """See `Launcher.build`."""
+        self._builds.start(builders)
+        self._builds.wait()
+        return self._builds.cannot
 
     def _start_guard(self, module: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
         """Starts a guard's module, sends it what it is to do, and returns the socket to it."""
@@ -67,21 +95,6 @@ class ColdLauncher:
         threading.Thread(target=guard.wait, daemon=True, name="reap-guard").start()
         channel.send(ours, message, request.descriptors)
         return ours
-
-    def _build(self) -> None:
-        building = subprocess.Popen(
-            bootstrap.command(self._interpreter, "trial_lib.launch.jit_builds", *self._builders),
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert building.stderr is not None
-        for line in building.stderr:
-            if line.startswith(("building ", "waiting ", "DeepSpeed's ")):
-                self._note(line.strip())
-        building.wait()
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
         """See `Launcher.check`; in a process of its own, which imports DeepSpeed first."""
@@ -108,7 +121,8 @@ class ColdLauncher:
         """Does nothing: a fresh interpreter imports for itself."""
 
     def close(self) -> None:
-        """Leaves nothing behind: nothing runs between trials but the check of a configuration."""
+        """Leaves nothing behind: nothing runs between trials but builds, and the check of a configuration."""
+        self._builds.close()
         if self._judge is not None:
             self._judge.kill()
             self._judge.wait()

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from trial_lib.experiment import build_times
 from trial_lib.experiment.files import open_own
 from trial_lib.experiment.layer import Layer
 from trial_lib.experiment.shared_memory import held_by
@@ -197,7 +198,7 @@ class Guard:
 
     def _wait(self, ranks: dict[int, int], deadline: float) -> str:
         """Waits for all ranks, the deadline or the driver."""
-        grace_ends = float("inf")
+        first_deadline, grace_ends = deadline, float("inf")
         child_ends = _notice_children()
         watched: list[Any] = [self._driver, child_ends]
         while True:
@@ -208,7 +209,11 @@ class Guard:
             if len(self._statuses) == len(ranks):
                 return RANKS
             if now >= deadline:
-                return DEADLINE
+                # What ranks build meanwhile is not their trial's time.
+                later = first_deadline + self._build_seconds()
+                if now >= later:
+                    return DEADLINE
+                deadline = later
             if now >= grace_ends:
                 return RANKS
             left = min(deadline, grace_ends) - now
@@ -218,6 +223,11 @@ class Guard:
                 return CANCEL
             if child_ends in readable:
                 os.read(child_ends, 4096)
+
+    def _build_seconds(self) -> float:
+        payload = self._request["payload"]
+        scratch = payload.get("trials", [payload])[0].get("scratch")
+        return 0.0 if scratch is None else build_times.seconds(Path(scratch))
 
     def _reap(self, ranks: dict[int, int]) -> bool:
         """Notes the ranks that have ended, and lets adopted orphans go; returns whether a rank has failed."""

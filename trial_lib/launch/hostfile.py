@@ -71,9 +71,10 @@ class HostfileLauncher(ColdLauncher):
     Args:
         hosts: the slots of each host by its name, in the order of their ranks; the first is this one.
         interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build on this host ahead of the first trial.
+        builders: DeepSpeed ops to build on every host ahead of the first trial.
         environment: of the builds.
         note: told what takes its time.
+        ahead: ops to build there beside the profile trial, and ahead of every other.
     """
 
     def __init__(
@@ -83,8 +84,11 @@ class HostfileLauncher(ColdLauncher):
         builders: list[str],
         environment: dict[str, str],
         note: Callable[[str], None],
+        ahead: Sequence[str] = (),
     ) -> None:
-        super().__init__(interpreter, builders, environment, note)
+        building = bootstrap.command(interpreter, "trial_lib.launch.build_guard")
+        others = {host: _by_ssh(host, building) for host in hosts if not is_this_host(host)}
+        super().__init__(interpreter, builders, environment, note, ahead, others)
         self._hosts = dict(hosts)
         first = 0
         self._parts: list[HostPart] = []
@@ -105,7 +109,13 @@ class HostfileLauncher(ColdLauncher):
         }
         write_whole(paths.launch, json.dumps(launch))
         parts = [self._part(number, part, request, paths) for number, part in enumerate(self._parts)]
-        message = {"ranks": parts, "deadline_s": request.deadline_s, "grace_s": request.grace_s}
+        message = {
+            "ranks": parts,
+            "deadline_s": request.deadline_s,
+            "grace_s": request.grace_s,
+            # What the guard itself looks into; the ranks have all of it.
+            "payload": {"scratch": request.payload.get("trials", [request.payload])[0].get("scratch")},
+        }
         return _OverHosts(self._start_guard("trial_lib.launch.hosts_guard", message, request), self._parts)
 
     def _part(self, number: int, part: HostPart, request: LaunchRequest, paths: TrialPaths) -> dict[str, Any]:
@@ -125,10 +135,14 @@ class HostfileLauncher(ColdLauncher):
         here = is_this_host(part.host)
         command = bootstrap.command(sys.executable if here else request.interpreter, "trial_lib.launch.host_guard")
         if not here:
-            command = ["ssh", *_SSH_OPTIONS, "--", part.host, shlex.join(command)]
+            command = _by_ssh(part.host, command)
         # What the trial's guard removes when all have ended.
         left = {"MASTER_ADDR": address, "MASTER_PORT": told["master_port"], "TMPDIR": first.environment.get("TMPDIR")}
         return {"command": command, "here": here, "log": first.log, "told": told, "environment": left}
+
+
+def _by_ssh(host: str, command: Sequence[str]) -> list[str]:
+    return ["ssh", *_SSH_OPTIONS, "--", host, shlex.join(command)]
 
 
 class _OverHosts(Launched):

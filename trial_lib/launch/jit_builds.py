@@ -6,7 +6,10 @@ Runs in the user's environment.
 import contextlib
 import errno
 import fcntl
+import io
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +19,17 @@ from typing import Any
 
 _POLL_S = 0.2
 _REMOVAL_S = 0.1  # that a builder takes, at most, from closing its lock to removing it
+# What DeepSpeed has in the place of an op that there is not on a CPU.
+_NOT_THERE = "deepspeed_not_implemented"
+_COLOUR = re.compile(r"\x1b\[\d+m")
 _building: set[Path] = set()  # what this process builds
+
+
+def _to_log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+_says: list[Callable[[str], None]] = [_to_log]  # the last of them is told what this process waits for
 
 
 def holds_open(path: Path) -> bool:
@@ -137,7 +150,7 @@ def wait_for_the_living() -> None:
     def wait(baton: Any) -> None:
         """Waits as torch does, but not for a process that is dead."""
         build_dir = Path(baton.lock_file_path).parent
-        print(f"waiting for another process that builds {build_dir.name}", file=sys.stderr, flush=True)
+        _says[-1](f"waiting for another process that builds {build_dir.name}")
         while Path(baton.lock_file_path).exists():
             if clear_stale_lock(build_dir):
                 raise _BuilderDiedError(f"the process that built {build_dir.name} was killed; try again")
@@ -165,9 +178,11 @@ def _told_of(note: Callable[[str], None]) -> Iterator[None]:
         run(build_directory, *args, **kwargs)
 
     cpp_extension._run_ninja_build = run_and_tell
+    _says.append(note)
     try:
         yield
     finally:
+        _says.pop()
         cpp_extension._run_ninja_build = run
 
 
@@ -180,30 +195,59 @@ def _has_work(folder: Path) -> bool:
     return b"no work to do" not in asked.stdout
 
 
-def build(builders: Iterable[str], note: Callable[[str], None]) -> None:
+def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str]:
     """Builds and loads DeepSpeed ops, where they are not built yet; minutes each, once per machine and version.
 
     Args:
         builders: names of DeepSpeed's op builders, such as `CPUAdamBuilder`.
         note: told what is being built, before it takes its time.
+
+    Returns:
+        For each op that cannot be built or loaded here, why.
     """
     from deepspeed.accelerator import get_accelerator
     from torch.utils import cpp_extension
 
     wait_for_the_living()
+    cannot = {}
     for name in builders:
         builder = get_accelerator().create_op_builder(name)
-        if builder is None or not builder.is_compatible(verbose=False):
+        if builder is None or builder.name == _NOT_THERE:
+            cannot[name] = "this version of DeepSpeed has none for these devices"
             continue
         try:
+            if why := _incompatible(builder):
+                cannot[name] = why
+                continue
             # It makes the folder, which may be nobody's to write.
             build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
             with _one_at_a_time(build_dir), _told_of(note):
                 builder.load(verbose=False)
         except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
-            note(f"DeepSpeed's {builder.name} cannot be built: {[*str(error).splitlines(), type(error).__name__][0]}")
+            cannot[name] = [*str(error).splitlines(), type(error).__name__][0]
+            note(f"DeepSpeed's {builder.name} cannot be built: {cannot[name]}")
+    return cannot
+
+
+def _incompatible(builder: Any) -> str:
+    """Returns why DeepSpeed takes an op for one that cannot be built here; empty where it can."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        if builder.is_compatible(verbose=True):
+            return ""
+    words = " ".join(_COLOUR.sub("", said.getvalue()).replace("[WARNING]", "").split())
+    return words or "DeepSpeed does not say why"
 
 
 def main(arguments: list[str]) -> None:
-    """Builds the named ops; what it does goes to standard error."""
-    build(arguments, note=lambda text: print(text, file=sys.stderr, flush=True))
+    """Builds the named ops; what it does goes to standard error, or as JSON, a line each, where it is told to.
+
+    Args:
+        arguments: the builders' names; before them, perhaps, `--report` and a file descriptor.
+    """
+    if arguments[:1] != ["--report"]:
+        build(arguments, note=_to_log)
+        return
+    with os.fdopen(int(arguments[1]), "w", buffering=1, encoding="utf-8") as report:
+        cannot = build(arguments[2:], note=lambda text: print(json.dumps({"note": text}), file=report))
+        print(json.dumps({"cannot": cannot}), file=report)

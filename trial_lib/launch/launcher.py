@@ -4,7 +4,7 @@ import contextlib
 import select
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +51,7 @@ class LaunchRequest:
         descriptors: that the guard and its keeper hold as long as they live: of the trial's slots, which are then not
             given away before the last rank is gone, however the driver ends.
         layer: through which the ranks are to see the program's folder, where the host can do that; None for none.
+        beside_builds: whether they may run while ops are built that they do not need: what they measure is no time.
     """
 
     interpreter: str
@@ -63,6 +64,7 @@ class LaunchRequest:
     first_rank: int = 0
     descriptors: tuple[int, ...] = ()
     layer: Layer | None = None
+    beside_builds: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as it travels to a guard; its descriptors travel beside it."""
@@ -177,6 +179,16 @@ class Launcher(Protocol):
         Args:
             ds_config: a DeepSpeed configuration, which may leave things to the code.
             slots: devices that train together.
+        """
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """Has DeepSpeed's ops built that trials are going to need, where nobody has asked for that yet; waits for them.
+
+        Args:
+            builders: the names of their builders.
+
+        Returns:
+            Why ops cannot be built, by the names of their builders: these, and those of before.
         """
 
     def prime(self, modules: list[str]) -> None:

@@ -34,6 +34,12 @@ class Place(Protocol):
     ) -> list[TrialResult | Withdrawal]:
         """Measures the sizes of a sweep in one process group; returns for each its result, or why there is none."""
 
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """Has DeepSpeed's ops built that trials are going to need, and waits; returns why some cannot be.
+
+        Where that is not known, as on a cluster whose hosts come and go, nothing is returned.
+        """
+
     def prime(self, modules: list[str]) -> None:
         """Is told what the profile trial had imported, so that later trials need not import it again."""
 
@@ -65,6 +71,10 @@ class ThisHost:
     ) -> list[TrialResult | Withdrawal]:
         """See `Place.run_sweep`."""
         return run_sweep(plans, sweep, self._launcher, self._host, self._lock_dir, cancelled, note, measured)
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """See `Place.build`."""
+        return self._launcher.build(builders)
 
     def prime(self, modules: list[str]) -> None:
         """See `Place.prime`."""

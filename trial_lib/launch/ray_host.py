@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
-from trial_lib.experiment.candidate import Withdrawal
+from trial_lib.experiment.candidate import Purpose, Withdrawal
 from trial_lib.experiment.files import OWNERS_FOLDER
 from trial_lib.experiment.host_memory import kernel_kills
 from trial_lib.experiment.result import TrialResult
@@ -39,6 +39,7 @@ class HostSetup:
         study_id: whose it is.
         interpreter: the Python of the ranks.
         builders: DeepSpeed ops to build ahead of the first trial.
+        ahead: ops to build beside the profile trial, and ahead of every other.
         environment: what the ranks start from.
         is_warm: whether they are forks of a primed interpreter.
         lock_dir: the locks of slots and ports, the same for all studies on a host.
@@ -47,6 +48,7 @@ class HostSetup:
     study_id: str
     interpreter: str
     builders: list[str]
+    ahead: list[str]
     environment: dict[str, str]
     is_warm: bool
     lock_dir: Path
@@ -89,9 +91,9 @@ class RayHost:
     def _start_launcher(self) -> Launcher:
         setup = self._setup
         if not setup.is_warm:
-            return ColdLauncher(setup.interpreter, setup.builders, setup.environment, self._notes.append)
+            return ColdLauncher(setup.interpreter, setup.builders, setup.environment, self._notes.append, setup.ahead)
         log = str(self._folder / "fork_server.log")
-        warm = WarmLauncher(setup.interpreter, setup.builders, setup.environment, log, self._notes.append)
+        warm = WarmLauncher(setup.interpreter, setup.builders, setup.environment, log, self._notes.append, setup.ahead)
         warm.start()
         return warm
 
@@ -195,5 +197,12 @@ def _part_request(plan: TrialPlan, part: Part, host: Host, slots: list[str]) -> 
     ranks = rank_requests(plan.program, host, slots, part.port, logs, part)
     model_dir = str(plan.program.model_dir)
     return LaunchRequest(
-        plan.program.interpreter, ENTRY, payload, model_dir, ranks, plan.deadline_s, first_rank=part.first_rank
+        plan.program.interpreter,
+        ENTRY,
+        payload,
+        model_dir,
+        ranks,
+        plan.deadline_s,
+        first_rank=part.first_rank,
+        beside_builds=plan.purpose is Purpose.PROFILE,
     )

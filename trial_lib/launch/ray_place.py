@@ -142,6 +142,10 @@ class RayPlace:
             note(text)
         return delivery
 
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """See `Place.build`: every host builds what it was told to when it joined."""
+        return {}
+
     def prime(self, modules: list[str]) -> None:
         """See `Place.prime`."""
         self._cluster.prime(modules)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
+from trial_lib.experiment.build_times import seconds as build_seconds
 from trial_lib.experiment.candidate import Sweep, Withdrawal
 from trial_lib.experiment.files import OWNERS_FOLDER
 from trial_lib.experiment.host_memory import kernel_kills
@@ -164,8 +165,9 @@ class _Collector:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the size that runs has had its time."""
-        return time.monotonic() > self._clock + self._plans[len(self.results)].deadline_s
+        """Whether the size that runs has had its time; what its ranks build is not counted."""
+        plan, seconds = self._plans[len(self.results)], time.monotonic() - self._clock
+        return seconds > plan.deadline_s and seconds > plan.deadline_s + build_seconds(plan.paths.scratch)
 
     def take_measured(self) -> None:
         """Takes in the sizes that all ranks have measured; the last plan's, whose end is the group's, is left."""

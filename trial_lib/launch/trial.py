@@ -282,7 +282,16 @@ def request_of(
     ranks = rank_requests(plan.program, host, slots, port, logs)
     model_dir = plan.program.model_dir
     layer = layer_for(model_dir, plan.paths, ranks[0].environment)
-    return LaunchRequest(plan.program.interpreter, entry, payload, str(model_dir), ranks, deadline_s, layer=layer)
+    return LaunchRequest(
+        plan.program.interpreter,
+        entry,
+        payload,
+        str(model_dir),
+        ranks,
+        deadline_s,
+        layer=layer,
+        beside_builds=plan.purpose is Purpose.PROFILE,
+    )
 
 
 def take_result(

@@ -5,7 +5,7 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class WarmLauncher:
         environment: what the server, and so every import in it, sees.
         log: path of the server's own output.
         note: told what takes its time, and of a fallback.
+        ahead: ops to build beside the profile trial, and ahead of every other.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class WarmLauncher:
         environment: dict[str, str],
         log: str,
         note: Callable[[str], None],
+        ahead: Sequence[str] = (),
     ) -> None:
         self._interpreter = interpreter
         self._builders = builders
         self._environment = environment
         self._log = log
         self._note = note
-        self._cold = ColdLauncher(interpreter, builders, environment, note)
+        self._cold = ColdLauncher(interpreter, builders, environment, note, ahead)
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -68,6 +70,7 @@ class WarmLauncher:
         """Starts priming, and returns at once: other servers can start meanwhile."""
         with self._lock:
             self._start()
+        self._cold.start_builds()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -87,6 +90,8 @@ class WarmLauncher:
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Forks a trial; waits for the server to be primed first."""
+        self._cold.start_builds()
+        self._cold.await_builds(request)
         with self._lock:
             for _ in range(2):
                 launched = None if self._doubt or self._closed else self._fork(request)
@@ -191,6 +196,10 @@ class WarmLauncher:
             keeper = psutil.Process(self._server.pid)
             return any(rank_process.is_stopped(process.pid) for process in [keeper, *keeper.children()])
         return False
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """See `Launcher.build`; the server has built its own already, or does so while it is primed."""
+        return self._cold.build([name for name in builders if name not in self._builders])
 
     def prime(self, modules: list[str]) -> None:
         """Imports in the server what the profile trial had imported, but for what would keep it from forking."""

@@ -24,6 +24,7 @@ from trial_lib.experiment.next_size import NextSize
 from trial_lib.measure.config_refusal import named_refusal
 from trial_lib.measure.endings import EndedEarlyError, WaitsForEverError
 from trial_lib.measure.shared_memory import NotedMemory
+from trial_lib.measure.timed_builds import note_builds
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 
 # Libraries of the user's that a training may spend its time in.
@@ -59,7 +60,10 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
     """
     process = os.getpid()
     sizes: Any = None
-    memory = NotedMemory(Path(payload["trials"][0]["scratch"]))
+    scratch = Path(payload["trials"][0]["scratch"])
+    memory = NotedMemory(scratch)
+    # Those of later sizes find the ops loaded.
+    note_builds(scratch)
 
     def end(code: int) -> NoReturn:
         memory.note_held()

@@ -29,6 +29,7 @@ from trial_lib.study.interrupted import left_of, stays_open, unheard
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.mapped_values import held_against, mapped_places
 from trial_lib.study.measured_configs import MeasuredConfigs
+from trial_lib.study.needed_ops import with_ops_built
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
 from trial_lib.study.problem import kept_batch, open_search
 from trial_lib.study.profiling import profile_candidate, run_profile
@@ -130,8 +131,9 @@ class StudyDriver:
             places = mapped_places(self.experiment, self.environment)
             return held_against(result, places, self.experiment.config.arg_mappings)
 
-        typed = self._plans.typed(plan, self.base_config)
-        return run_profile(plan, typed, plan_for, run_and_compare, self.place.prime)
+        typed, device = self._plans.typed(plan, self.base_config), self.host.device
+        profiled = run_profile(plan, typed, plan_for, run_and_compare, self.place.prime)
+        return with_ops_built(profiled, self.experiment, self.arguments, device, self.place.build)
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""
@@ -414,8 +416,7 @@ class StudyDriver:
             self.tell(event)
 
     def _remember(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
-        self.candidates[number] = candidate
-        self.purposes[number] = purpose
+        self.candidates[number], self.purposes[number] = candidate, purpose
 
     def _withdraw(self, withdrawn: Withdrawn) -> None:
         candidate = self.candidates.pop(withdrawn.number)

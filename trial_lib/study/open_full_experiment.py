@@ -37,8 +37,9 @@ from trial_lib.study.folder import (
     new_id,
 )
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
+from trial_lib.study.needed_ops import own_ops
 from trial_lib.study.open_study import OpenStudy
-from trial_lib.study.places import needed_builders, slots_for
+from trial_lib.study.places import slots_for
 from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.record_file import read_record_file
 from trial_lib.study.training_spec import full_length_spec
@@ -313,7 +314,7 @@ def _open(
     write_all(plan.program.files)
     trained = dataclasses.replace(experiment, ds_config=record.ds_config)
     shown = {**environment, **kind_of(host.device).primed_with(host, plan.slots)}
-    start = (plan.program.interpreter, needed_builders(trained), shown, log.info)
+    start = (plan.program.interpreter, own_ops(trained, host.device), shown, log.info)
     hosts = experiment.config.resources.hosts
     launcher = HostfileLauncher(hosts, *start) if hosts else ColdLauncher(*start)
     tracker = FullExperimentTracker(paths, tracking_uri)

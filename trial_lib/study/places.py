@@ -16,9 +16,9 @@ from trial_lib.launch.hosts import spanned
 from trial_lib.launch.launcher import Launcher
 from trial_lib.launch.place import Note, Place
 from trial_lib.launch.warm import WarmLauncher
-from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import host_lock_dir
+from trial_lib.study.needed_ops import supposed_ops
 from trial_lib.study.program import environment_of, interpreter_of
 from trial_lib.study.typed_command import devices_of
 
@@ -97,14 +97,14 @@ def launcher_of(experiment: Experiment, arguments: StudyArguments, host: Host, l
     """
     interpreter = interpreter_of(experiment)
     environment = environment_of(experiment, arguments.include, host.device)
-    builders = needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host))
+    builders, ahead = _ops(experiment, arguments, host.device)
     environment |= kind_of(host.device).primed_with(host, experiment.config.resources.slots_per_trial)
     hosts = experiment.config.resources.hosts
     if hosts:
-        return HostfileLauncher(hosts, interpreter, builders, environment, note)
+        return HostfileLauncher(hosts, interpreter, builders, environment, note, ahead)
     if arguments.launcher == "cold":
-        return ColdLauncher(interpreter, builders, environment, note)
-    launcher = WarmLauncher(interpreter, builders, environment, log, note)
+        return ColdLauncher(interpreter, builders, environment, note, ahead)
+    launcher = WarmLauncher(interpreter, builders, environment, log, note, ahead)
     launcher.start()
     return launcher
 
@@ -125,10 +125,12 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
 
     environment = environment_of(experiment, arguments.include, host.device)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
+    builders, ahead = _ops(experiment, arguments, host.device)
     setup = HostSetup(
         study_id=study_id,
         interpreter=interpreter_of(experiment),
-        builders=needed_builders(experiment, may_offload=_may_offload(arguments, experiment, host)),
+        builders=builders,
+        ahead=ahead,
         environment=environment,
         is_warm=arguments.launcher == "warm",
         lock_dir=host_lock_dir(),
@@ -139,27 +141,10 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
     return RayPlace(study_id, RayCluster(setup, resource), share)
 
 
-def _may_offload(arguments: StudyArguments, experiment: Experiment, host: Host) -> bool:
-    """Returns whether the search may offload an optimizer that the user's own configuration does not."""
-    named = any("offload" in path for path in experiment.config.search_space)
-    return named or (METHODS[arguments.method].has_catalogue and not kind_of(host.device).computes_on_the_processor)
+def _ops(experiment: Experiment, arguments: StudyArguments, device: str) -> tuple[list[str], list[str]]:
+    """Returns the ops that a launcher builds before all trials, and those that it builds beside the profile trial.
 
-
-def needed_builders(experiment: Experiment, may_offload: bool = False) -> list[str]:
-    """Returns the DeepSpeed ops that the experiment's trials will want built, by their builders' names.
-
-    Args:
-        experiment: what the user submitted.
-        may_offload: whether a trial may offload the optimizer where the configuration does not.
+    On a CPU they are few, and a fork server loads them for its forks. What is built for a GPU takes minutes each.
     """
-    builders = ["ShareMemCommBuilder"]
-    if not experiment.ds_config:
-        # What the code will ask for shows in the profile trial; mostly it is this.
-        return [*builders, "FusedAdamBuilder", *(["CPUAdamBuilder"] if may_offload else [])]
-    optimizer = experiment.ds_config.get("optimizer") or {}
-    if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
-        offloads = (experiment.ds_config.get("zero_optimization") or {}).get("offload_optimizer")
-        if not (optimizer.get("params") or {}).get("torch_adam"):
-            builders += ["CPUAdamBuilder"] if offloads else ["FusedAdamBuilder"]
-            builders += ["CPUAdamBuilder"] if may_offload and not offloads else []
-    return builders
+    ops = supposed_ops(experiment, arguments, device)
+    return (ops, []) if kind_of(device).computes_on_the_processor else ([], ops)

@@ -11,11 +11,12 @@ from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
-from trial_lib.experiment.search_space import left_out_of_space, space_for
+from trial_lib.experiment.search_space import left_out_of_space
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.needed_ops import study_space, without_unbuildable
 
 
 def open_search(
@@ -63,8 +64,11 @@ def open_search(
     program = profile_trial.program
     for sentence in left_out_of_space(*about, catalogue=method.has_catalogue, deepspeed=version, program=program):
         log.warning("%s", sentence)
-    space = space_for(*about, catalogue=method.has_catalogue, deepspeed=version, program=program)
+    space = study_space(arguments, experiment, base_config, device, profile_trial)
     for sentence in HostMemory(profile, base_config, slots, device).without_room(space.arms):
+        log.warning("%s", sentence)
+    space, unbuildable = without_unbuildable(space, base_config, profile_trial)
+    for sentence in unbuildable:
         log.warning("%s", sentence)
     problem = SearchProblem(
         space=space,

@@ -57,9 +57,11 @@ def test_trials_choose_among_cards_of_one_model_and_their_ops_are_built_for_it(
     assert (host.slots, host.memory_per_slot) == (["1", "2"], 80 * GIB)
     environments: list[dict[str, str]] = []
 
-    def cold(interpreter: str, builders: list[str], environment: dict[str, str], note: object) -> ColdLauncher:
+    def cold(
+        interpreter: str, builders: list[str], environment: dict[str, str], note: object, ahead: list[str]
+    ) -> ColdLauncher:
         environments.append(environment)
-        return ColdLauncher(interpreter, builders, environment, lambda text: None)
+        return ColdLauncher(interpreter, builders, environment, lambda text: None, ahead)
 
     monkeypatch.setattr(places, "ColdLauncher", cold)
     arguments = StudyArguments(config_path=submitted.path, model_dir=tmp_path, launcher="cold")

@@ -1,0 +1,137 @@
+"""Ops are built beside what runs, trials that need them wait, and nothing of a build outlives who wanted it."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.launcher import LaunchRequest, RankRequest
+
+# DeepSpeed's part of an op: one takes its time, one lacks a compiler, one a library, and one there is not here.
+DEEPSPEED = """
+import pathlib, subprocess, sys
+
+class Builder:
+    def __init__(self, name):
+        self.name = name
+    def is_compatible(self, verbose):
+        print("\\x1b[93m [WARNING] \\x1b[0m async_io requires the dev libaio .so object")
+        return self.name != "async_io"
+    def load(self, verbose):
+        if self.name == "quantizer":
+            raise RuntimeError("CUDA_HOME does not exist, unable to compile CUDA op(s)\\nmore")
+        started = pathlib.Path({folder!r}) / (self.name + ".started")
+        started.touch()
+        # As ninja: a process of the builder's.
+        subprocess.run([sys.executable, "-S", "-c", "import time; time.sleep({seconds})"])
+        (started.parent / self.name).touch()
+
+class Accelerator:
+    def create_op_builder(self, name):
+        names = {{"SlowBuilder": "slow", "QuantizerBuilder": "quantizer", "AsyncIOBuilder": "async_io"}}
+        return Builder(names[name]) if name in names else None
+
+get_accelerator = Accelerator
+"""
+RANK = """
+import os, pathlib
+def run(payload, rank):
+    print(pathlib.Path('slow').exists(), flush=True)
+    os._exit(0)
+"""
+
+
+class Building:
+    """A launcher for which ops are built, and what it says.
+
+    Args:
+        folder: where it does so.
+        seconds: that the op takes which can be built.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        package = folder / "deepspeed" / "accelerator"
+        package.mkdir(parents=True)
+        (package.parent / "__init__.py").touch()
+        (package / "__init__.py").write_text(DEEPSPEED.format(folder=str(folder), seconds=seconds))
+        (folder / "op_builds_rank.py").write_text(RANK)
+        self._folder = folder
+        self.environment = rank_environment() | {
+            "PYTHONPATH": str(folder),
+            "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+        }
+        self.notes: list[str] = []
+
+    def launcher(self, *ahead: str) -> ColdLauncher:
+        return ColdLauncher(sys.executable, [], self.environment, self.notes.append, ahead)
+
+    def request(self, beside_builds: bool) -> LaunchRequest:
+        """Returns a trial whose only rank says whether it finds the op built."""
+        rank = RankRequest(self.environment, str(self._folder / f"{beside_builds}.log"), [])
+        return LaunchRequest(
+            sys.executable,
+            "op_builds_rank:run",
+            {},
+            str(self._folder),
+            [rank],
+            deadline_s=30.0,
+            beside_builds=beside_builds,
+        )
+
+    def found_it_built(self, beside_builds: bool) -> bool:
+        return (self._folder / f"{beside_builds}.log").read_text() == "True\n"
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds()
+
+
+def test_the_profile_runs_beside_a_build_and_all_other_trials_after_it(tmp_path: Path) -> None:
+    building = Building(tmp_path, seconds=2.0)
+    launcher = building.launcher("SlowBuilder")
+    try:
+        for beside in (True, False):
+            assert launcher.launch(building.request(beside)).wait().statuses == [0]
+        assert [building.found_it_built(beside) for beside in (True, False)] == [False, True]
+        cannot = launcher.build(["SlowBuilder", "QuantizerBuilder", "AsyncIOBuilder", "UnknownBuilder"])
+    finally:
+        launcher.close()
+    assert cannot == {
+        "QuantizerBuilder": "CUDA_HOME does not exist, unable to compile CUDA op(s)",
+        "AsyncIOBuilder": "async_io requires the dev libaio .so object",
+        "UnknownBuilder": "this version of DeepSpeed has none for these devices",
+    }
+    assert building.notes == [f"DeepSpeed's quantizer cannot be built: {cannot['QuantizerBuilder']}"]
+
+
+@pytest.mark.parametrize("killed", ["nobody", "guard"])
+def test_a_launcher_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -> None:
+    building = Building(tmp_path, seconds=600.0)
+    launcher = building.launcher("SlowBuilder")
+    launcher.start_builds()
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    assert wait_until((tmp_path / "slow.started").exists)
+    (keeper,) = [each for each in psutil.Process().children() if "build_guard" in " ".join(each.cmdline())]
+    processes = [keeper, *keeper.children(recursive=True)]
+    assert len(processes) >= 4
+    assert before <= {process.pid for process in psutil.Process().children(recursive=True)}
+    waiting = threading.Thread(target=launcher.build, args=([],))
+    waiting.start()
+    if killed == "guard":
+        processes[1].kill()
+    else:
+        launcher.close()
+    assert wait_until(lambda: not any(each.is_running() for each in processes), 5.0)
+    waiting.join(5.0)
+    assert not waiting.is_alive()
+    launcher.close()
