@@ -16,7 +16,9 @@ def _expecting_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     expect(None)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, slots: str, found: str, cuda: str | None = None) -> str:
+def told(
+    monkeypatch: pytest.MonkeyPatch, slots: str, found: str, cuda: str | None = None, hip: str | None = None
+) -> str:
     """Returns what is told where slots are of one kind and DeepSpeed has found another.
 
     Args:
@@ -24,9 +26,11 @@ def told(monkeypatch: pytest.MonkeyPatch, slots: str, found: str, cuda: str | No
         slots: the one.
         found: the other.
         cuda: the CUDA that torch is built for.
+        hip: the ROCm.
     """
     monkeypatch.setattr(expected, "found", lambda: found)
     monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
     expect(slots)
     with pytest.raises(OtherDeviceError) as error:
         require()
@@ -53,6 +57,7 @@ def test_a_gpu_that_torch_cannot_use_is_another_matter(monkeypatch: pytest.Monke
     said = told(monkeypatch, "cuda", "cpu", cuda="13.0")
     assert "which is built for CUDA 13.0, finds none that it can use." in said
     assert "the driver is older" in said
+    assert "which is built for ROCm 7.1, finds none" in told(monkeypatch, "cuda", "cpu", hip="7.1")
 
 
 def test_a_device_that_the_user_has_chosen_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +71,12 @@ def test_a_gpu_that_nvml_has_not_told_of_is_told_with_the_remedy(monkeypatch: py
     said = told(monkeypatch, "cpu", "cuda", cuda="13.0")
     assert "trains on `cuda`, and this host's slots are its cores: NVML" in said
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in said
+
+
+def test_an_amd_gpu_that_the_kernel_has_not_told_of_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = told(monkeypatch, "cpu", "cuda", hip="7.1")
+    assert "the kernel, which tells ZeroTune of AMD's GPUs, has told of none" in said
+    assert "--device=/dev/kfd" in said
 
 
 def test_a_device_that_zerotune_does_not_know_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

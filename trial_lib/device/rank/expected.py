@@ -63,34 +63,47 @@ def _without_gpu(kind: str) -> OtherDeviceError:
             where="the environment",
             remedy=f"Unset it; or leave it, and {_ON_CORES}",
         )
-    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+    built_for = _gpus_of_torch()
+    if built_for is None:
         return OtherDeviceError(
             f"{what}: torch {torch.__version__} is built without CUDA.",
             where=sys.executable,
             remedy=f"Install a torch for your GPUs there (https://pytorch.org), or {_ON_CORES}",
         )
     return OtherDeviceError(
-        f"{what}: torch {torch.__version__}, which is built for CUDA {torch.version.cuda}, finds none that it can use.",
+        f"{what}: torch {torch.__version__}, which is built for {built_for}, finds none that it can use.",
         where=sys.executable,
         remedy='See what `python -c "import torch; torch.cuda.init()"` says there: mostly the driver is older than '
         f"that. Or {_ON_CORES}",
     )
 
 
-def _on_cores_of(kind: str) -> OtherDeviceError:
-    """Returns what is told where slots are cores."""
+def _gpus_of_torch() -> str | None:
+    """Returns what torch is built for, such as `CUDA 13.0`; None where for a CPU alone."""
     import torch
 
+    hip = getattr(torch.version, "hip", None)
+    return f"ROCm {hip}" if hip else None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+
+
+def _on_cores_of(kind: str) -> OtherDeviceError:
+    """Returns what is told where slots are cores."""
     what = f"the program's DeepSpeed trains on `{kind}`, and this host's slots are its cores"
-    if kind == "cuda" and getattr(torch.version, "hip", None) is None:
+    if kind != "cuda":
         return OtherDeviceError(
-            f"{what}: NVML, which tells ZeroTune of GPUs, has told of none.",
-            where="the NVIDIA driver",
-            remedy="Where this is a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, by which it "
-            f"has NVML; see what `nvidia-smi` says. Or {_ON_CORES}",
+            f"{what}: that is nothing that ZeroTune tunes on.",
+            where="the devices",
+            remedy="Set DS_ACCELERATOR=cpu to tune on this host's cores.",
+        )
+    if (_gpus_of_torch() or "").startswith("ROCm"):
+        return OtherDeviceError(
+            f"{what}: the kernel, which tells ZeroTune of AMD's GPUs, has told of none.",
+            where="/sys/class/kfd",
+            remedy=f"Where this is a container, start it with --device=/dev/kfd --device=/dev/dri. Or {_ON_CORES}",
         )
     return OtherDeviceError(
-        f"{what}: NVML, which tells ZeroTune of GPUs, knows NVIDIA's alone.",
-        where="the devices",
-        remedy="Set DS_ACCELERATOR=cpu to tune on this host's cores.",
+        f"{what}: NVML, which tells ZeroTune of NVIDIA's GPUs, has told of none.",
+        where="the NVIDIA driver",
+        remedy="Where this is a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, by which it has "
+        f"NVML; see what `nvidia-smi` says. Or {_ON_CORES}",
     )
