@@ -1,11 +1,14 @@
 """How a trial ends, with real ranks under both launchers."""
 
 import dataclasses
+import json
 import time
+from pathlib import Path
 
 import pytest
 from device_fixtures import host_of_tests
 
+from trial_lib.experiment.study import TrialPaths
 from trial_lib.experiment.window import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
@@ -25,6 +28,9 @@ def test_a_trial_that_needs_more_than_its_slot_has_is_out_of_memory(trials, laun
     assert {"cpu": "can't allocate memory", "cuda": "out of memory"}[host_of_tests().device] in result.reason
     assert result.reason.endswith(f"Log: {result.logs[1]}")
     assert result.metrics == {}
+    # What it still had settles errors that do not say what they lack.
+    record = json.loads(TrialPaths(Path(result.logs[1]).parent).failure(1).read_text())
+    assert 0 < record["memory"]["free"] < record["memory"]["total"]
 
 
 @pytest.mark.long
