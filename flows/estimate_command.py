@@ -12,11 +12,11 @@ from flows.passing_study import passing_study
 from flows.terminal import print_document, say
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.units import bytes_shown
 from trial_lib.experiment.yaml_file import read_experiment
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
 from trial_lib.study.known_trials import ProfileFailedError, earlier_trials, run_profile
-from trial_lib.study.profile_report import mebibytes
 
 _NARROWEST = 120  # columns; where nobody says how wide the paper is
 _SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
@@ -88,15 +88,15 @@ def _show(report: EstimateReport) -> None:
     source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
     lines = [
         f"{report.num_params:,} parameters, {report.trainable_num_params:,} of them trained; "
-        f"{report.slots} {report.device} slot(s) of {mebibytes(report.device_memory)} for the model; from {source}.",
+        f"{report.slots} {report.device} slot(s) of {bytes_shown(report.device_memory)} for the model; from {source}.",
         f"Activations and total are for a micro-batch of {report.micro_batch_size}; totals with their 90 % intervals. "
         f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free; "
         "the one in parentheses may fit, with a chance of 10 %.",
     ]
     if report.host_memory is not None:
         lines.append(
-            f"Each of {report.slots} ranks may keep {mebibytes(report.host_memory)} in the host's memory; an arm that "
-            "offloads more has no micro-batch."
+            f"Each of {report.slots} ranks may keep {bytes_shown(report.host_memory)} in the host's memory; an arm "
+            "that offloads more has no micro-batch."
         )
     offloads = any(row.on_host for row in report.rows)
     table = Table(pad_edge=False)
@@ -106,11 +106,11 @@ def _show(report: EstimateReport) -> None:
     for row in report.rows:
         table.add_row(
             row.label,
-            mebibytes(row.states),
-            *([mebibytes(row.on_host) if row.on_host else ""] if offloads else []),
-            mebibytes(row.activations),
-            mebibytes(row.total),
-            f"{mebibytes(row.total_low)} .. {mebibytes(row.total_high)}",
+            bytes_shown(row.states),
+            *([bytes_shown(row.on_host) if row.on_host else ""] if offloads else []),
+            bytes_shown(row.activations),
+            bytes_shown(row.total),
+            f"{bytes_shown(row.total_low)} .. {bytes_shown(row.total_high)}",
             _largest(row, report.at_most),
             "" if row.measured is None else _measured(row.measured),
         )
@@ -128,7 +128,7 @@ def _largest(row: ArmEstimate, at_most: int) -> str:
 def _measured(measured: MeasuredArm) -> str:
     said = []
     if measured.largest_micro_batch is not None:
-        total = "" if measured.total is None else f", total {mebibytes(measured.total)}"
+        total = "" if measured.total is None else f", total {bytes_shown(measured.total)}"
         said.append(f"micro-batch {measured.largest_micro_batch} ran{total}")
     if measured.smallest_out_of_memory is not None:
         said.append(f"{measured.smallest_out_of_memory} out of memory")

@@ -104,7 +104,9 @@ class LiveView:
 
     def _print_new(self) -> None:
         for row in self._to_print:
-            said = f"{row.metric} {row.value:.4g}" if row.value is not None else row.reason
+            said = (
+                f"{row.metric} {SEARCH_METRICS[row.metric].shown(row.value)}" if row.value is not None else row.reason
+            )
             say(f"trial {row.trial:04d} {row.label}: {row.outcome.value} {said}")
         self._to_print.clear()
 
@@ -138,8 +140,7 @@ class LiveView:
         numbers = [metric.name, *(name for name in ("samples/s", "peak MiB") if name != metric.unit)]
         columns = ["trial", "candidate", *numbers, "measured", "outcome"]
         for column in ("", *columns):
-            title = f"{metric.name} ({metric.unit})" if column == metric.name else column
-            table.add_column(title, justify="right" if column in ("trial", *numbers) else "left")
+            table.add_column(column, justify="right" if column in ("trial", *numbers) else "left")
         for place, row in enumerate(rows[:_ROWS]):
             shown = row.for_people()
             mark = "best" if place == 0 and row.value is not None else ""

@@ -8,6 +8,7 @@ from flows.interrupts import interrupts
 from flows.terminal import say
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.environment import redact
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.report.leaderboard import Row, leaderboard
@@ -66,8 +67,9 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         return
     best, largest = document["best"], document["largest"]
     if largest is None:
+        metric = SEARCH_METRICS[record.metric]
         say(
-            f"Best: trial {best['trial']:04d}, {best['label']}: {record.metric} {best['value']:.4g}, "
+            f"Best: trial {best['trial']:04d}, {best['label']}: {record.metric} {metric.shown(best['value'])}, "
             f"{best['throughput']:.1f} samples/s"
         )
     else:

@@ -30,7 +30,7 @@ def _row(confirmed: Confirmed, metric: str) -> dict[str, str]:
     value = confirmed.metrics.get(metric)
     return {
         "configuration": "your own" if confirmed.verdict == "own" else confirmed.name,
-        f"{metric} ({SEARCH_METRICS[metric].unit})": "" if value is None else f"{value:.4g}",
+        metric: SEARCH_METRICS[metric].shown(value),
         "over your own": "" if confirmed.gain is None else confirmed.gain.times,
         "verdict": confirmed.verdict,
         "trials": " ".join(f"{number:04d}" for number in confirmed.trials),

@@ -6,8 +6,9 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.telling import told_if_possible
 from trial_lib.experiment.files import write_whole
+from trial_lib.experiment.units import bytes_shown
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.profile_report import mebibytes, model_notes, program_notes, report_profile
+from trial_lib.study.profile_report import model_notes, program_notes, report_profile
 
 
 @task(name="profile", cache_policy=NO_CACHE, persist_result=False)
@@ -25,7 +26,7 @@ def tell_profile(driver: StudyDriver) -> None:
     for note in (*program_notes(driver.profile.program), *model_notes(driver.profile.profile)):
         driver.log.warning("%s", note)
     rows = "\n".join(
-        f"| {stage.stage} | {mebibytes(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages
+        f"| {stage.stage} | {bytes_shown(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages
     )
     with told_if_possible(driver.log):
         create_markdown_artifact(

@@ -7,6 +7,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.telling import told_if_possible
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.study.answer import winning_config
 from trial_lib.study.confirming import Answer
 from trial_lib.study.driver import StudyDriver
@@ -20,7 +21,8 @@ def report(driver: StudyDriver, answer: Answer, tracking_url: str) -> None:
     metric = driver.arguments.metric
     driver.write_answer(best.number, answer.document(driver))
     said = "" if answer.gain is None or finding is not None else f", {answer.gain:.2f}x the submitted configuration"
-    headline = f"trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {best.metrics[metric]:.4g}{said}"
+    value = SEARCH_METRICS[metric].shown(best.metrics[metric])
+    headline = f"trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {value}{said}"
     driver.log.info("best: %s", headline)
     get_run_logger().info("best: %s", headline)
     config = json.dumps(winning_config(driver.base_config, candidate), indent=2)

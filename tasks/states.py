@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from prefect.states import Completed, State
 
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
 
 
 def said(result: TrialResult, metric: str) -> State:
     """Returns the state of a task run that a trial has ended in, named for its outcome."""
     if result.outcome is Outcome.COMPLETED:
-        return Completed(message=f"{metric} {result.metrics.get(metric, float('nan')):.4g}")
+        return Completed(message=f"{metric} {SEARCH_METRICS[metric].shown(result.metrics.get(metric))}")
     return Completed(name=result.outcome.value.replace("_", " ").capitalize(), message=result.reason)
 
 

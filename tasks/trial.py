@@ -9,6 +9,7 @@ from prefect.states import State
 
 from tasks.states import said, said_of_sizes
 from tasks.telling import told_if_possible
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.history import Withdrawn
@@ -41,8 +42,8 @@ def sweep(driver: StudyDriver, label: str, work: Any) -> State:
         if isinstance(end, Withdrawn):
             rows.append({**row, "outcome": f"not measured ({end.reason.value})", metric: ""})
         else:
-            value = end.metrics.get(metric)
-            rows.append({**row, "outcome": end.outcome.value, metric: "" if value is None else f"{value:.4g}"})
+            value = SEARCH_METRICS[metric].shown(end.metrics.get(metric))
+            rows.append({**row, "outcome": end.outcome.value, metric: value})
     with told_if_possible(driver.log):
         create_table_artifact(rows, key=f"sweep-{swept.plans[0].number:04d}", description=label)
     state = said_of_sizes(list(ends.values()))

@@ -42,8 +42,3 @@ def warn(name: str, said: str, remedy: str) -> Check:
 def fail(name: str, said: str, remedy: str) -> Check:
     """Returns a check that has found what goes wrong."""
     return Check(name, Verdict.FAIL, said, remedy)
-
-
-def mebibytes(size: int) -> str:
-    """Returns bytes as people read them."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from trial_lib.experiment.named import NameOf
+from trial_lib.experiment.units import quantity
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Metric:
     def better(self, value: float, than: float) -> bool:
         """Returns whether `value` is strictly better than `than`."""
         return value < than if self.smaller_is_better else value > than
+
+    def shown(self, value: float | None) -> str:
+        """Returns a value as people read it; nothing for None."""
+        return "" if value is None else quantity(value, self.unit)
 
 
 SEARCH_METRICS = {

@@ -7,8 +7,9 @@ from typing import Any
 from trial_lib.device.host.base import DeviceCondition, Host, Tenant
 from trial_lib.device.host.nvml import driver_version
 from trial_lib.device.host.this_host import kind_of, this_host
-from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
+from trial_lib.experiment.check import Check, fail, ok, warn
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.units import bytes_shown
 from trial_lib.launch.device_watch import company_said, neighbour
 
 ACCELERATORS, DEVICES = "accelerators", "devices"
@@ -120,7 +121,7 @@ def _check_tried(found: DevicesFound, but: str, report: Mapping[str, Any], tried
 
 def _slots(found: DevicesFound) -> str:
     host = found.host
-    size = mebibytes(host.memory_per_slot) if host.memory_per_slot else "unknown size"
+    size = bytes_shown(host.memory_per_slot) if host.memory_per_slot else "unknown size"
     memory = f"{len(host.slots)} slots of {size}"
     on_the_processor = kind_of(host.device).computes_on_the_processor
     return f"no GPU; {memory}, a core each" if on_the_processor else f"{memory} (GPUs, driver {found.driver})"
@@ -146,7 +147,7 @@ def _state(condition: DeviceCondition) -> str:
     """Returns what a device is like, in words."""
     words = [f"{condition.device}: {condition.model or 'of no known model'}"]
     if condition.memory is not None and condition.memory_used is not None:
-        words.append(f"{mebibytes(condition.memory_used)} of {mebibytes(condition.memory)} in use")
+        words.append(f"{bytes_shown(condition.memory_used)} of {bytes_shown(condition.memory)} in use")
     if condition.tenants:
         words.append(f"others compute there: {company_said(list(map(neighbour, condition.tenants)))}")
     words += [

@@ -50,7 +50,7 @@ class Row(BaseModel):
             "candidate": self.label,
             "measured": self.measured if self.value is not None else "",
             "outcome": self.outcome.value,
-            self.metric: "" if self.value is None else f"{self.value:.4g}",
+            self.metric: SEARCH_METRICS[self.metric].shown(self.value),
             "samples/s": "" if self.throughput is None else f"{self.throughput:.1f}",
             "peak MiB": "" if self.peak_memory is None else f"{self.peak_memory / 2**20:.0f}",
             "knobs": flat_knobs(self.knobs),

@@ -5,6 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.knob_effects import knob_effects, percent
 from trial_lib.report.study_view import Interval, StudyView, duration, setting_text
@@ -89,14 +90,14 @@ def _confirmed(view: StudyView) -> Table:
 
 
 def _trials(view: StudyView) -> Table:
-    value = f"{view.metric} ({view.unit})"
+    value = view.metric
     numbers = (value, "samples/s", "peak MiB")
     columns = [column for column in numbers if column != "samples/s" or view.unit != column]
     table = _table("trials", "trial", "candidate", *columns, "measured", "outcome", right=numbers)
     for trial in view.ranked[:_TRIALS_SHOWN]:
         row = trial.row
         cells = {
-            value: "" if row.value is None else f"{row.value:.4g}",
+            value: SEARCH_METRICS[view.metric].shown(row.value),
             "samples/s": "" if row.throughput is None else f"{row.throughput:.1f}",
             "peak MiB": "" if row.peak_memory is None else f"{row.peak_memory / _MIB:.0f}",
         }

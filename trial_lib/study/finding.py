@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.units import interval
 
 # A free batch changes the training: less than this is not worth the thought.
 _WORTH_SAYING = 1.05
@@ -105,7 +106,7 @@ class Finding(_Record):
             return "No configuration is faster than yours beyond the noise."
         if self.winner.gain is None:
             value, unit = self.winner.value, SEARCH_METRICS[self.metric].unit
-            level = "" if value is None else f" {value.value:.4g} [{value.low:.4g}, {value.high:.4g}] {unit}"
+            level = "" if value is None else f" {interval(value.value, value.low, value.high, unit)}"
             return f"{self.winner.name}:{level}, and nothing to compare with."
         return f"{self.winner.name}: {self.winner.gain.times} your configuration."
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trial_lib.experiment import shared_memory
-from trial_lib.experiment.check import Check, fail, mebibytes, ok, warn
+from trial_lib.experiment.check import Check, fail, ok, warn
 from trial_lib.experiment.errors import InputError
+from trial_lib.experiment.units import bytes_shown
 from trial_lib.launch.own_folder import own_folder
 from trial_lib.launch.trial_files import layer_refusal
 
@@ -36,11 +37,11 @@ def check_shared_memory() -> Check:
             pass
     except OSError as error:
         return fail(name, f"{folder} cannot be written ({error.strerror})", remedy)
-    said = f"{folder}: {mebibytes(usage.free)} free of {mebibytes(usage.total)}"
+    said = f"{folder}: {bytes_shown(usage.free)} free of {bytes_shown(usage.total)}"
     left = abandoned_buffers()
     if left:
         size = sum(left.values())
-        said += f", {mebibytes(size)} of it in {len(left)} buffers of runs that are gone"
+        said += f", {bytes_shown(size)} of it in {len(left)} buffers of runs that are gone"
     if usage.free < _LITTLE_SHARED_MEMORY:
         return fail(name, said, _removal(left) if left else remedy)
     if left:
@@ -102,7 +103,7 @@ def _write_access(what: str, folder: Path) -> Check:
         return fail(what, f"{folder} cannot be written ({error.strerror})", _elsewhere(what))
     except InputError as error:
         return fail(what, f"{folder}: {error.what}", _elsewhere(what))
-    said = f"{folder}: {mebibytes(free)} free"
+    said = f"{folder}: {bytes_shown(free)} free"
     if free < _NO_ROOM:
         return fail(what, said, "Make room: a study stops when the disk is full.")
     if free < _LITTLE_ROOM:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from trial_lib.estimate.states import first_guess, on_a_device, precision_of, state_bytes
 from trial_lib.experiment.knobs import ZERO_STAGES
 from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.experiment.units import bytes_shown
 
 _MOST_NAMED = 4
 
@@ -41,10 +42,10 @@ class ProfileReport(BaseModel):
         profile = self.profile
         return [
             f"parameters: {profile.num_params:,}, trainable: {profile.trainable_num_params:,}",
-            f"device memory for the model: {mebibytes(profile.gpu_mem)}; "
-            f"activations of one sample: {mebibytes(profile.activation_mem_per_gpu)}",
+            f"device memory for the model: {bytes_shown(profile.gpu_mem)}; "
+            f"activations of one sample: {bytes_shown(profile.activation_mem_per_gpu)}",
             *(
-                f"ZeRO {stage.stage}: states {mebibytes(stage.states)}, "
+                f"ZeRO {stage.stage}: states {bytes_shown(stage.states)}, "
                 f"largest micro-batch about {stage.largest_micro_batch}"
                 for stage in self.stages
             ),
@@ -115,8 +116,3 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
     else:
         what = f"The program cannot be tuned as it was typed: {result.outcome.value}."
     return f"{what} {result.reason}"
-
-
-def mebibytes(count: int) -> str:
-    """Returns bytes as people read them."""
-    return f"{count / 2**20:,.1f} MiB"

@@ -207,7 +207,7 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
         said = (
             ""
             if best is None or best.value is None
-            else (f"{best.label}: {best.metric} {best.value:.4g} {SEARCH_METRICS[best.metric].unit}")
+            else (f"{best.label}: {best.metric} {SEARCH_METRICS[best.metric].shown(best.value)}")
         )
         gain = "" if record.gain is None else f"{record.gain:.2f}x your configuration."
         return ", ".join(filter(None, (said, gain))) or "Completed; its history is empty or missing."

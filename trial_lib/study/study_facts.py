@@ -9,9 +9,8 @@ from typing import Any
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.result import TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord
+from trial_lib.experiment.units import bytes_shown
 from trial_lib.study.memory_views import device_of
-
-_GIB, _MIB = 2**30, 2**20
 
 
 def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult]) -> dict[str, str]:
@@ -29,9 +28,9 @@ def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialR
     if profile is not None:
         facts |= {
             "parameters": f"{profile.num_params:,}, of which {profile.trainable_num_params:,} are trained",
-            "memory for the model on a slot": _bytes(profile.gpu_mem) if profile.gpu_mem else "no limit",
-            **({"memory of the host for each rank": _bytes(profile.host_mem)} if profile.host_mem else {}),
-            "activations of one sample": _bytes(profile.activation_mem_per_gpu),
+            "memory for the model on a slot": bytes_shown(profile.gpu_mem) if profile.gpu_mem else "no limit",
+            **({"memory of the host for each rank": bytes_shown(profile.host_mem)} if profile.host_mem else {}),
+            "activations of one sample": bytes_shown(profile.activation_mem_per_gpu),
             "model replicas": str(profile.data_parallel_size),
         }
     names = dict.fromkeys(name for result in by_number.values() for name in result.versions)
@@ -51,10 +50,6 @@ def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialR
 
 def _values(found: Iterable[str]) -> str:
     return ", ".join(value for value in dict.fromkeys(found) if value)
-
-
-def _bytes(count: int) -> str:
-    return f"{count / _GIB:.1f} GiB" if count >= 4 * _GIB else f"{count / _MIB:.1f} MiB"
 
 
 def _arguments(arguments: Mapping[str, Any]) -> str:

@@ -232,7 +232,7 @@ def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, An
     if record.best_number is None or not answer:
         return f"{tuned}\n\nStatus: {record.status.value}. {redact_text(record.reason)}".rstrip()
     value = answer["metrics"][record.metric]
-    lines = [tuned, f"**Answer:** trial {record.best_number:04d}, {value:.4g} {metric.unit}."]
+    lines = [tuned, f"**Answer:** trial {record.best_number:04d}, {metric.shown(value)}."]
     if record.regression:
         lines.append(f"**Slower than before:** {record.regression}")
     if record.finding:

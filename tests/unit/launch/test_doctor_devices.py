@@ -121,7 +121,7 @@ def test_a_healthy_card_is_told_with_its_memory(monkeypatch: pytest.MonkeyPatch)
         (
             PretendGpu("GPU-a", instances=[PretendGpu("MIG-a", 20 * GIB)]),
             "ok",
-            "MIG-a: NVIDIA H100 80GB HBM3, 0 MiB of 20.0 GiB in use, cut into instances",
+            "MIG-a: NVIDIA H100 80GB HBM3, 0 bytes of 20.0 GiB in use, cut into instances",
             "",
         ),
     ],

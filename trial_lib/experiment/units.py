@@ -1,0 +1,54 @@
+"""Quantities as people read them."""
+
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_KIB, _MIB, _GIB, _TIB = 2**10, 2**20, 2**30, 2**40
+
+
+def quantity(value: float, unit: str) -> str:
+    """Returns a value with its unit.
+
+    Args:
+        value: in that unit.
+        unit: FLOP/s get a prefix, and seconds below one are told in milliseconds.
+
+    Example:
+        >>> quantity(61_300_000_000.0, "FLOP/s"), quantity(0.0123, "s"), quantity(1234.5, "samples/s")
+        ('61.3 GFLOP/s', '12.3 ms', '1,234.5 samples/s')
+    """
+    scale, name = _scale(value, unit)
+    scaled = value / scale
+    return f"{scaled:,.1f} {name}" if abs(scaled) >= 10 else f"{scaled:.3g} {name}"
+
+
+def interval(value: float, low: float, high: float, unit: str) -> str:
+    """Returns a value with its interval, in one unit.
+
+    Example:
+        >>> interval(2.53e9, 2.19e9, 2.92e9, "FLOP/s")
+        '2.53 [2.19, 2.92] GFLOP/s'
+    """
+    scale, name = _scale(value, unit)
+    return f"{value / scale:.4g} [{low / scale:.4g}, {high / scale:.4g}] {name}"
+
+
+def bytes_shown(count: float) -> str:
+    """Returns a number of bytes.
+
+    Example:
+        >>> bytes_shown(434_110_464), bytes_shown(80 * 2**30), bytes_shown(700)
+        ('414 MiB', '80.0 GiB', '700 bytes')
+    """
+    for least, name in ((_TIB, "TiB"), (_GIB, "GiB")):
+        if abs(count) >= least:
+            return f"{count / least:,.1f} {name}"
+    if abs(count) >= 10 * _MIB:
+        return f"{count / _MIB:,.0f} MiB"
+    if abs(count) >= _MIB:
+        return f"{count / _MIB:.1f} MiB"
+    return f"{count / _KIB:.0f} KiB" if abs(count) >= _KIB else f"{count:.0f} bytes"
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    if unit == "FLOP/s":
+        return next(((size, f"{letter}{unit}") for size, letter in _PREFIXES if abs(value) >= size), (1.0, unit))
+    return (1e-3, "ms") if unit == "s" and abs(value) < 1 else (1.0, unit)
