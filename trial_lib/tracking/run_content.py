@@ -117,7 +117,9 @@ def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
         for stage in report["stages"]
         for name in ("states", "largest_micro_batch")
     }
-    return {**{f"profile.{name}": float(value) for name, value in report["profile"].items()}, **needs}
+    # What nobody knows has no figure, and a list is none.
+    found = {name: value for name, value in report["profile"].items() if isinstance(value, (int, float))}
+    return {**{f"profile.{name}": float(value) for name, value in found.items()}, **needs}
 
 
 def study_artifacts(paths: StudyPaths) -> list[Path]:

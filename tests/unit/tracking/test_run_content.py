@@ -5,8 +5,9 @@ import pytest
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
-from trial_lib.experiment.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
+from trial_lib.experiment.result import Memory, ModelProfile, Neighbour, Outcome, TrialDevice, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.study.profile_report import report_profile
 from trial_lib.tracking.run_content import (
     Point,
     RunContent,
@@ -141,6 +142,25 @@ def test_a_study_that_runs_says_so(tmp_path: Path) -> None:
     assert content.params["settings.divisor"] == "2"
     assert content.params["zero_stages"] == "[1, 2]"
     assert content.tags["mlflow.note.content"].endswith("Status: running.")
+
+
+def test_what_of_the_profile_is_a_figure_arrives(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path)
+    profile = ModelProfile(
+        num_params=10,
+        trainable_num_params=4,
+        activation_mem_per_gpu=1,
+        gpu_mem=1000,
+        data_parallel_size=1,
+        flops_per_sample=2.0,
+        uncounted=["flash_attn::_flash_attn_forward"],
+        bytes_per_param=None,
+    )
+    paths.profile.write_text(report_profile(profile, {}, 1).model_dump_json())
+    found = {point.name: point.value for point in study_content(RECORD, paths).metrics}
+    assert (found["profile.num_params"], found["profile.flops_per_sample"]) == (10.0, 2.0)
+    assert "profile.z3.states" in found
+    assert not {"profile.uncounted", "profile.bytes_per_param"} & found.keys()
 
 
 @pytest.mark.parametrize(("gain", "said"), [(1.5, "1.50 times the submitted"), (None, "did not complete")])
