@@ -91,3 +91,35 @@ def test_a_deadline_passes_over_what_ranks_build(guarded: Guarded, what: str, en
         what=what,
     )
     assert ending.ended_by == ended_by, guarded.log.read_text()
+
+
+def test_what_a_killed_trial_has_swapped_to_nvme_is_gone_and_what_others_have_there_stays(
+    guarded: Guarded, tmp_path: Path
+) -> None:
+    nvme = tmp_path / "nvme"
+    of_a_training = nvme / "zero_stage_3" / "float16params" / "rank0" / "0_param.tensor.swp"
+    of_a_training.parent.mkdir(parents=True)
+    of_a_training.write_bytes(b"0" * 64)
+    ending = guarded.run(
+        """
+        import os, signal
+        from pathlib import Path
+        from trial_lib.experiment import swap_folders
+        def run(payload, rank):
+            scratch = Path(payload["scratch"])
+            own = swap_folders.own_folder(Path(payload["nvme"]), scratch)
+            swap_folders.note(scratch, own)
+            # What no trial has made, whatever the notes say.
+            swap_folders.note(scratch, own.parent)
+            (own / "zero_stage_3").mkdir(parents=True)
+            (own / "zero_stage_3" / "0_param.tensor.swp").write_bytes(b"1" * 64)
+            print(own, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        nvme=str(nvme),
+    )
+    assert ending.statuses == [-9]
+    own = Path(guarded.log.read_text().strip())
+    assert own.parent == nvme
+    assert not own.exists()
+    assert of_a_training.read_bytes() == b"0" * 64

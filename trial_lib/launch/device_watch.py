@@ -5,6 +5,7 @@ import os
 import queue
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from trial_lib.experiment.result import Neighbour, TrialDevice
 
 _PERIOD_S = 2.0
 _PATIENCE_S = 10.0
+_RELEASE_POLL_S, _TOLD_S, _STUCK_S = 0.1, 5.0, 60.0
 _GIB = 2**30
 # Its power limit holds nearly every card down that is busy; somebody has set these clocks.
 _USUAL = ("its power limit", "clocks that were set", "a display")
@@ -60,6 +62,34 @@ class DeviceWatch:
             taken = [self._taken(number) for number in range(len(self._slots))]
             self._start_over()
         return taken
+
+    def await_release(self, is_cancelled: Callable[[], bool], note: Callable[[str], None]) -> None:
+        """Waits until the driver has let go of the trial's ended processes: nobody else's may have the devices before.
+
+        Args:
+            is_cancelled: asked while waiting.
+            note: told where that takes its time, and where it is given up: nothing of it has changed for a minute.
+        """
+        held, is_told = self._still_held(), False
+        began = since = time.monotonic()
+        while held and not is_cancelled():
+            if not is_told and time.monotonic() - began > _TOLD_S:
+                is_told = True
+                note(f"the driver has not let go of ended processes yet ({_numbers(held)}): their slots are kept")
+            if time.monotonic() - since > _STUCK_S:
+                note(f"the driver does not let go of ended processes ({_numbers(held)}): what follows finds them there")
+                return
+            time.sleep(_RELEASE_POLL_S)
+            if (now := self._still_held()) != held:
+                held, since = now, time.monotonic()
+
+    def _still_held(self) -> set[tuple[int, int | None]]:
+        """Returns the trial's processes that have ended, or are about to, and have something of a device; with that."""
+        tenants = self._within(self._tenants) or {}
+        with self._lock:
+            own = set(self._own)
+        named = {(each.pid, each.memory) for found in tenants.values() for each in found if each.pid in own}
+        return {(pid, memory) for pid, memory in named if _has_ended(pid)}
 
     def close(self) -> None:
         """Looks no more."""
@@ -186,6 +216,18 @@ def _is_own(pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
         return os.getpid() in {process.pid for process in psutil.Process(pid).parents()}
     return False
+
+
+def _has_ended(pid: int) -> bool:
+    """Returns whether a process is gone, or is killed and hangs in a driver."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, psutil.STATUS_DISK_SLEEP)
+    except psutil.Error:
+        return True
+
+
+def _numbers(held: set[tuple[int, int | None]]) -> str:
+    return ", ".join(sorted(str(pid) for pid, _ in held))
 
 
 def neighbour(tenant: Tenant) -> Neighbour:

@@ -24,7 +24,7 @@ from trial_lib.experiment.files import open_own
 from trial_lib.experiment.layer import Layer
 from trial_lib.experiment.shared_memory import held_by
 from trial_lib.launch import bootstrap, channel, layer_mount, rank_process
-from trial_lib.launch.leavings import look_before, remove_leavings
+from trial_lib.launch.leavings import look_before, remove_leavings, scratch_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
@@ -225,9 +225,8 @@ class Guard:
                 os.read(child_ends, 4096)
 
     def _build_seconds(self) -> float:
-        payload = self._request["payload"]
-        scratch = payload.get("trials", [payload])[0].get("scratch")
-        return 0.0 if scratch is None else build_times.seconds(Path(scratch))
+        scratch = scratch_of(self._request["payload"])
+        return 0.0 if scratch is None else build_times.seconds(scratch)
 
     def _reap(self, ranks: dict[int, int]) -> bool:
         """Notes the ranks that have ended, and lets adopted orphans go; returns whether a rank has failed."""

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment import shared_memory
+from trial_lib.experiment import shared_memory, swap_folders
 from trial_lib.experiment.files import open_own
 from trial_lib.launch import bootstrap, hosted_rank, rank_process
 from trial_lib.launch.guard import become_subreaper, kill_descendants
@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> None:
         _, status = os.waitpid(guard, 0)
         kill_descendants()
         remove_shared_memory(told["master_addr"], told["master_port"], segments)
+        if told["scratch"]:
+            swap_folders.remove(Path(told["scratch"]))
         if told["guard"] is None:
             shutil.rmtree(rank_process.workers_folder(told["environment"], os.getpid()), ignore_errors=True)
         code = os.waitstatus_to_exitcode(status)

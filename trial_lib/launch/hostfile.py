@@ -19,6 +19,7 @@ from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.host_guard import RANK_FAILED, RANKS_ENDED
 from trial_lib.launch.hosts import is_this_host
 from trial_lib.launch.launcher import HOST, Ending, Launched, LaunchRequest
+from trial_lib.launch.leavings import scratch_of
 
 # What DeepSpeed's launcher sets for each rank by itself.
 _OF_A_RANK = (
@@ -114,7 +115,7 @@ class HostfileLauncher(ColdLauncher):
             "deadline_s": request.deadline_s,
             "grace_s": request.grace_s,
             # What the guard itself looks into; the ranks have all of it.
-            "payload": {"scratch": request.payload.get("trials", [request.payload])[0].get("scratch")},
+            "payload": {"scratch": _scratch(request)},
         }
         return _OverHosts(self._start_guard("trial_lib.launch.hosts_guard", message, request), self._parts)
 
@@ -131,6 +132,7 @@ class HostfileLauncher(ColdLauncher):
             "node_rank": number,
             "master_addr": address,
             "master_port": first.environment["MASTER_PORT"],
+            "scratch": _scratch(request),
         }
         here = is_this_host(part.host)
         command = bootstrap.command(sys.executable if here else request.interpreter, "trial_lib.launch.host_guard")
@@ -139,6 +141,11 @@ class HostfileLauncher(ColdLauncher):
         # What the trial's guard removes when all have ended.
         left = {"MASTER_ADDR": address, "MASTER_PORT": told["master_port"], "TMPDIR": first.environment.get("TMPDIR")}
         return {"command": command, "here": here, "log": first.log, "told": told, "environment": left}
+
+
+def _scratch(request: LaunchRequest) -> str | None:
+    scratch = scratch_of(request.payload)
+    return None if scratch is None else str(scratch)
 
 
 def _by_ssh(host: str, command: Sequence[str]) -> list[str]:

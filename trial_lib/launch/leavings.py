@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment import shared_memory
+from trial_lib.experiment import shared_memory, swap_folders
 from trial_lib.launch import rank_process
 
 REMOVED, LEFT = "removed", "left"
@@ -44,6 +44,8 @@ def remove_leavings(
     before = request.get(_BEFORE)
     remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"], before)
     shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
+    if scratch := scratch_of(request["payload"]):
+        swap_folders.remove(scratch)
     if before is None:
         return {}
     new = {
@@ -75,9 +77,18 @@ def _made_by(name: str) -> int | None:
 
 
 def _noted(request: dict[str, Any]) -> set[str]:
-    payload = request["payload"]
+    scratch = scratch_of(request["payload"])
+    return set() if scratch is None else shared_memory.noted(scratch)
+
+
+def scratch_of(payload: Mapping[str, Any]) -> Path | None:
+    """Returns the scratch folder of a trial, of its first size where it is a sweep; None where it has none.
+
+    Args:
+        payload: what its ranks are told.
+    """
     scratch = payload.get("trials", [payload])[0].get("scratch")
-    return set() if scratch is None else shared_memory.noted(Path(scratch))
+    return None if scratch is None else Path(scratch)
 
 
 def remove_shared_memory(address: str, port: str, before: Mapping[str, int] | None) -> None:

@@ -107,6 +107,7 @@ def run_sweep(
                 finally:
                     over.set()
                 ending = running.result()
+                watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
                 collector.take_measured()
                 last = watch.take()
                 collector.watch = lambda: last

@@ -134,6 +134,7 @@ def run_trial(
             label = f"trial {plan.number:04d}"
             with watched(host, slots.names) as watch, told_of(label, states_of(plan), note):
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
+                watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
                 devices = watch.take()
             tell_leavings(ending, label, note)
             tell_devices(devices, label, note)

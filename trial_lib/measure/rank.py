@@ -23,6 +23,7 @@ from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.next_size import NextSize
 from trial_lib.measure.config_refusal import named_refusal
 from trial_lib.measure.endings import EndedEarlyError, WaitsForEverError
+from trial_lib.measure.own_swaps import swap_into_own_folder
 from trial_lib.measure.shared_memory import NotedMemory
 from trial_lib.measure.timed_builds import note_builds
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
@@ -64,6 +65,7 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
     memory = NotedMemory(scratch)
     # Those of later sizes find the ops loaded.
     note_builds(scratch)
+    swap_into_own_folder(scratch)
 
     def end(code: int) -> NoReturn:
         memory.note_held()

@@ -158,3 +158,72 @@ def test_a_driver_that_hangs_holds_no_trial_up(gpus: list[PretendGpu], monkeypat
     assert during(lambda: None) == [TrialDevice(device="GPU-a", model="H100")]
     assert time.monotonic() - began < 5.0
     hangs.set()
+
+
+class Ended:
+    """A trial whose only rank has ended, and of which the driver still has something.
+
+    Args:
+        gpus: of the host.
+    """
+
+    def __init__(self, gpus: list[PretendGpu]) -> None:
+        self._gpu = gpus[0]
+        self.notes: list[str] = []
+        process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+        self._gpu.processes.append(Process(process.pid, 40 * GIB))
+        self._watching = watched(HOST, ("0",))
+        self._watch = self._watching.__enter__()
+        time.sleep(0.2)
+        process.kill()
+        process.communicate()
+        self.pid = process.pid
+
+    def seconds_until_released(self, is_cancelled: Callable[[], bool] = lambda: False) -> float:
+        """Returns for how long the trial's slots are kept."""
+        began = time.monotonic()
+        self._watch.await_release(is_cancelled, self.notes.append)
+        self._watching.__exit__(None, None, None)
+        return time.monotonic() - began
+
+    def let_go(self) -> None:
+        """Has the driver give back what it has of the rank: first some of it, then all."""
+        for memory in (30, 20, 10):
+            time.sleep(0.3)
+            self._gpu.processes[:] = [Process(self.pid, memory * GIB)]
+        time.sleep(0.3)
+        self._gpu.processes.clear()
+
+
+@pytest.fixture
+def ended(gpus: list[PretendGpu], monkeypatch: pytest.MonkeyPatch) -> Ended:
+    monkeypatch.setattr(device_watch, "_TOLD_S", 0.2)
+    monkeypatch.setattr(device_watch, "_STUCK_S", 0.8)
+    return Ended(gpus)
+
+
+def test_slots_are_kept_as_long_as_the_driver_names_an_ended_rank_and_gets_on(ended: Ended) -> None:
+    driver = threading.Thread(target=ended.let_go)
+    driver.start()
+    assert ended.seconds_until_released() >= 1.1
+    driver.join()
+    (said,) = ended.notes
+    assert said == f"the driver has not let go of ended processes yet ({ended.pid}): their slots are kept"
+
+
+def test_a_driver_that_does_not_get_on_keeps_no_study_from_going_on(ended: Ended) -> None:
+    assert 0.8 <= ended.seconds_until_released() < 5
+    assert ended.notes[-1].startswith(f"the driver does not let go of ended processes ({ended.pid})")
+
+
+def test_whoever_cancels_does_not_wait_for_the_driver(ended: Ended) -> None:
+    assert ended.seconds_until_released(lambda: True) < 0.5
+
+
+def test_processes_of_others_and_those_that_still_run_keep_no_slots(gpus: list[PretendGpu], rank: int) -> None:
+    gpus[0].processes += [Process(INIT, GIB), Process(NOBODY, None), Process(rank, GIB)]
+    with watched(HOST, ("0",)) as watch:
+        time.sleep(0.2)
+        began = time.monotonic()
+        watch.await_release(lambda: False, lambda text: None)
+    assert time.monotonic() - began < 0.5
