@@ -267,6 +267,26 @@ def test_a_trial_neither_saves_nor_evaluates_nor_resumes_and_leaves_the_users_fo
     assert sorted(path.name for path in theirs.parent.iterdir()) == ["ds.json", "new", "out", "script.py"]
 
 
+@pytest.mark.long
+def test_a_trainer_that_compiles_does_so_in_its_trials(run_code, trials):
+    source = """
+        from torch._dynamo.utils import counters
+
+        class Says(TrainerCallback):
+            def on_step_begin(self, *_, **__):
+                print("graphs", counters["stats"]["unique_graphs"], flush=True)
+
+        arguments = TrainingArguments("out", deepspeed="ds.json", per_device_train_batch_size=2,
+                                      report_to=[], torch_compile=True, torch_compile_backend="eager")
+        train(arguments, callbacks=[Says()])
+        """
+    profiled = completed(run_code(source, micro_batch=2, window=StepWindow(1, 1, max_steps=1)), 2)
+    assert profiled.profile.flops_per_sample > 0
+    seen = [int(line.split()[1]) for line in trials.log(profiled).splitlines() if line.startswith("graphs ")]
+    # The first step compiles, and no other one does.
+    assert seen[0] == 0 < seen[1] == seen[-1]
+
+
 @pytest.mark.parametrize("names_a_file", [True, False])
 def test_a_trainer_whose_configuration_is_the_accelerate_launchers(run, tmp_path, names_a_file):
     file = tmp_path / "of_accelerate.json"
