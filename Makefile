@@ -17,11 +17,11 @@ demo: $(PREPARED)
 # Unit tests side by side; the others start ranks of their own, measure, and want the machine for themselves.
 test: $(PREPARED)
 	$(BIN)/python -m pytest -m "not long" -n 2 tests/unit
-	$(BIN)/python -m pytest -m "not long" tests/integration tests/chaos
+	$(BIN)/python -m pytest -m "not long" tests/integration tests/cuda tests/chaos
 
 test-all: $(PREPARED)
 	$(BIN)/python -m pytest -n 2 tests/unit
-	$(BIN)/python -m pytest tests/integration tests/chaos
+	$(BIN)/python -m pytest tests/integration tests/cuda tests/chaos
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

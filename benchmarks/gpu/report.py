@@ -1,0 +1,93 @@
+"""What a stage writes: each finding at once, so that a stage that is cut off has left what it found until then."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from trial_lib.experiment.files import write_whole
+
+PASS, FAIL, LEFT_OUT = "pass", "fail", "left out"
+
+
+class Report:
+    """The JSON file of a stage.
+
+    Args:
+        path: of the file.
+        stage: its name.
+        device: `cuda` or `cpu`.
+    """
+
+    def __init__(self, path: Path, stage: str, device: str) -> None:
+        self._path = path
+        self._started = time.monotonic()
+        self._content: dict[str, Any] = {"stage": stage, "device": device, "checks": [], "figures": {}, "notes": []}
+        self._write()
+
+    def check(self, name: str, holds: bool, said: str = "") -> bool:
+        """Notes whether something holds that was to be shown."""
+        return self._add(name, PASS if holds else FAIL, said) == PASS
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Notes something that cannot be shown here."""
+        self._add(name, LEFT_OUT, why)
+
+    def figure(self, name: str, value: Any) -> None:
+        """Notes what was measured."""
+        self._content["figures"][name] = value
+        self._write()
+
+    def note(self, text: str) -> None:
+        """Notes what ZeroTune has said meanwhile."""
+        self._content["notes"].append(text)
+        self._write()
+
+    def end(self) -> None:
+        """Notes that the stage has come to its end."""
+        self._content["ended"] = "by itself"
+        self._write()
+
+    def _add(self, name: str, outcome: str, said: str) -> str:
+        self._content["checks"].append({"name": name, "outcome": outcome, "said": said})
+        print(f"{outcome}: {name}{': ' if said else ''}{said}", flush=True)
+        self._write()
+        return outcome
+
+    def _write(self) -> None:
+        self._content["seconds"] = round(time.monotonic() - self._started, 1)
+        write_whole(self._path, json.dumps(self._content, indent=1))
+
+
+def table(folder: Path, stages: list[str]) -> tuple[str, bool]:
+    """Returns what stages have found, as lines for people, and whether nothing failed and all came to their ends."""
+    lines = [f"{'stage':<11}{'seconds':>8}{'passed':>8}{'failed':>8}{'left out':>10}  ended"]
+    details: list[str] = []
+    is_well = True
+    for stage in stages:
+        content = read(folder, stage)
+        outcomes = [check["outcome"] for check in content["checks"]]
+        counts = [outcomes.count(outcome) for outcome in (PASS, FAIL, LEFT_OUT)]
+        ended = content.get("ended", "not at all")
+        lines.append(f"{stage:<11}{content['seconds']:>8}{counts[0]:>8}{counts[1]:>8}{counts[2]:>10}  {ended}")
+        is_well = is_well and ended == "by itself" and FAIL not in outcomes
+        details += [
+            f"{stage}: {check['outcome']}: {check['name']}: {check['said']}"
+            for check in content["checks"]
+            if check["outcome"] != PASS
+        ]
+        details += [f"{stage}: {line}" for line in content.get("last_words", [])]
+    return "\n".join([*lines, *(["", *details] if details else [])]), is_well
+
+
+def read(folder: Path, stage: str) -> dict[str, Any]:
+    """Returns what a stage has written; one that did not start has found nothing."""
+    path = folder / f"{stage}.json"
+    nothing: dict[str, Any] = {"stage": stage, "checks": [], "figures": {}, "seconds": 0.0, "ended": "not started"}
+    return json.loads(path.read_text()) if path.exists() else nothing
+
+
+def complete(folder: Path, stage: str, **how: Any) -> None:
+    """Adds to what a stage has written how its process ended, as who started it has seen."""
+    content = read(folder, stage) | how
+    write_whole(folder / f"{stage}.json", json.dumps(content, indent=1))

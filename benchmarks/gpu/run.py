@@ -1,0 +1,150 @@
+"""Shows on one GPU what no processor can: stages that each check something, write it down at once, and have a limit.
+
+python benchmarks/gpu/run.py --stages host endings kernels --out FOLDER
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
+
+import psutil  # noqa: E402 - the repository is not installed where this runs
+
+from benchmarks.gpu import report as reports  # noqa: E402
+
+# In the order of GPU work: what is cheap and finds what is broken comes first.
+LIMITS_S = {
+    "host": 60,
+    "endings": 180,
+    "kernels": 150,
+    "precision": 120,
+    "builds": 240,
+    "clock": 240,
+    "memory": 240,
+    "sweeps": 180,
+    "study": 420,
+    "autotuner": 480,
+}
+# Where cores are the devices, others' trials and tests wait for the same.
+LONGER_ON_CORES = 4
+GRACE_S = 5.0
+LAST_LINES = 15
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", nargs="+", choices=LIMITS_S, default=list(LIMITS_S), metavar="STAGE")
+    parser.add_argument("--out", type=Path, required=True, help="folder for a JSON file of each stage, and the table")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: at toy size, to run every line")
+    parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together")
+    parser.add_argument("--stage", choices=LIMITS_S, help=argparse.SUPPRESS)  # what a child is started with
+    return parser.parse_args()
+
+
+def limit_s(stage: str, device: str) -> float:
+    """Returns how many seconds a stage may take."""
+    return LIMITS_S[stage] * (LONGER_ON_CORES if device == "cpu" else 1)
+
+
+def environment(device: str) -> dict[str, str]:
+    """Returns what a stage runs in: this interpreter's programs come first, and a processor means no GPU."""
+    own = {"PYTHONUNBUFFERED": "1", "MAX_JOBS": str(min(16, os.cpu_count() or 1))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    return {**os.environ, **own, **hidden, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def run_stage(stage: str, device: str, out: Path, limit_s: float) -> None:
+    """Runs a stage in a process of its own, which is killed with all that it has started when its time is over."""
+    command = [sys.executable, str(Path(__file__)), "--stage", stage, "--device", device, "--out", str(out)]
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as log:
+        child = psutil.Popen(
+            command, cwd=ROOT, env=environment(device), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = child.wait(limit_s)
+            ended = "by itself" if code == 0 else f"with exit status {code}"
+        except psutil.TimeoutExpired:
+            ended = f"at its limit of {limit_s:.0f} s"
+        finally:
+            kill(child)
+        log.seek(0)
+        words = log.read().splitlines()[-LAST_LINES:]
+    how = {"ended": ended, "seconds": round(time.monotonic() - started, 1), "limit_s": round(limit_s)}
+    reports.complete(out, stage, **how, **({} if ended == "by itself" else {"last_words": words}))
+
+
+def kill(process: psutil.Popen) -> None:
+    """Ends a process, and whatever it has started in sessions of their own; ranks go with the driver by themselves."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [*process.children(recursive=True), process]
+        for each in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=GRACE_S)
+        for each in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def be_stage(stage: str, device: str, out: Path) -> int:
+    """Runs a stage in this process."""
+    from benchmarks.gpu.kit import Kit
+    from trial_lib.device.host.this_host import this_host
+    from trial_lib.launch.own_folder import own_folder
+    from trial_lib.study.folder import host_lock_dir
+
+    report = reports.Report(out / f"{stage}.json", stage, device)
+    host = this_host()
+    if host.device != device:
+        report.check("there is such a device", False, f"this host trains on {host.device}, and --device says {device}")
+        return 1
+    own_folder(host_lock_dir())
+    work = Path(tempfile.mkdtemp(prefix=f"zerotune-gpu-{stage}-"))
+    kit = Kit(report, host, work)
+    try:
+        importlib.import_module(f"benchmarks.gpu.stages.{stage}").run(kit)
+        report.end()
+    except Exception:  # noqa: BLE001 - whatever it is, the report has to have it
+        report.check("the stage comes to its end", False, traceback.format_exc(limit=-4))
+        return 1
+    finally:
+        kit.close()
+        shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    out: Path = arguments.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    if arguments.stage:
+        return be_stage(arguments.stage, arguments.device, out)
+    ends_at = time.monotonic() + arguments.seconds
+    for stage in arguments.stages:
+        left = ends_at - time.monotonic()
+        if left < GRACE_S:
+            reports.complete(out, stage, ended="not started: no time was left")
+            continue
+        print(f"{stage} ...", flush=True)
+        run_stage(stage, arguments.device, out, min(limit_s(stage, arguments.device), left))
+    text, is_well = reports.table(out, arguments.stages)
+    (out / "table.txt").write_text(text + "\n")
+    print(text, flush=True)
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
