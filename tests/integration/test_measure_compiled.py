@@ -89,3 +89,16 @@ def test_a_program_that_cannot_be_run_uncompiled_is_profiled_without_its_flops(t
     assert sum(graphs(trials.log(result))) > 0
     assert result.profile is not None
     assert (result.profile.flops_per_sample, result.profile.num_params) == (0.0, 24 * 64 + 64 + 64 * 8 + 8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SEARCH])
+def test_kernels_are_built_within_a_slots_budget(trials: Any, purpose: Purpose) -> None:
+    window = ONE_STEP if purpose is Purpose.PROFILE else StepWindow()
+    arguments = ("--way", "fullgraph", "--backend", "inductor")
+    result = completed(trials.run("compiles.py", *arguments, purpose=purpose, window=window, memory_limit=2**30))
+    # What is built is built before the steps that count.
+    assert max(result.step_times) < 0.5
+    assert (result.profile is not None and result.profile.flops_per_sample == pytest.approx(FLOPS)) == (
+        purpose is Purpose.PROFILE
+    )
