@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.launcher import LaunchRequest, RankRequest
 from trial_lib.launch.warm import WarmLauncher
 
 # As a library does that initialises a GPU: it opens the driver's file, takes memory, and leaves a thread.
@@ -89,3 +90,30 @@ def test_one_that_is_in_doubt_from_the_beginning_is_ended_and_is_no_longer_asked
         judged = launcher.check({"train_batch_size": 1, "sparse_attention": {}}, 1)
         assert judged is not None
         assert judged["refusals"]
+
+
+BLAS_RANK = """
+import os, threadpoolctl
+def run(payload, rank):
+    pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["internal_api"] == "openblas"]
+    print(*pools, flush=True)
+    os._exit(0)
+"""
+
+
+def test_without_a_number_of_threads_it_forks_all_the_same_and_a_rank_starts_its_own(tmp_path: Path) -> None:
+    (tmp_path / "blas_rank.py").write_text(BLAS_RANK)
+    environment = {name: value for name, value in rank_environment().items() if name != "OMP_NUM_THREADS"}
+    environment |= {"PYTHONPATH": str(tmp_path), "OPENBLAS_NUM_THREADS": "3"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    notes: list[str] = []
+    launcher = WarmLauncher(sys.executable, [], environment, str(tmp_path / "server.log"), notes.append)
+    log = tmp_path / "rank0.log"
+    rank = RankRequest(environment, str(log), [])
+    request = LaunchRequest(sys.executable, "blas_rank:run", {}, str(tmp_path), [rank], deadline_s=60.0)
+    with contextlib.closing(launcher):
+        assert launcher.launch(request).wait().statuses == [0], log.read_text()
+    assert notes == []
+    pools = log.read_text().split()
+    assert pools
+    assert set(pools) == {"3"}
