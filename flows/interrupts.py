@@ -60,6 +60,10 @@ class Interrupts:
         self._patience_s = _PATIENCE_S
         self._exit_code: int | None = None
 
+    def __reduce__(self) -> str:
+        """Returns its name, by which each process has its own: Prefect sends flows, and what they name, to Ray."""
+        return "interrupts"
+
     def listen(self) -> None:
         """Starts listening, in the main thread.
 

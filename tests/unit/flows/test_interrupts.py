@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import cloudpickle
 import pytest
+
+from flows.interrupts import interrupts
 
 ROOT = Path(__file__).parents[3]
 
@@ -140,3 +144,11 @@ def test_a_command_ends_with_its_exit_code_when_all_is_said_and_takes_nothing_ap
 def test_whoever_only_listens_ends_as_python_does() -> None:
     ended = _ended(_ENDING.replace("interrupts.end(3)", "sys.exit(4)"))
     assert (ended.returncode, ended.stdout.split()) == (4, ["thread", "handler", "taken", "apart"])
+
+
+def test_a_flow_that_names_the_interrupts_can_be_sent_to_another_process_while_a_command_runs() -> None:
+    def command() -> int:
+        with interrupts.noting(threading.Lock().acquire):
+            return int(cloudpickle.loads(cloudpickle.dumps(lambda: interrupts))() is not interrupts)
+
+    assert command() == 0
