@@ -231,7 +231,7 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         "trainable_num_params": round(counts[1] / replicas),
         "activation_mem_per_gpu": round(activation_bytes),
         "gpu_mem": memory_bytes,
-        "host_mem": _host_bytes(watch.engine),
+        "host_mem": _host_bytes(watch),
         "data_parallel_size": replicas,
         "pipeline_parallel": isinstance(watch, PipelineWatch),
         "flops_per_sample": _flops_per_sample(watch),
@@ -240,12 +240,12 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
     }
 
 
-def _host_bytes(engine: Any) -> int:
+def _host_bytes(watch: EngineWatch) -> int:
     """Returns what each rank may still take of its host's memory, on the host with the least; 0 on a CPU."""
-    if engine.device.type == "cpu":
+    if not watch.device.is_apart:
         return 0
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    (most_taken,) = most([-(available_bytes() or 0) / ranks], engine)
+    (most_taken,) = most([-(available_bytes() or 0) / ranks], watch.engine)
     return round(-most_taken)
 
 
