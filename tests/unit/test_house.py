@@ -1,5 +1,6 @@
 """The rules of the house that no single module shows."""
 
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -48,3 +49,20 @@ def _lines(file: Path) -> int:
 def test_every_module_says_what_it_is() -> None:
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     assert [str(file) for file in files if not file.read_text().startswith('"""')] == []
+
+
+# They try devices, or keep an import from them, before there is a rank: in processes of their own.
+_TOUCH_A_DEVICE = ("trial_lib/launch/tried_devices.py", "trial_lib/launch/asked_device.py")
+_ASKS_A_DEVICE = re.compile(r"torch\.cuda\b|\bdevice(\.type)? [!=]= [\"']")
+
+
+def test_what_differs_from_device_to_device_is_asked_in_one_place() -> None:
+    rooms = [ROOT / "trial_lib" / room for room in ("measure", "launch", "study")]
+    files = [file for room in rooms for file in room.rglob("*.py")]
+    asking = {
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in files
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if _ASKS_A_DEVICE.search(line) and str(file.relative_to(ROOT)) not in _TOUCH_A_DEVICE
+    }
+    assert asking == set()

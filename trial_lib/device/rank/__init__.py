@@ -1,1 +1,1 @@
-"""What a rank asks of the device that it trains on."""
+"""What a process in the user's environment asks of its devices, by PyTorch."""
