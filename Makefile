@@ -1,9 +1,12 @@
 # `make demo` and `make test` do all the set-up they need, and are quick the second time.
 
 PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.10 python3; do $$p -c '' 2>/dev/null && echo $$p; done))
-BIN := .venv/bin
-INSTALLED := .venv/.installed
-PREPARED := .venv/.prepared
+# Another Python: make test PYTHON=python3.10 VENV=.venv-3.10 CONSTRAINTS=/dev/null
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PREPARED := $(VENV)/.prepared
 EXAMPLE := examples/hello_deepspeed
 
 .PHONY: demo test test-all lint docs setup schema clean
@@ -11,8 +14,8 @@ EXAMPLE := examples/hello_deepspeed
 # On a host with a single slot the example takes that one.
 demo: $(PREPARED)
 	slots=$$($(BIN)/python -c 'from trial_lib.device.host.this_host import this_host; print(min(2, len(this_host().slots)))'); \
-	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/deepspeed.yaml > .venv/demo.yaml
-	$(BIN)/zerotune adaptive .venv/demo.yaml $(EXAMPLE) --max-trials 10
+	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/deepspeed.yaml > $(VENV)/demo.yaml
+	$(BIN)/zerotune adaptive $(VENV)/demo.yaml $(EXAMPLE) --max-trials 10
 
 # Unit tests side by side; the others start ranks of their own, measure, and want the machine for themselves.
 test: $(PREPARED)
@@ -40,10 +43,10 @@ schema: $(INSTALLED)
 	$(BIN)/python -m trial_lib.experiment.schema
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	# torch first: DeepSpeed's build looks for it, and a user's own build of it stays.
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q -c $(CONSTRAINTS) torch
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 # Prefect's database and DeepSpeed's ops, which take minutes the first time: ahead of anything with a deadline.
@@ -52,4 +55,4 @@ $(PREPARED): $(INSTALLED)
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info zerotune-studies zerotune-experiments mlflow.db mlartifacts
+	rm -rf $(VENV) build *.egg-info zerotune-studies zerotune-experiments mlflow.db mlartifacts

@@ -19,7 +19,7 @@ if [ -e "$here/whole.tar.xz" ]; then
     "$python" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$here/whole.tar.xz" "$folder/whole"
     wheels+=("$folder"/whole/*.whl)
 fi
-"$python" -m pip --python "$folder/bin/python" install -q --no-index --no-deps --no-compile "${wheels[@]}"
+"$python" -m pip --python "$folder/bin/python" install -q --ignore-installed --no-index --no-deps --no-compile "${wheels[@]}"
 rm -rf "$folder/whole"
 # Programs that torch's own environment has and DeepSpeed calls, ninja and torchrun.
 there=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
