@@ -1,8 +1,10 @@
 """Where MLflow keeps the runs, and how to look at them."""
 
+import functools
 import os
 import re
 import shlex
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -44,7 +46,17 @@ def default_tracking_uri(work_dir: Path) -> str:
 
 def in_uri(path: Path) -> str:
     """Returns a path as the URI of a database has it: what would end it there, or mean something else, is quoted."""
-    return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
+    return re.sub(r"[%?#]" if _is_unquoted() else r"[?]", lambda found: quote(found[0]), str(path))
+
+
+@functools.cache
+def _is_unquoted() -> bool:
+    """Returns whether SQLAlchemy reads the path of a database as quoted: since 2.1, which wants Python 3.11."""
+    try:
+        return tuple(map(int, version("sqlalchemy").split(".")[:2])) >= (2, 1)
+    except PackageNotFoundError:
+        # Nobody opens a database.
+        return True
 
 
 def _sqlite_uri(path: str) -> str:
@@ -55,7 +67,8 @@ def sqlite_file(tracking_uri: str) -> Path | None:
     """Returns the database file of a SQLite store; None for any other store."""
     for prefix in (_SQLITE, _SQLITE_DRIVER):
         if tracking_uri.startswith(prefix):
-            return Path(unquote(tracking_uri.removeprefix(prefix).partition("?")[0])).absolute()
+            path = tracking_uri.removeprefix(prefix).partition("?")[0]
+            return Path(unquote(path) if _is_unquoted() else path).absolute()
     return None
 
 
