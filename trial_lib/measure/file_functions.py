@@ -57,9 +57,9 @@ def _replace(module: Any, name: str, replacement: Callable[..., Any]) -> None:
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if original in able:
             able.add(replacement)
-    # Python 3.10 keeps them here.
+    # Python 3.10 keeps them here, and under the name `open` that of `io`.
     accessor = getattr(pathlib, "_normal_accessor", None)
-    if accessor is not None and hasattr(accessor, name):
+    if getattr(accessor, name, None) is original:
         setattr(accessor, name, replacement)
 
 
