@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import importlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -69,9 +68,16 @@ def run_stage(stage: str, device: str, out: Path, limit_s: float) -> None:
     """Runs a stage in a process of its own, which is killed with all that it has started when its time is over."""
     command = [sys.executable, str(Path(__file__)), "--stage", stage, "--device", device, "--out", str(out)]
     started = time.monotonic()
-    with tempfile.TemporaryFile("w+") as log:
+    # Not the stage's own: one that is killed would leave it.
+    folder = tempfile.TemporaryDirectory(prefix=f"zerotune-gpu-{stage}-", ignore_cleanup_errors=True)
+    with folder as work, tempfile.TemporaryFile("w+") as log:
         child = psutil.Popen(
-            command, cwd=ROOT, env=environment(device), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env={**environment(device), "TMPDIR": work},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             code = child.wait(limit_s)
@@ -112,7 +118,7 @@ def be_stage(stage: str, device: str, out: Path) -> int:
         report.check("there is such a device", False, f"this host trains on {host.device}, and --device says {device}")
         return 1
     own_folder(host_lock_dir())
-    work = Path(tempfile.mkdtemp(prefix=f"zerotune-gpu-{stage}-"))
+    work = Path(tempfile.mkdtemp(prefix="trials-"))
     kit = Kit(report, host, work)
     try:
         importlib.import_module(f"benchmarks.gpu.stages.{stage}").run(kit)
@@ -122,7 +128,6 @@ def be_stage(stage: str, device: str, out: Path) -> int:
         return 1
     finally:
         kit.close()
-        shutil.rmtree(work, ignore_errors=True)
     return 0
 
 
