@@ -16,6 +16,8 @@ from trial_lib.experiment.named import NameOf
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 _NAME = re.compile(r"    (\w+): ")
+# What a description ends with that says which default a field without one has.
+_OTHERWISE = " if not given."
 
 
 def option(model: type[BaseModel], field: str, *flags: str, default: str | None = None, more: str = "") -> Decorator:
@@ -30,7 +32,11 @@ def option(model: type[BaseModel], field: str, *flags: str, default: str | None 
     """
     declared = model.model_fields[field]
     options = _kind_of(model.__annotations__[field] if field in model.__annotations__ else _inherited(model, field))
-    help_text = f"{descriptions(model)[field]} {more}".rstrip()
+    said, _, otherwise = descriptions(model)[field].removesuffix(_OTHERWISE).rpartition("; ")
+    if not descriptions(model)[field].endswith(_OTHERWISE):
+        said, otherwise = descriptions(model)[field].rstrip("."), ""
+    help_text = f"{said}. {more}".rstrip()
+    default = default or otherwise or None
     is_given_by_record = default is not None or declared.default in (None, PydanticUndefined, ())
     if default is not None:
         help_text += f"  [default: {default}]"

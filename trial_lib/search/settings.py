@@ -86,8 +86,8 @@ class RandomSettings(SearchSettings):
 
     Attributes:
         trials_per_random_config: trials that a configuration has at most.
-        early_stopping: trials in a row without a new best, after the first best, that end the search; None for no
-            limit.
+        early_stopping: trials in a row without a new best, after the first best, that end the search; never if not
+            given.
     """
 
     trials_per_random_config: PositiveInt = 5

@@ -30,7 +30,7 @@ class Record(Base):
         way: there.
         paths: to files.
         is_new: whether it is.
-        limit: none if not given.
+        limit: of the paint; what fits if not given.
     """
 
     colour: Annotated[str, NameOf("colour", {"red": 1, "blue": 2})] = "red"
@@ -77,4 +77,5 @@ def test_a_field_that_may_be_left_out_shows_no_default() -> None:
     made = flag("limit")
     assert made.type is click.FLOAT
     assert not made.show_default
-    assert flag("limit", default="what fits").help == "None if not given.  [default: what fits]"
+    assert made.help == "Of the paint.  [default: what fits]"
+    assert flag("limit", default="as you like").help == "Of the paint.  [default: as you like]"
