@@ -75,10 +75,11 @@ def _replace_open(files: UserFiles) -> None:
         return original(file, mode, *args, **kwargs)
 
     replacement = _like(original, open_)
+    # Before it is one of the modules that the loop finds: Python 3.10 keeps it elsewhere, too.
+    _replace(io, "open", replacement)
     for name in _NAMES_OF_OPEN:
         stand_in(name, original, replacement)
     builtins.open = replacement
-    _replace(io, "open", replacement)
 
 
 def _os_open(files: UserFiles, original: Any) -> Any:
