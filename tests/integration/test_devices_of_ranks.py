@@ -51,6 +51,7 @@ def test_a_trial_on_another_kind_of_device_ends_before_its_engine_is_built(trial
     assert "initialize" not in result.phases
 
 
+@pytest.mark.long
 def test_a_study_whose_ranks_train_elsewhere_fails_with_a_sentence_and_goes_on_once_that_is_mended(
     tmp_path: Path, home: Path
 ) -> None:
