@@ -11,6 +11,7 @@ import shutil
 import signal
 import statistics
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -69,8 +70,9 @@ def steps_in(file: Path) -> list[float]:
     return [float(line) for line in file.read_text().split("\n")[:-1]]
 
 
-def stopped_after(run: Callable[[], object], folder: Path, steps: int) -> Stopped:
+def stopped_after(run: Callable[[], object], steps: int) -> Stopped:
     """Starts something with two ranks, and stops these when both have made so many steps."""
+    folder = Path(os.environ["STEPS_FOLDER"])
     before = set(folder.glob("steps-*"))
     thread = threading.Thread(target=run)
     thread.start()
@@ -116,7 +118,7 @@ def compared(trials: Trials, folder: Path, training: list[str], trial_first: boo
 
     def start(is_trial: bool) -> Stopped:
         run, ahead = (trials.measured, 0) if is_trial else (train, AHEAD)
-        return stopped_after(run, folder, ahead + SETTLED)
+        return stopped_after(run, ahead + SETTLED)
 
     first = start(trial_first)
     second = start(not trial_first)
@@ -128,7 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=16)
     arguments = parser.parse_args()
-    with programs() as folder:
+    with programs() as folder, tempfile.TemporaryDirectory(prefix="steps-") as steps_folder:
+        os.environ["STEPS_FOLDER"] = steps_folder
         shutil.copy(Path(__file__).with_name("step_file.py"), folder / "stopwatch.py")
         config = WINNER.complete(json.loads((folder / "ds_config.json").read_text()))
         (folder / "winner.json").write_text(json.dumps(config))

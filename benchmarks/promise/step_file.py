@@ -6,10 +6,13 @@ from pathlib import Path
 
 
 class Stopwatch:
-    """Appends the processor time of each step a sample, in seconds, to a file of this rank's in the working folder."""
+    """Appends the processor time of each step a sample, in seconds, to a file of this rank's in STEPS_FOLDER.
+
+    Not in the working folder: what a trial writes there, nobody else sees.
+    """
 
     def __init__(self) -> None:
-        self._file = Path(f"steps-{os.getpid()}")
+        self._file = Path(os.environ["STEPS_FOLDER"], f"steps-{os.getpid()}")
         self._file.touch()
         self._last = time.process_time()
 
