@@ -17,7 +17,8 @@ from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.window import StepWindow
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
-WAYS = ["function", "fullgraph", "model", "engine", "flex"]
+# Each takes seconds: the others are compiled by the same functions of PyTorch.
+WAYS = ["fullgraph", "flex", *(pytest.param(way, marks=pytest.mark.long) for way in ("function", "model", "engine"))]
 # Two products of matrices, of which the first has no gradient of its inputs.
 FORWARD = 2 * (24 * 64 + 64 * 8)
 FLOPS = 3 * FORWARD - 2 * 24 * 64
@@ -73,7 +74,7 @@ def test_a_step_in_which_one_rank_compiles_counts_on_no_rank(trials: Any) -> Non
     assert [len(graphs(plan.paths.log(rank).read_text())) for rank in range(2)] == [6, 6]
 
 
-@pytest.mark.parametrize("way", [*WAYS, "eager"])
+@pytest.mark.parametrize("way", [*WAYS, pytest.param("eager", marks=pytest.mark.long)])
 def test_the_profile_counts_what_is_compiled_and_compiles_it_all_the_same(trials: Any, way: str) -> None:
     result = completed(trials.run("compiles.py", "--way", way, purpose=Purpose.PROFILE, window=ONE_STEP))
     assert (sum(graphs(trials.log(result))) > 0) == (way != "eager")
