@@ -30,18 +30,13 @@ def option(model: type[BaseModel], field: str, *flags: str, default: str | None 
         default: what the help says of a default that the field does not show; the record decides on it then.
         more: what the help says beyond the field's description.
     """
-    declared = model.model_fields[field]
-    options = _kind_of(model.__annotations__[field] if field in model.__annotations__ else _inherited(model, field))
-    said, _, otherwise = descriptions(model)[field].removesuffix(_OTHERWISE).rpartition("; ")
-    if not descriptions(model)[field].endswith(_OTHERWISE):
-        said, otherwise = descriptions(model)[field].rstrip("."), ""
-    help_text = f"{said}. {more}".rstrip()
-    default = default or otherwise or None
-    is_given_by_record = default is not None or declared.default in (None, PydanticUndefined, ())
-    if default is not None:
-        help_text += f"  [default: {default}]"
-    elif not is_given_by_record and not options.get("is_flag"):
-        options |= {"default": declared.default, "show_default": True}
+    said, otherwise = _said_of(model, field)
+    help_text, told_default = f"{said} {more}".rstrip(), default or otherwise
+    options, value = _kind_of(_annotation(model, field)), model.model_fields[field].default
+    if told_default:
+        help_text += f"  [default: {told_default}]"
+    elif value not in (None, PydanticUndefined, ()) and not options.get("is_flag"):
+        options |= {"default": value, "show_default": True}
     names = flags or (f"--{field.replace('_', '-')}",)
     return click.option(*names, field, help=help_text, **options)
 
@@ -62,7 +57,17 @@ def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
     return {name: f"{text[0].upper()}{text[1:].rstrip('.')}." for name, text in found.items()}
 
 
-def _inherited(model: type[BaseModel], field: str) -> Any:
+def _said_of(model: type[BaseModel], field: str) -> tuple[str, str]:
+    """Returns a field's description without what it says of a default, and that."""
+    description = descriptions(model)[field]
+    if not description.endswith(_OTHERWISE):
+        return description, ""
+    said, _, otherwise = description.removesuffix(_OTHERWISE).rpartition("; ")
+    return f"{said}.", otherwise
+
+
+def _annotation(model: type[BaseModel], field: str) -> Any:
+    """Returns the type of a field as it is written, with its metadata."""
     return next(each.__annotations__[field] for each in model.__mro__ if field in vars(each).get("__annotations__", {}))
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import library
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -122,7 +123,7 @@ def test_work_on_tensors_without_a_shape_is_named():
     assert (counter.flops, counter.uncounted) == (0, {"aten::linear"})
 
 
-@torch.library.custom_op("flop_test::product", mutates_args=())
+@library.custom_op("flop_test::product", mutates_args=())
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 

@@ -32,11 +32,10 @@ def state_of(uuid: str, model: str) -> DeviceState:
         uuid: its name.
         model: what it is.
     """
-    handle = _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    # The parts of a GPU share its clock, its power and its heat, for which it is asked itself.
+    _, handle = _part_and_whole(uuid)
     if handle is None:
         return DeviceState(uuid, model)
-    # The parts of a GPU share its clock, its power and its heat, for which it is asked itself.
-    handle = _asked(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)) or handle
     reasons = _asked(lambda: _reasons(handle)) or 0
     limit = _asked(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     return DeviceState(
@@ -48,6 +47,14 @@ def state_of(uuid: str, model: str) -> DeviceState:
         held_down=tuple(said for name, said in _HELD_DOWN.items() if reasons & _bit(name)),
         is_idle=bool(reasons & _bit(_IDLE)),
     )
+
+
+def _part_and_whole(uuid: str) -> tuple[Any, Any]:
+    """Returns the handles of an instance and of the GPU that it is a part of: both a whole GPU's own; None for none."""
+    part = _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    if part is None:
+        return None, None
+    return part, _asked(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)) or part
 
 
 def _reasons(handle: Any) -> int:
@@ -90,10 +97,9 @@ def condition_of(uuid: str, model: str) -> DeviceCondition:
         uuid: its name.
         model: what it is.
     """
-    part = _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    part, whole = _part_and_whole(uuid)
     if part is None:
         return DeviceCondition(uuid, model)
-    whole = _asked(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)) or part
     memory = _asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(part))
     mig = _asked(lambda: pynvml.nvmlDeviceGetMigMode(whole))
     mode = _asked(lambda: pynvml.nvmlDeviceGetComputeMode(whole))

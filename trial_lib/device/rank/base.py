@@ -82,9 +82,6 @@ class Device(Protocol):
             module: the model: what convolutions and recurrent layers do has a switch of its own.
         """
 
-    def name(self) -> str:
-        """Returns what its maker calls it; empty for a CPU."""
-
     def peak_flops(self, dtype: str) -> float | None:
         """Returns the most FLOP/s of its products of matrices; None where nobody knows.
 

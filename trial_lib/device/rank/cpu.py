@@ -112,10 +112,6 @@ class Cpu:
         """Returns False: a CPU has no such format."""
         return False
 
-    def name(self) -> str:
-        """Returns nothing."""
-        return ""
-
     def peak_flops(self, dtype: str) -> float | None:
         """Returns nothing: what a few cores of a processor can do at best stands on no sheet."""
 

@@ -129,13 +129,9 @@ class Cuda:
             return False
         return _allows(lambda: backends.cudnn.allow_tf32) or _says_tf32(getattr(backends.cudnn, "conv", None))
 
-    def name(self) -> str:
-        """Returns what its maker calls it."""
-        return torch.cuda.get_device_name(self._index)
-
     def peak_flops(self, dtype: str) -> float | None:
         """Returns what the data sheet says; of a slice of a device its share."""
-        name = self.name()
+        name = torch.cuda.get_device_name(self._index)
         multiprocessors = torch.cuda.get_device_properties(self._index).multi_processor_count
         return peak_flops(name, dtype, share_of(name, multiprocessors))
 
