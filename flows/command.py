@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.ending import finish
 from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.live import LiveView
@@ -100,14 +101,14 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     except (KeyboardInterrupt, Exception) as error:
         if not interrupts.heard:
             if study.record.status is StudyStatus.RUNNING:
-                study.finish(StudyStatus.FAILED, str(error) or type(error).__name__)
+                finish(study, StudyStatus.FAILED, str(error) or type(error).__name__)
             if isinstance(error, InputError):
                 interrupts.resume_command = None
             raise
         study = last_opened(study)
         # Before the flow, or handed on by it when it had cleaned up.
         if study.record.status is StudyStatus.RUNNING:
-            study.finish(StudyStatus.CANCELLED, INTERRUPTED)
+            finish(study, StudyStatus.CANCELLED, INTERRUPTED)
     finally:
         study.close()
         study.driver.log.debug("everything is down")

@@ -24,9 +24,9 @@ from trial_lib.launch.build_checks import (
 )
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.device_checks import DevicesFound, check_accelerators, check_devices
+from trial_lib.launch.lock_dir import host_lock_dir
 from trial_lib.study.build_folder import build_root, with_build_folder
 from trial_lib.study.data_folder import data_folder
-from trial_lib.study.folder import host_lock_dir
 from trial_lib.study.host_checks import (
     BUILDS,
     DATA,

@@ -14,9 +14,9 @@ from flows.interrupts import interrupts
 from flows.service import LOOPBACK, ServerError, Service, run_to_end
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.files import OWNERS_FOLDER, make_own
+from trial_lib.launch.lock_dir import host_lock_dir
 from trial_lib.launch.ports import reserved_port
 from trial_lib.study.data_folder import made_in_data_folder, require_data_folder
-from trial_lib.study.folder import host_lock_dir
 from trial_lib.tracking.tracking_uri import in_uri
 
 # In ZeroTune's own folder.

@@ -14,7 +14,8 @@ from flows.terminal import say
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import TrialResult
-from trial_lib.experiment.search_space import space_for
+from trial_lib.experiment.search_space import read_search_space
+from trial_lib.experiment.space_for import space_for
 from trial_lib.report.leaderboard import flat_knobs
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
@@ -66,7 +67,7 @@ def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
         driver.base_config,
         driver.experiment.config.resources.slots_per_trial,
         driver.host.device,
-        driver.experiment.config.search_space,
+        read_search_space(driver.experiment.config.search_space),
         catalogue=METHODS[driver.arguments.method].has_catalogue,
         program=profile.program,
     )

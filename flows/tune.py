@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.ending import finish
 from flows.experiment import experiment
 from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
@@ -86,14 +87,14 @@ def run_to_its_end(study: OpenStudy) -> State[Any]:
         failure = run_while_there_is_room(study)
         if failure:
             failure = f"{failure} {study.driver.edited}".rstrip()
-        study.finish(StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
+        finish(study, StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
         return Failed(message=failure) if failure else completed(str(study.paths.root), study.record.regression)
     except BaseException as error:
         # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends its trials' processes.
         study.driver.cancel()
         interrupted = interrupts.heard or not isinstance(error, Exception)
         reason = INTERRUPTED if interrupted else f"{type(error).__name__}: {error}"
-        study.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
+        finish(study, StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
         if interrupts.heard or is_interrupt(error):
             return Cancelled(message="Interrupted; `zerotune resume` goes on with it.")
         raise

@@ -22,13 +22,13 @@ from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import ColdLauncher, rank_environment
 from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.lock_dir import host_lock_dir
 from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program
 from trial_lib.launch.slots import held_slots
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.launch.warm import WarmLauncher
-from trial_lib.study.folder import host_lock_dir
 
 MODELS = Path(__file__).with_name("models")
 GIB = 2**30

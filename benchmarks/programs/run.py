@@ -19,8 +19,8 @@ from benchmarks.programs.trials import Trials, trials_of
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.result import Outcome
+from trial_lib.launch.lock_dir import host_lock_dir
 from trial_lib.launch.slots import held_slots
-from trial_lib.study.folder import host_lock_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "programs.json"

@@ -1,16 +1,15 @@
 """The experiment's `search_space`: which knobs a user narrows, widens or fixes, read and merged with a method's own."""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from trial_lib.experiment.arms import Request, build_space, stages_not_tried, without_effect
+from trial_lib.experiment.arms import Request
 from trial_lib.experiment.catalogue import KNOBS, catalogues_name, is_coarse
-from trial_lib.experiment.effects import Kind, Surroundings, shown
+from trial_lib.experiment.effects import Kind, shown
 from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.knobs import STAGE, ZERO_STAGES, SearchSpace
+from trial_lib.experiment.knobs import STAGE, ZERO_STAGES
 from trial_lib.experiment.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.experiment.result import ModelProfile, ProgramProfile
 from trial_lib.experiment.rules import ZERO_KEYS
 from trial_lib.experiment.yaml_document import describe
 
@@ -32,89 +31,6 @@ _DEPRECATED = {
     "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer.device",
     "zero_optimization.cpu_offload_param": "zero_optimization.offload_param.device",
 }
-
-
-def space_for(
-    zero_stages: Iterable[int],
-    profile: ModelProfile,
-    base_config: Mapping[str, Any],
-    slots: int,
-    device: str,
-    section: Mapping[str, Any],
-    *,
-    catalogue: bool,
-    deepspeed: str = "",
-    program: ProgramProfile | None = None,
-) -> SearchSpace:
-    """Returns what a method searches: its own space, with what the user asks for in the place of its knobs.
-
-    Args:
-        zero_stages: the stages that may be used, unless the section names others.
-        profile: what the profile trial found out.
-        base_config: the user's DeepSpeed configuration.
-        slots: devices a trial takes.
-        device: `cpu` or `cuda`.
-        section: the experiment's `search_space`.
-        catalogue: whether the method searches the catalogue's knobs, see `Method`.
-        deepspeed: the version of DeepSpeed that the ranks have; empty where it is not known.
-        program: what the profile trial found out about the user's program; None where that is not known.
-
-    Raises:
-        InputError: the section cannot be used.
-    """
-    here = _surroundings(profile, base_config, slots, device, deepspeed, program)
-    return build_space(zero_stages, here, read_search_space(section), catalogue=catalogue)
-
-
-def left_out_of_space(
-    zero_stages: Iterable[int],
-    profile: ModelProfile,
-    base_config: Mapping[str, Any],
-    slots: int,
-    device: str,
-    section: Mapping[str, Any],
-    *,
-    catalogue: bool,
-    deepspeed: str = "",
-    program: ProgramProfile | None = None,
-) -> list[str]:
-    """Returns one sentence for each knob of the section that no candidate has, and each reason that keeps stages out.
-
-    Args: as for `space_for`.
-
-    Raises:
-        InputError: the section cannot be used.
-    """
-    here = _surroundings(profile, base_config, slots, device, deepspeed, program)
-    requests = read_search_space(section)
-    told = [f"search_space: {said}" for said in without_effect(zero_stages, here, requests, catalogue=catalogue)]
-    return told + stages_not_tried(zero_stages, here, requests) if catalogue else told
-
-
-def _surroundings(
-    profile: ModelProfile,
-    base_config: Mapping[str, Any],
-    slots: int,
-    device: str,
-    deepspeed: str,
-    program: ProgramProfile | None,
-) -> Surroundings:
-    program = program or ProgramProfile()
-    return Surroundings(
-        device=device,
-        slots=slots,
-        replicas=profile.data_parallel_size,
-        num_params=profile.num_params,
-        trainable_num_params=profile.trainable_num_params,
-        base_config=base_config,
-        pipeline=profile.pipeline_parallel,
-        reads_activation_checkpointing=program.reads_activation_checkpointing,
-        deepspeed=deepspeed,
-        code_optimizer=program.optimizer,
-        by_accelerate=program.by_accelerate,
-        has_experts=program.has_experts,
-        repeats_backward=program.repeats_backward,
-    )
 
 
 def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tuple[Request, ...]:

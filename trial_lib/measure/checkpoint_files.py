@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from trial_lib.measure.interception import stand_in
 from trial_lib.measure.post_import import when_imported
+from trial_lib.measure.stand_in import stand_in
 
 
 class Files(Protocol):

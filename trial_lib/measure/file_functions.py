@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.measure import checkpoint_files, listed_files
-from trial_lib.measure.interception import stand_in
+from trial_lib.measure.stand_in import stand_in
 from trial_lib.measure.user_files import UserFiles, is_there
 
 _READS = ("r", "rb", "rt")

@@ -1,7 +1,6 @@
 """Standing in for DeepSpeed's own functions before the user's code runs, however it calls them."""
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from trial_lib.experiment.overrides import TRAIN_BATCH, DeepSpeedConfig, differe
 from trial_lib.measure.config_refusal import keys_named
 from trial_lib.measure.engine_roles import Followers, trains
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.measure.stand_in import stand_in
 
 # Sections with which DeepSpeed writes to a place, or an account, of the user's; and its own tuner.
 _ELSEWHERE = ("tensorboard", "wandb", "csv_monitor", "comet", "autotuning")
@@ -268,10 +268,3 @@ def _read(value: Any) -> DeepSpeedConfig | None:
         return read_named_config(str(value), Path(), where="")
     except InputError:
         return None
-
-
-def stand_in(name: str, original: Any, replacement: Callable[..., Any]) -> None:
-    """Puts a function in the place of another one, also where a primed module has bound it to a name of its own."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is original:
-            setattr(module, name, replacement)

@@ -16,7 +16,7 @@ import torch
 
 from trial_lib.experiment.command_line import ASSIGNMENT
 from trial_lib.experiment.launcher_process import launcher_in
-from trial_lib.measure.interception import stand_in
+from trial_lib.measure.stand_in import stand_in
 
 Refuse = Callable[[str], None]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trial_lib.measure.interception import stand_in
 from trial_lib.measure.post_import import when_imported
+from trial_lib.measure.stand_in import stand_in
 from trial_lib.measure.user_files import UserFiles
 
 # A run or an experiment that is to go on: there is none in an empty store.

@@ -1,27 +1,16 @@
 """The answer of a study: which configuration to use, and how."""
 
 import json
-import os
-import shlex
-import shutil
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.entrypoint import Entrypoint
-from trial_lib.experiment.environment import redact
-from trial_lib.experiment.files import write_all, write_whole
-from trial_lib.experiment.launchers import CLUSTER_LAUNCHERS
+from trial_lib.experiment.files import write_whole
 from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
 from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.experiment.study import StudyPaths
-from trial_lib.experiment.trial_command import trial_command
 from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.study.program import interpreter_of
+from trial_lib.study.training_command import training_command
 
 # Sections of a DeepSpeed configuration that only a tuner reads.
 TUNING_KEYS = ("autotuning",)
@@ -75,148 +64,6 @@ def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def winning_config(base_config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
     """Returns the configuration to train with: the user's own with the candidate merged in, and no tuning key."""
     return candidate.complete(without_tuning_keys(base_config))
-
-
-def training_command(
-    experiment: Experiment,
-    config: dict[str, Any],
-    paths: StudyPaths,
-    device: str,
-    environment: Mapping[str, str],
-    arg_mappings: Mapping[Any, str] | None = None,
-    is_batch_in_code: bool = False,
-    base_config: Mapping[str, Any] | None = None,
-) -> str:
-    """Returns what to type to train with the winning configuration, under the conditions it was measured in.
-
-    The files that the command names beside that configuration are written.
-
-    Args:
-        experiment: what the user submitted.
-        config: the winning configuration.
-        paths: the study's files, that configuration's among them.
-        device: `cuda` or `cpu`.
-        environment: what the trials' ranks started from.
-        arg_mappings: what in the command sets each DeepSpeed key; None for the experiment's own.
-        is_batch_in_code: whether Hugging Face's training arguments stand in the code, where nothing else sets them.
-        base_config: the user's DeepSpeed configuration as the study knows it; None for the experiment's.
-    """
-    entrypoint = experiment.entrypoint
-    mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
-    variables, secrets = _environment(experiment, environment)
-    words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
-    by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
-    if entrypoint.trial_class is not None:
-        return f"{by_zerotune}\n"
-    command = trial_command(
-        entrypoint, paths.best_ds_config, mappings, config, environment, folder=experiment.model_dir
-    )
-    write_all(command.files)
-    # Its launcher sets these, as it is told.
-    variables |= {name: value for name, value in command.variables.items() if name not in entrypoint.config_variables}
-    words = (
-        _typed_launcher(experiment, config, paths) if entrypoint.launcher else _own_launcher(experiment, device, paths)
-    )
-    typed = _assignments(variables) + shlex.join([*words, *command.arguments])
-    lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
-    base = experiment.ds_config if base_config is None else base_config
-    to_write = [] if _is_told(entrypoint) else _to_set_in_code(base, config, mappings, paths)
-    if is_batch_in_code:
-        to_write.append(
-            "The training arguments stand in the code: set "
-            f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
-        )
-    if to_write:
-        # As it is typed, the program would train with what stands in its code.
-        by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]
-        lines = [*(f"# {line}" for line in by_hand), by_zerotune]
-    if secrets:
-        lines.insert(0, f"# Set these first, whose values are not written down: {' '.join(secrets)}")
-    return "\n".join(lines) + "\n"
-
-
-def _is_told(entrypoint: Entrypoint) -> bool:
-    """Returns whether the command itself hands the program a DeepSpeed configuration."""
-    return bool(entrypoint.config_positions) or entrypoint.launched_by == "accelerate"
-
-
-def _to_set_in_code(
-    base: Mapping[str, Any], config: Mapping[str, Any], arg_mappings: Mapping[Any, str], paths: StudyPaths
-) -> list[str]:
-    """Returns what a person has to change of the configuration in the code: nothing where the command sets it all."""
-    by_command = {str(key) for key in arg_mappings}
-    if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
-        # It follows from the two others, in DeepSpeed or in the code that takes both from its command.
-        by_command.add(TRAIN_BATCH)
-    changes = {key: value for key, value in difference(base, config).items() if key not in by_command}
-    if not changes:
-        return []
-    where = f"The DeepSpeed configuration stands in the code. Set there, as {paths.best_ds_config} has it:"
-    return [where, *(f"  {key}: {json.dumps(value)}" for key, value in _dotted(changes))]
-
-
-def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
-    """Returns the user's own words up to the script, which start as many ranks as the trials had."""
-    entrypoint = experiment.entrypoint
-    program, *rest = entrypoint.launcher
-    if program in CLUSTER_LAUNCHERS:
-        return [program, *rest]
-    if os.sep not in program:
-        program = _beside(interpreter_of(experiment), program)
-    elif shutil.which(Path(program).name) == program:
-        program = Path(program).name
-    if entrypoint.launched_by != "accelerate":
-        return [program, *rest]
-    # Only such a command needs it.
-    from trial_lib.experiment.accelerate_rewrite import accelerate_words
-
-    shown = entrypoint.model_copy(update={"launcher": (program, *rest)})
-    return accelerate_words(
-        shown, config, paths.best_ds_config, paths.best_accelerate_config, folder=experiment.model_dir
-    )
-
-
-def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> list[str]:
-    """Returns the words that start an entrypoint's script on as many ranks as its YAML says."""
-    entrypoint = experiment.entrypoint
-    ranks = kind_of(device).ranks_option
-    target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
-    resources = experiment.config.resources
-    started = [ranks, str(resources.slots_per_trial)]
-    if resources.hosts:
-        started = ["--hostfile", str(paths.trial(0).hostfile)]
-    local_rank = [] if entrypoint.passes_local_rank else ["--no_local_rank"]
-    return [_beside(interpreter_of(experiment), "deepspeed"), *started, *local_rank, *target]
-
-
-def _assignments(variables: Mapping[str, str]) -> str:
-    return "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
-
-
-def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the variables that the trials had and a shell may not have, and the names of those that are secret."""
-    own = experiment.environment_variables
-    secrets = [name for name, value in redact(own).items() if value != own[name]]
-    wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - set(secrets)
-    return {
-        name: variables[name]
-        for name in sorted(wanted)
-        if name in variables and os.environ.get(name) != variables[name]
-    }, secrets
-
-
-def _beside(interpreter: str, name: str) -> str:
-    """Returns how to call a program of an environment: by its path where a shell would find another one or none."""
-    program = Path(interpreter).with_name(name)
-    return name if shutil.which(name) == str(program) else str(program)
 
 
 def write_answer(

@@ -12,7 +12,8 @@ from trial_lib.experiment.knobs import Arm, SearchSpace
 from trial_lib.experiment.ops import SHARED_MEMORY, ops_of, shown_op
 from trial_lib.experiment.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.search_space import read_search_space, space_for
+from trial_lib.experiment.search_space import read_search_space
+from trial_lib.experiment.space_for import space_for
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
@@ -118,7 +119,7 @@ def study_space(
         base_config,
         experiment.config.resources.slots_per_trial,
         device,
-        experiment.config.search_space,
+        read_search_space(experiment.config.search_space),
         catalogue=METHODS[arguments.method].has_catalogue,
         deepspeed=profiled.versions.get("deepspeed", ""),
         program=profiled.program,

@@ -20,26 +20,17 @@ from trial_lib.experiment.whereabouts import whereabouts_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.hostfile import HostfileLauncher
+from trial_lib.launch.lock_dir import host_lock_dir
 from trial_lib.launch.outcome import REFUSED
 from trial_lib.launch.training import TrainingPlan
 from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.copies import told_apart
-from trial_lib.study.folder import (
-    FinishedError,
-    check_include,
-    check_length,
-    check_slots,
-    file_logger,
-    hold_lock,
-    host_lock_dir,
-    keep_experiment,
-    new_folder,
-    new_id,
-)
+from trial_lib.study.folder import FinishedError, file_logger, hold_lock, keep_experiment, new_folder, new_id
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
 from trial_lib.study.needed_ops import own_ops
 from trial_lib.study.open_study import OpenStudy
 from trial_lib.study.places import slots_for
+from trial_lib.study.preflight import check_include, check_length, check_slots
 from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.record_file import read_record_file
 from trial_lib.study.training_spec import full_length_spec

@@ -20,6 +20,7 @@ from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_
 from trial_lib.experiment.study import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of
 from trial_lib.experiment.whereabouts import whereabouts_of
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
+from trial_lib.launch.lock_dir import host_lock_dir
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.config_check import ConfigCheck
@@ -29,21 +30,10 @@ from trial_lib.study.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier_studies import keep_earlier_studies
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
-from trial_lib.study.folder import (
-    INTERRUPTED,
-    FinishedError,
-    check_include,
-    check_length,
-    check_slots,
-    file_logger,
-    hold_lock,
-    host_lock_dir,
-    new_folder,
-    new_id,
-    remove_folder,
-)
+from trial_lib.study.folder import INTERRUPTED, FinishedError, file_logger, hold_lock, new_folder, new_id, remove_folder
 from trial_lib.study.followed import followed
 from trial_lib.study.places import cluster_of, launcher_of, slots_for
+from trial_lib.study.preflight import check_include, check_length, check_slots
 from trial_lib.study.record_file import read_record, write_study_record
 from trial_lib.study.study_metric import INSTEAD
 from trial_lib.study.typed_command import read_command
@@ -144,9 +134,6 @@ class OpenStudy:
                 finding=untried(self.driver) or ("" if finding is None else finding.sentence),
                 regression=compared.sentence if compared is not None and compared.is_regression else "",
             )
-        # A cancelled run has seconds to end in, and its study may go on: meanwhile `zerotune show` tells of it.
-        if status is not StudyStatus.CANCELLED:
-            self._report()
 
     def interrupt(self) -> None:
         """Writes into the record of a study that has not ended that it is interrupted, and has its trials end.
@@ -159,18 +146,6 @@ class OpenStudy:
                 with contextlib.suppress(DiskFullError):
                     self._update(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
         self.driver.cancel()
-
-    def _report(self) -> None:
-        """Writes the report of a study that has ended; what goes wrong with it is no failure of the study."""
-        # Only a study that ends needs what draws it.
-        from trial_lib.study.write_report import write_report
-
-        try:
-            write_report(self.paths)
-        except Exception:
-            # It can be neither drawn nor written: the folder has all that it would show.
-            self.driver.log.warning("the report was not written", exc_info=True)
-        self.tracker.notify()
 
     def close(self) -> bool:
         """Ends all that runs, and waits a while for the tracking server; returns whether that has everything."""

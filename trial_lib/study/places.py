@@ -14,10 +14,10 @@ from trial_lib.launch.device_watch import company_now
 from trial_lib.launch.hostfile import HostfileLauncher
 from trial_lib.launch.hosts import spanned
 from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.lock_dir import host_lock_dir
 from trial_lib.launch.place import Note, Place
 from trial_lib.launch.warm import WarmLauncher
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.folder import host_lock_dir
 from trial_lib.study.needed_ops import supposed_ops
 from trial_lib.study.program import environment_of, interpreter_of
 from trial_lib.study.typed_command import devices_of

@@ -11,7 +11,8 @@ from trial_lib.experiment.batch import resolve_batch
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
-from trial_lib.experiment.search_space import left_out_of_space
+from trial_lib.experiment.search_space import read_search_space
+from trial_lib.experiment.space_for import left_out_of_space
 from trial_lib.experiment.yaml_file import Experiment
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
@@ -59,7 +60,7 @@ def open_search(
         base_config,
         slots,
         device,
-        experiment.config.search_space,
+        read_search_space(experiment.config.search_space),
     )
     program = profile_trial.program
     for sentence in left_out_of_space(*about, catalogue=method.has_catalogue, deepspeed=version, program=program):

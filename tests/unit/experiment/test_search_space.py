@@ -9,7 +9,8 @@ from trial_lib.experiment.arms import Request
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.knobs import SearchSpace
 from trial_lib.experiment.result import ModelProfile
-from trial_lib.experiment.search_space import left_out_of_space, read_search_space, space_for
+from trial_lib.experiment.search_space import read_search_space
+from trial_lib.experiment.space_for import left_out_of_space, space_for
 from trial_lib.experiment.yaml_file import read_experiment
 
 STAGE, BUCKET = "zero_optimization.stage", "zero_optimization.reduce_bucket_size"
@@ -157,17 +158,18 @@ def test_a_mistake_in_the_experiment_is_told_with_its_line_and_column(write: Any
 
 def test_the_methods_of_the_predecessor_have_its_space_and_adaptive_the_catalogues() -> None:
     about = ((1, 2), PROFILE, {}, 2, "cuda")
-    assert space_for(*about, {}, catalogue=False) == SearchSpace.for_model((1, 2), PROFILE.num_params, {})
-    assert any("offload" in arm.label for arm in space_for(*about, {}, catalogue=True).arms)
+    assert space_for(*about, (), catalogue=False) == SearchSpace.for_model((1, 2), PROFILE.num_params, {})
+    assert any("offload" in arm.label for arm in space_for(*about, (), catalogue=True).arms)
 
 
 @pytest.mark.parametrize("catalogue", [False, True])
 def test_a_section_holds_for_every_method(catalogue: bool) -> None:
     about = ((1, 2), PROFILE, {}, 2, "cuda")
-    section = {STAGE: [2], OFFLOAD: "cpu", BUCKET: [5, 6]}
+    section = read_search_space({STAGE: [2], OFFLOAD: "cpu", BUCKET: [5, 6]})
     (arm,) = space_for(*about, section, catalogue=catalogue).arms
     assert arm.label == "z2-offload-optimizer"
     assert {knob.path: knob.values for knob in arm.fine}[BUCKET] == (5, 6)
     assert left_out_of_space(*about, section, catalogue=catalogue) == []
-    (told,) = left_out_of_space(*about, {"zero_optimization.sub_group_size": 5}, catalogue=catalogue)
+    without = read_search_space({"zero_optimization.sub_group_size": 5})
+    (told,) = left_out_of_space(*about, without, catalogue=catalogue)
     assert "ZeRO stage 3 only" in told

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from trial_lib.experiment.candidate import Candidate, Purpose
 from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
-from trial_lib.experiment.search_space import space_for
+from trial_lib.experiment.space_for import space_for
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
 
@@ -26,7 +26,7 @@ def search(method, profile=PROFILE, base_config=None, slots=4, **settings) -> Se
     found = METHODS[method].load()
     told = METHODS[method].settings(**settings)
     catalogue = METHODS[method].has_catalogue
-    space = space_for(told.zero_stages, profile, base_config or {}, slots, "cuda", {}, catalogue=catalogue)
+    space = space_for(told.zero_stages, profile, base_config or {}, slots, "cuda", (), catalogue=catalogue)
     return found(told, SearchProblem(space, profile, base_config or {}, slots))
 
 

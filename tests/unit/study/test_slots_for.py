@@ -10,8 +10,8 @@ from trial_lib.experiment.yaml_file import Experiment, read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.study import places
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.folder import check_slots
 from trial_lib.study.places import launcher_of, slots_for
+from trial_lib.study.preflight import check_slots
 
 GIB = 2**30
 

@@ -17,8 +17,8 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.experiment.yaml_file import Experiment, read_experiment
-from trial_lib.study.answer import training_command
 from trial_lib.study.program import environment_of, interpreter_of, program_of
+from trial_lib.study.training_command import training_command
 from trial_lib.study.typed_command import check_mappings, devices_of, read_command
 
 CPUS = Host("cpu", ["4", "5", "6", "7"], 2**30)

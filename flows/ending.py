@@ -1,0 +1,31 @@
+"""The end of a study: it is written down, and drawn."""
+
+from trial_lib.experiment.study import StudyStatus
+from trial_lib.study.open_study import OpenStudy
+
+
+def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
+    """Writes how a study ended, and its report.
+
+    Args:
+        study: has nothing in flight.
+        status: how it ended.
+        reason: why, unless it completed.
+    """
+    study.finish(status, reason)
+    # A cancelled run has seconds to end in, and its study may be resumed. `zerotune show` reads it meanwhile.
+    if status is not StudyStatus.CANCELLED:
+        _report(study)
+
+
+def _report(study: OpenStudy) -> None:
+    """Writes the report; if that fails, the study has not failed."""
+    # Only a study that ends needs what draws it.
+    from trial_lib.study.write_report import write_report
+
+    try:
+        write_report(study.paths)
+    except Exception:
+        # The folder has all that the report would show.
+        study.driver.log.warning("the report was not written", exc_info=True)
+    study.tracker.notify()
