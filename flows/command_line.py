@@ -1,9 +1,8 @@
-"""The command line: reads, checks, starts a flow.
+"""The command line: it reads and checks the arguments, and starts a flow.
 
-Neither torch nor Prefect is imported until an experiment has been read and found good.
+It imports neither torch nor Prefect until an experiment has been read and is valid.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,18 +11,20 @@ import click
 from pydantic import ValidationError
 
 from flows.arguments import (
+    ESTIMATE_OPTIONS,
+    JSON,
     MICRO_BATCH_OPTIONS,
     RECORD_OPTIONS,
-    cut_off_command,
+    TRAIN_OPTIONS,
     method_options,
-    spread_lists,
     tune_options,
     with_options,
 )
+from flows.commands import Commands, Section, TypedCommand
 from flows.interrupts import interrupts
 from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
 from flows.service import ServerError
-from flows.terminal import open_streams, say
+from flows.terminal import open_streams, say_error
 from trial_lib.experiment.errors import InputError
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.study.arguments import StudyArguments
@@ -33,155 +34,87 @@ FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
 
 
 @click.group(
-    epilog="Exit codes: 0 a configuration was found (train: it has trained to its end), 1 none was (no trial "
+    cls=Commands,
+    invoke_without_command=True,
+    epilog="Exit codes: 0 a configuration was found (train: the training reached its end), 1 none was found (no trial "
     "completed, or the disk is full), 2 the input is wrong, 3 the full experiment failed, 4 the winner is slower than "
-    "the last known one (--from-earlier; a failed full experiment is told first), 130 interrupted."
+    "the last known one (--from-earlier; a failed full experiment is reported first), 130 interrupted.",
 )
 @click.version_option(package_name="zerotune")
-def cli() -> None:
-    """Finds the DeepSpeed configuration that trains your model fastest on your hardware."""
-
-
-def _method_command(method: Method) -> None:
-    """Adds the command of one search method."""
-
-    def command(**options: Any) -> None:
-        _tune(method.name, options)
-
-    command.__doc__ = method.help
-    cli.command(method.name)(with_options(command, method_options(method)))
-
-
-for each in METHODS.values():
-    if each.confirms_winner:
-        _method_command(each)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Find the DeepSpeed configuration that trains your model fastest on your hardware."""
+    if ctx.invoked_subcommand is None:
+        click.echo(cli.first_steps(), err=True)
+        ctx.exit(BAD_INPUT)
 
 
 def _typed_command(name: str, method: str | None, options: list[Any], help_text: str) -> None:
-    """Adds a command that tunes what is typed behind `--`."""
+    """Adds a command that tunes the training command behind `--`."""
 
-    @click.pass_obj
     def command(typed: tuple[str, ...], **options: Any) -> None:
         _tune_typed(name, method, typed, options)
 
     command.__doc__ = help_text
-    cli.command(name, options_metavar="[OPTIONS] -- COMMAND...")(with_options(command, options))
+    added = cli.command(name, cls=TypedCommand, section=Section.TUNE, options_metavar="[OPTIONS] -- COMMAND...")
+    added(with_options(command, options))
 
 
 _typed_command(
     "tune",
     None,
     tune_options(),
-    """Finds the fastest configuration for COMMAND: what you type to train, such as `deepspeed train.py ARGUMENTS`.
+    """Find the fastest configuration.
 
-    COMMAND runs in this folder. One that starts its training by way of others, as `bash run.sh` does, is followed.
+    COMMAND is what you type to train, such as `deepspeed train.py ARGUMENTS`. It runs in this folder. If it starts the
+    training through other commands, as `bash run.sh` does, ZeroTune follows them.
     """,
 )
 _typed_command(
     "micro-batch",
     "micro_batch",
     MICRO_BATCH_OPTIONS,
-    """Finds the largest and the fastest micro-batch size for COMMAND, its configuration otherwise as it is.
+    """Find the largest and fastest micro-batch.
 
-    COMMAND is what you type to train, such as `deepspeed train.py ARGUMENTS`, and runs in this folder.
+    COMMAND is what you type to train, such as `deepspeed train.py ARGUMENTS`. It runs in this folder. Nothing else in
+    its configuration changes.
     """,
 )
 
 
-@cli.command()
+@cli.command(section=Section.TUNE)
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output.")
+@JSON
 def resume(study: Path, as_json: bool) -> None:
-    """Goes on with a STUDY that was interrupted, or whose full experiment failed: a folder in zerotune-studies."""
+    """Resume an interrupted study.
+
+    STUDY is its folder in zerotune-studies. A study whose full experiment failed is resumed as well.
+    """
     from flows.command import resume_command
 
     _run(lambda: resume_command(study, as_json))
 
 
-@cli.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-def sync(folder: Path) -> None:
-    """Sends to MLflow what it has not of FOLDER: a study, or a full experiment, that ran while MLflow was away."""
-    from flows.sync_command import sync_command
-
-    _run(lambda: sync_command(folder))
-
-
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output.")
-def doctor(as_json: bool) -> None:
-    """Looks at what usually goes wrong on a machine, and says how to mend each; exit code 1 where something fails."""
-    from flows.doctor_command import doctor_command
-
-    _run(lambda: doctor_command(as_json))
-
-
-@cli.command()
+@cli.command(section=Section.TUNE)
 @click.argument("study", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as one JSON document on standard output.")
+@JSON
 def show(study: str | None, as_json: bool) -> None:
-    """Shows a STUDY: one that runs, has ended, or was cut short.
+    """Show a study and its answer.
 
-    STUDY is a folder, a study's id, or an experiment's name, whose newest study is shown; without it the newest study
-    in zerotune-studies is.
+    STUDY is a folder, a study's id, or the name of an experiment, whose newest study is shown. Without it the newest
+    study in zerotune-studies is shown. The study may be running, completed or interrupted.
     """
     from flows.show_command import show_command
 
     _run(lambda: show_command(study, as_json))
 
 
-@cli.command()
-@click.argument("config_path", type=click.Path(path_type=Path))
-@click.argument("model_dir", type=click.Path(path_type=Path))
-@click.option(
-    "--ds-config",
-    type=click.Path(path_type=Path),
-    help="A DeepSpeed configuration that is merged into the experiment's own, such as a study's best_ds_config.json.",
-)
-@click.option(
-    "-i",
-    "--include",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Go on with the newest full experiment of this name, in this folder, that has not come to its end.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output.")
-def train(resume: bool, as_json: bool, **options: Any) -> None:
-    """Trains at full length: the experiment in CONFIG_PATH, with the code in MODEL_DIR."""
+def _estimate(**options: Any) -> None:
+    """Estimate what fits in memory.
 
-    def command() -> int:
-        from flows.train_command import train_command
-        from trial_lib.study.full_experiment import TrainingArguments
-
-        return train_command(TrainingArguments(**options), resume, as_json)
-
-    _run(command)
-
-
-@cli.command()
-@click.argument("config_path", type=click.Path(path_type=Path))
-@click.argument("model_dir", type=click.Path(path_type=Path))
-@click.option(
-    "-i",
-    "--include",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Files or folders that the code imports from outside the model directory: PATH PATH ...",
-)
-@click.option("--max-micro-batch", type=int, help="The largest micro-batch size of interest, in samples.")
-@click.option(
-    "--memory-headroom", type=float, default=0.05, show_default=True, help="Share of a slot's memory to leave free."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the table as one JSON document on standard output.")
-def estimate(**options: Any) -> None:
-    """Shows what each ZeRO stage would need, and its largest micro-batch: the experiment in CONFIG_PATH.
-
-    The code is in MODEL_DIR. Earlier studies of the experiment in this folder are used; else one profile trial is run.
+    Lists what each ZeRO stage needs, and its largest micro-batch. CONFIG_PATH is the experiment's YAML, and MODEL_DIR
+    the folder with its code. Earlier studies of the experiment in this folder are used. If there are none, one profile
+    trial runs.
     """
 
     def command() -> int:
@@ -192,13 +125,42 @@ def estimate(**options: Any) -> None:
     _run(command)
 
 
-@cli.command()
-@click.option("--prefect-port", type=click.IntRange(1, 65535), default=4200, show_default=True, help="Of Prefect's UI.")
-@click.option("--mlflow-port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Of MLflow's UI.")
-def up(prefect_port: int, mlflow_port: int) -> None:
-    """Starts a Prefect server, a worker and the MLflow UI on loopback, until Ctrl-C or `zerotune down`.
+cli.command("estimate", section=Section.TUNE)(with_options(_estimate, ESTIMATE_OPTIONS))
 
-    Deployed runs write their studies in this folder.
+
+def _train(resume: bool, as_json: bool, **options: Any) -> None:
+    """Train at full length.
+
+    CONFIG_PATH is the experiment's YAML, and MODEL_DIR the folder with its code.
+    """
+
+    def command() -> int:
+        from flows.train_command import train_command
+        from trial_lib.study.full_experiment import TrainingArguments
+
+        return train_command(TrainingArguments(**options), resume, as_json)
+
+    _run(command)
+
+
+cli.command("train", section=Section.TRAIN)(with_options(_train, TRAIN_OPTIONS))
+
+
+@cli.command(section=Section.SERVERS)
+@click.option(
+    "--prefect-port",
+    type=click.IntRange(1, 65535),
+    default=4200,
+    show_default=True,
+    help="The port of Prefect's UI and API.",
+)
+@click.option(
+    "--mlflow-port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="The port of MLflow's UI."
+)
+def up(prefect_port: int, mlflow_port: int) -> None:
+    """Start Prefect, a worker and the MLflow UI.
+
+    They listen on loopback until Ctrl-C or `zerotune down`. Deployed runs write their studies in this folder.
     """
 
     def command() -> int:
@@ -209,9 +171,12 @@ def up(prefect_port: int, mlflow_port: int) -> None:
     _run(command)
 
 
-@cli.command()
+@cli.command(section=Section.SERVERS)
 def down() -> None:
-    """Stops the `zerotune up` of another terminal, and all that it has started."""
+    """Stop what `zerotune up` has started.
+
+    Any terminal will do.
+    """
 
     def command() -> int:
         from flows.up import down_command
@@ -221,10 +186,50 @@ def down() -> None:
     _run(command)
 
 
-def _record(output: Path, micro_batch_sizes: tuple[int, ...], repeats: int, **options: Any) -> None:
-    """Measures every configuration of the experiment's search space, for searches to be replayed on.
+@cli.command(section=Section.SERVERS)
+@JSON
+def doctor(as_json: bool) -> None:
+    """Check this machine for common problems.
 
-    The experiment in CONFIG_PATH, with the code in MODEL_DIR; `search_space` in CONFIG_PATH says what is varied.
+    Each problem is listed with its remedy. The exit code is 1 if a check fails.
+    """
+    from flows.doctor_command import doctor_command
+
+    _run(lambda: doctor_command(as_json))
+
+
+@cli.command(section=Section.SERVERS)
+@click.argument("folder", type=click.Path(path_type=Path))
+def sync(folder: Path) -> None:
+    """Send MLflow what it has missed.
+
+    FOLDER is a study, or a full experiment, that ran while MLflow did not answer.
+    """
+    from flows.sync_command import sync_command
+
+    _run(lambda: sync_command(folder))
+
+
+def _method_command(method: Method) -> None:
+    """Adds the command of one search method."""
+
+    def command(**options: Any) -> None:
+        _tune(method.name, options)
+
+    command.__doc__ = method.help
+    cli.command(method.name, section=Section.METHODS)(with_options(command, method_options(method)))
+
+
+for each in METHODS.values():
+    if each.confirms_winner:
+        _method_command(each)
+
+
+def _record(output: Path, micro_batch_sizes: tuple[int, ...], repeats: int, **options: Any) -> None:
+    """Record a table of every configuration.
+
+    Measures all configurations of the search space, so that searches can be replayed on the table. CONFIG_PATH is the
+    experiment's YAML, whose `search_space` says what is varied. MODEL_DIR is the folder with its code.
     """
 
     def command() -> int:
@@ -236,7 +241,7 @@ def _record(output: Path, micro_batch_sizes: tuple[int, ...], repeats: int, **op
     _run(command)
 
 
-cli.command("record")(with_options(_record, RECORD_OPTIONS))
+cli.command("record", section=Section.METHODS)(with_options(_record, RECORD_OPTIONS))
 
 
 def _tune(method: str, options: dict[str, Any]) -> None:
@@ -253,12 +258,12 @@ def _tune(method: str, options: dict[str, Any]) -> None:
 
 
 def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Tunes a command.
+    """Tunes a training command.
 
     Args:
         name: of zerotune's command.
-        method: of the search; None where an option says it.
-        typed: the command's words.
+        method: of the search. None if `--method` names it.
+        typed: the words of the training command.
         options: zerotune's own.
     """
     as_json, mappings = options.pop("as_json"), options.pop("mappings")
@@ -270,14 +275,18 @@ def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: 
         from flows.command import tune_command
         from trial_lib.study.typed_command import check_mappings
 
-        told = {**options, "command": typed, "model_dir": Path.cwd(), "arg_mappings": check_mappings(mappings)}
-        return tune_command(_checked(name, chosen, {}, told), as_json)
+        given = {**options, "command": typed, "model_dir": Path.cwd(), "arg_mappings": check_mappings(mappings)}
+        return tune_command(_checked(name, chosen, {}, given), as_json)
 
     _run(command)
 
 
 def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str, Any]) -> StudyArguments:
-    """Returns the arguments, the method's own settings included, or an error that names the flag."""
+    """Returns the arguments of a study, with the method's own settings.
+
+    Raises:
+        InputError: a value is wrong. The error names its flag.
+    """
     if not options.get("zero_stages"):
         options = {name: value for name, value in options.items() if name != "zero_stages"}
     try:
@@ -294,24 +303,19 @@ def _run(command: Callable[[], int]) -> NoReturn:
     try:
         interrupts.end(interrupts.run(command))
     except InputError as error:
-        say(f"zerotune: {error}")
+        say_error(error)
         interrupts.end(BAD_INPUT)
     except (ServerError, DiskFullError) as error:
-        say(f"zerotune: {error}")
+        say_error(error)
         interrupts.end(NONE_FOUND)
     except (RuntimeError, OSError) as error:
         if not is_out_of_processes(error):
             raise
-        say(f"zerotune: {OUT_OF_PROCESSES}")
+        say_error(OUT_OF_PROCESSES)
         interrupts.end(BAD_INPUT)
 
 
 def run() -> NoReturn:
     """Runs the command that was typed."""
     open_streams()
-    try:
-        own, typed = cut_off_command(sys.argv[1:])
-    except InputError as error:
-        say(f"zerotune: {error}")
-        sys.exit(BAD_INPUT)
-    cli(args=spread_lists(own), obj=typed, prog_name="zerotune")
+    cli(prog_name="zerotune")

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +74,9 @@ class Service:
     def _answers(self) -> bool:
         if self.health is None:
             return True
+        # `zerotune --help` has no time for this import.
+        import urllib.request
+
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with contextlib.suppress(OSError), direct.open(self.health, timeout=2):
             return True

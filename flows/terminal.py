@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
-from trial_lib.experiment.known_secrets import known_here
 from trial_lib.experiment.plain_text import plain
 
 
 def shown(text: str) -> str:
-    """Returns a text as people may be shown it."""
+    """Returns a text without secrets and control characters."""
+    # `zerotune --help` has no time for this import.
+    from trial_lib.experiment.known_secrets import known_here
+
     return known_here().hide(plain(text))
 
 
@@ -27,8 +29,16 @@ def say(text: str = "", to_people: bool = True) -> None:
     click.echo(shown(text), err=to_people)
 
 
+def say_error(error: Exception | str) -> None:
+    """Prints why a command has ended, to people. A message that begins with the command gets no second name."""
+    message = str(error)
+    say(message if message.startswith("zerotune ") else f"zerotune: {message}")
+
+
 def print_document(document: Any) -> None:
     """Prints one JSON document on standard output."""
+    from trial_lib.experiment.known_secrets import known_here
+
     click.echo(json.dumps(known_here().hide_in(document), indent=2))
 
 

@@ -42,9 +42,9 @@ OPTIONS = {
 
 # One refusal each of `tune` and `micro-batch`: what follows the command's name, and what the message names.
 TYPED = {
-    "no command": ("", ["there is no `--` with a command behind it", "-- deepspeed train.py"]),
-    "nothing behind": ("--", ["nothing follows `--`"]),
-    "forgotten dashes": ("deepspeed --num_gpus 1 train.py", ["there is no `--`"]),
+    "no command": ("", ["There is no `--` with a command behind it", "-- deepspeed train.py"]),
+    "nothing behind": ("--", ["Nothing follows `--`"]),
+    "forgotten dashes": ("deepspeed --num_gpus 1 train.py", ["There is no `--`"]),
     "script": ("-- deepspeed trian.py", ["the command: the script trian.py is not in"]),
     "program": ("-- brush run.sh", ["the command: it begins with 'brush'", "Write what starts your training"]),
     "launcher option": ("-- deepspeed --num_gpsu 1 train.py", ["--num_gpsu", "Did you mean --num_gpus?"]),

@@ -1,0 +1,141 @@
+"""The list of commands, and how their words are read: lists, and what follows `--`, which belongs to the user."""
+
+import re
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from flows.command_line import cli
+from flows.commands import Section, TypedCommand, line_of, spread_lists
+
+LONGEST = 45
+
+
+def in_section(section: Section) -> set[str]:
+    return {name for name, command in cli.commands.items() if command.section is section}
+
+
+def test_each_command_is_in_its_section() -> None:
+    assert in_section(Section.TUNE) == {"tune", "micro-batch", "resume", "show", "estimate"}
+    assert in_section(Section.TRAIN) == {"train"}
+    assert in_section(Section.SERVERS) == {"up", "down", "doctor", "sync"}
+    assert in_section(Section.METHODS) == {"adaptive", "asha", "binary", "random", "record"}
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_a_command_is_listed_by_a_short_sentence_in_the_imperative(name: str) -> None:
+    command = cli.commands[name]
+    line = line_of(command)
+    assert command.help is not None
+    # The whole first sentence.
+    assert command.help.partition("\n")[0].partition(". ")[0].rstrip(".") == line
+    assert len(line) <= LONGEST
+    first = line.split()[0]
+    assert first[0].isupper()
+    assert not first.endswith("s"), f"{name}: {line}"
+
+
+def test_the_list_shows_every_command_whole_under_its_heading() -> None:
+    shown = CliRunner().invoke(cli, ["--help"], prog_name="zerotune").output
+    assert "..." not in shown.partition("Tune:")[2]
+    for section in Section:
+        listed = re.search(rf"^{section.value}:\n((?:  .+\n)+)", shown, re.MULTILINE)
+        assert listed is not None, shown
+        assert {line.split()[0] for line in listed[1].splitlines()} == in_section(section)
+
+
+def test_without_a_command_three_are_shown_to_begin_with() -> None:
+    ended = CliRunner().invoke(cli, [], prog_name="zerotune")
+    # As git, uv and click itself do: a script that forgets the command fails.
+    assert ended.exit_code == 2
+    assert ended.stdout == ""
+    steps = re.findall(r"^  zerotune (\S+)", ended.stderr, re.MULTILINE)
+    assert steps == ["tune", "show", "resume"]
+    assert "`zerotune --help`" in ended.stderr
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_option_is_explained_in_whole_sentences(name: str) -> None:
+    """A sentence has a verb: none begins as the help of an option without one did, with `Of`."""
+    for param in cli.commands[name].params:
+        if not isinstance(param, click.Option):
+            continue
+        assert param.help, param.name
+        said = param.help.partition("  [default")[0]
+        assert said[0].isupper()
+        assert said.endswith("."), said
+        assert said.split()[0] != "Of", said
+
+
+def typed_command() -> tuple[click.Group, dict[str, Any]]:
+    """Returns a group whose command `tune` keeps what it is given, and what it has kept."""
+    kept: dict[str, Any] = {}
+    group = click.Group()
+
+    @group.command("tune", cls=TypedCommand, section=Section.TUNE)
+    @click.option("-z", "--zero-stages", "stages", multiple=True, type=click.IntRange(0, 3))
+    def tune(**given: Any) -> None:
+        kept.update(given)
+
+    return group, kept
+
+
+def test_the_words_behind_the_first_dashes_are_the_command() -> None:
+    group, kept = typed_command()
+    typed = ["python", "train.py", "-z", "1", "2", "--", "", "--help", "--include", "a", "b"]
+    ended = CliRunner().invoke(group, ["tune", "-z", "1", "2", "--", *typed])
+    assert ended.exit_code == 0, ended.output
+    assert kept == {"stages": (1, 2), "typed": tuple(typed)}
+
+
+def test_help_needs_no_command() -> None:
+    ended = CliRunner().invoke(typed_command()[0], ["tune", "--help"])
+    assert (ended.exit_code, ended.output[:6]) == (0, "Usage:")
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["tune"], "There is no `--`"),
+        (["tune", "python", "train.py"], "There is no `--`"),
+        (["tune", "-z", "3", "--"], "Nothing follows `--`"),
+    ],
+)
+def test_a_missing_command_is_an_error_that_names_ours_once(words: list[str], missing: str) -> None:
+    ended = CliRunner().invoke(typed_command()[0], words, prog_name="zerotune")
+    assert ended.exit_code == 2
+    (error,) = (line for line in ended.stderr.splitlines() if line.startswith("Error:"))
+    assert missing in error
+    assert "`zerotune tune -- deepspeed train.py ARGUMENTS`" in error
+    assert error.count("zerotune tune") == 1
+
+
+def test_words_ahead_of_the_dashes_are_no_part_of_the_command() -> None:
+    ended = CliRunner().invoke(typed_command()[0], ["tune", "deepspeed", "--", "train.py"])
+    assert ended.exit_code == 2
+    assert "unexpected extra argument (deepspeed)" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "parsed"),
+    [
+        ("a.yaml m -z 0 1", "a.yaml m -z 0 -z 1"),
+        ("a.yaml m -z 0,1", "a.yaml m -z 0 -z 1"),
+        ("a.yaml m --zero-stages=0,1", "a.yaml m --zero-stages 0 --zero-stages 1"),
+        ("a.yaml m -z 0, 1", "a.yaml m -z 0 -z 1"),
+        ("a.yaml m --zero-stages 2 3 -mt 5", "a.yaml m --zero-stages 2 --zero-stages 3 -mt 5"),
+        ("-z 1 a.yaml m", "-z 1 a.yaml m"),
+        ("-z 1,2 a.yaml m", "-z 1 -z 2 a.yaml m"),
+        ("a.yaml m -i lib utils.py -m latency", "a.yaml m -i lib -i utils.py -m latency"),
+        ("a.yaml m -i a,b.py", "a.yaml m -i a,b.py"),
+        ("a.yaml m --include lib -z 3", "a.yaml m --include lib -z 3"),
+        ("a.yaml m --include=lib", "a.yaml m --include=lib"),
+        ("a.yaml m -z", "a.yaml m -z"),
+        ("a.yaml m -z --json", "a.yaml m -z --json"),
+        ("a.yaml m -z 1,x", "a.yaml m -z 1,x"),
+    ],
+)
+def test_a_list_is_written_as_one_option_for_each_value(typed: str, parsed: str) -> None:
+    assert spread_lists(typed.split(), cli.commands["asha"].params) == parsed.split()
