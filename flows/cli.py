@@ -1,4 +1,4 @@
-"""Entry of the console script: hears Ctrl-C before it imports what takes time."""
+"""The entry of the console script. It handles Ctrl-C before it imports anything that takes time."""
 
 from flows.interrupts import interrupts
 

@@ -1,4 +1,4 @@
-"""What a command does once its arguments are read: servers up, the flow, the answer; and everything down again."""
+"""A tuning command after its arguments are read: start the servers, run the flow, print the answer, stop everything."""
 
 import logging
 import shlex
@@ -36,7 +36,7 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
         The exit code.
 
     Raises:
-        InputError: nothing was started.
+        InputError: the input is wrong. Nothing was started.
     """
     require_home()
     require_server_for_all(arguments.ray_address)
@@ -48,13 +48,13 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
 
 
 def resume_command(root: Path, as_json: bool) -> int:
-    """Goes on with a study that was interrupted, or whose full experiment failed, and prints the answer.
+    """Resumes a study that was interrupted, or whose full experiment failed, and prints the answer.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: there is nothing to go on with.
+        InputError: there is nothing to resume.
     """
     require_home()
     with interrupts.opening():
@@ -73,14 +73,14 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     interrupts.resume_command = shlex.join(["zerotune", "resume", str(study.paths.root)])
     for note in study.driver.experiment.notes:
         say(f"note: {note}")
-    study.driver.log.debug("the study is open, its servers are coming up")
+    study.driver.log.debug("the study is open, and its servers are starting")
     say(f"study: {study.paths.root}")
     say(f"tracking: {study.tracker.tracking_uri}")
     noting = interrupts.noting(lambda: last_opened(study).interrupt())
     try:
         with noting, LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(NoteHandler(view.note))
-            # The words of a command may be secrets: they stay in the study's folder.
+            # The words of a command may be secrets. Only the study's folder keeps them.
             shown = {**dict(arguments), "command": ()}
             runs = _flow_runs(study)
 
@@ -91,12 +91,12 @@ def _run(study: OpenStudy, as_json: bool) -> int:
                 return last_opened(study).is_down
 
             run_flow(server, _tune_flow, runs, study.driver.log, is_down, check, study_dir=study.paths.root, **shown)
-        # The flow opens the study anew where it starts it again.
+        # If the flow has restarted the search, it has opened the study again.
         study = last_opened(study)
         if study.record.status is StudyStatus.COMPLETED:
             interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
         if study.record.status is StudyStatus.RUNNING:
-            raise ServerError("The Prefect server went away before the study had begun.")
+            raise ServerError("The Prefect server ended before the study had begun.")
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if not interrupts.heard:
@@ -106,7 +106,7 @@ def _run(study: OpenStudy, as_json: bool) -> int:
                 interrupts.resume_command = None
             raise
         study = last_opened(study)
-        # Before the flow, or handed on by it when it had cleaned up.
+        # The signal came before the flow began, or the flow has cleaned up and raised it again.
         if study.record.status is StudyStatus.RUNNING:
             finish(study, StudyStatus.CANCELLED, INTERRUPTED)
     finally:
@@ -134,13 +134,13 @@ def _tune_flow() -> "Flow[..., Any]":
 
 
 def _flow_runs(study: OpenStudy) -> list[str]:
-    """Returns the name of the study's flow run, and that of its full experiment's."""
+    """Returns the names of the study's flow run and of its full experiment's flow run."""
     full_experiment = [full_experiment_id(study.record.study_id)] if study.driver.arguments.run_full_experiment else []
     return [study.record.study_id, *full_experiment]
 
 
 class NoteHandler(logging.Handler):
-    """Shows a log's messages, without the tracebacks, which stand in its file."""
+    """Shows the messages of a log without tracebacks. The log's file has those."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""What `zerotune doctor` does: it looks at what usually goes wrong, and says how to mend each. It changes nothing."""
+"""`zerotune doctor`: it checks for common problems and prints a remedy for each. It changes nothing."""
 
 import sys
 import time
@@ -39,19 +39,19 @@ from trial_lib.study.host_checks import (
 )
 from trial_lib.tracking.tracking_check import check_mlflow
 
-# What `flows.prepare` builds, by the names that DeepSpeed gives the ops.
+# The operators that `flows.prepare` builds, by DeepSpeed's names.
 _COMMON_OPS = {"cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"), "cuda": ("fused_adam", "cpu_adam")}
 _COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 
 
 def doctor_command(as_json: bool) -> int:
-    """Prints what was found, line by line.
+    """Prints all checks.
 
     Args:
         as_json: whether to print one JSON document.
 
     Returns:
-        The exit code: 1 where something fails.
+        The exit code, which is 1 if a check fails.
     """
     began = time.monotonic()
     checks = examine(Path.cwd())
@@ -70,23 +70,23 @@ def doctor_command(as_json: bool) -> int:
 
 
 def examine(work_dir: Path) -> list[Check]:
-    """Returns all checks: of this host, of the servers, and of what a study in a folder would write."""
+    """Returns the checks of this host, of the servers, and of the folders that a study in `work_dir` would write to."""
     environment = with_build_folder(rank_environment(), sys.executable)
     with ThreadPoolExecutor() as pool:
-        # What takes seconds, side by side.
+        # These take seconds each, so they run at the same time.
         asked = pool.submit(environment_report, sys.executable, environment)
         there = pool.submit(devices)
         prefect = pool.submit(check_prefect)
         mlflow = pool.submit(check_mlflow, work_dir)
         found, device = _devices_found(there)
-        # After what looks at who else is on the devices.
+        # After the check for other processes on the devices, which would find this one.
         tries = device is not None and not kind_of(device).computes_on_the_processor
         trying = pool.submit(tried_devices, sys.executable, environment) if tries else None
         report = asked.result()
         tried = None if trying is None else trying.result()
         prefect_check, server_time, asked_at = prefect.result()
         mlflow_check = mlflow.result()
-    # What cannot be asked is a GPU; the first check says so.
+    # Only a GPU's driver can fail to answer. The first check reports it.
     device = device or "cuda"
     folders = {
         STUDIES: work_dir / STUDIES_FOLDER,
@@ -111,7 +111,7 @@ def examine(work_dir: Path) -> list[Check]:
 
 
 def _devices_found(there: Future[DevicesFound]) -> tuple[DevicesFound | InputError, str | None]:
-    """Returns what devices there are and what kind of; their driver's fault, and no kind, where it cannot say."""
+    """Returns the devices and their kind. Returns the driver's error and None if the driver does not answer."""
     try:
         found = there.result()
     except InputError as error:
@@ -120,6 +120,7 @@ def _devices_found(there: Future[DevicesFound]) -> tuple[DevicesFound | InputErr
 
 
 def _tell(check: Check) -> None:
+    """Prints a check. A rich table would break a remedy into lines, and a broken command cannot be copied."""
     mark = click.style(f"{check.verdict.value:5}", fg=_COLOURS[check.verdict], bold=check.verdict is not Verdict.OK)
     click.echo(f"{mark}{check.name:15}{shown(check.said)}")
     if check.remedy:

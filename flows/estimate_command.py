@@ -1,6 +1,6 @@
-"""What `zerotune estimate` does: a table of what would fit, from one profile trial or from earlier studies.
+"""`zerotune estimate`: a table of what fits in memory, from one profile trial or from earlier studies.
 
-No Prefect server and no MLflow run: there is one trial at most, and nobody looks for it later.
+It starts no Prefect server and writes no MLflow run, because it runs one trial at most.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.passing_study import passing_study
-from flows.terminal import print_document, say
+from flows.terminal import print_document, say, say_error
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.units import bytes_shown
@@ -18,7 +18,7 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
 from trial_lib.study.known_trials import ProfileFailedError, earlier_trials, run_profile
 
-_NARROWEST = 120  # columns; where nobody says how wide the paper is
+_WIDTH = 120  # columns, if the output is no terminal
 _SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
 
 
@@ -36,28 +36,28 @@ def estimate_command(
         config_path: the experiment's YAML.
         model_dir: the model directory.
         include: files and folders that the code imports from outside the model directory.
-        max_micro_batch: the largest micro-batch size (samples) of interest; None for any.
-        memory_headroom: share of a slot's memory that is to stay free.
-        as_json: whether to print it as one JSON document.
+        max_micro_batch: the largest micro-batch size to list, in samples. None for no limit.
+        memory_headroom: the share of a slot's memory to leave free.
+        as_json: whether to print one JSON document.
 
     Returns:
-        The exit code: 1 where the profile trial fails.
+        The exit code, which is 1 if the profile trial fails.
 
     Raises:
-        InputError: nothing was started.
+        InputError: the input is wrong. Nothing was started.
     """
     _check(max_micro_batch, memory_headroom)
     experiment = read_experiment(config_path, model_dir, include=include)
     known = earlier_trials(experiment, Path.cwd())
     if known is None:
-        say("no earlier study of this experiment is in this folder: running a profile trial")
-        # A fork server comes up later than one trial starts without it.
+        say("This folder has no earlier study of this experiment, so a profile trial runs now.")
+        # For one trial a fork server would cost more time than it saves.
         arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include, launcher="cold")
         try:
             with passing_study(arguments, "estimate") as study:
                 known = run_profile(study)
         except ProfileFailedError as error:
-            say(f"zerotune: {error}")
+            say_error(error)
             return 1
     slots = experiment.config.resources.slots_per_trial
     report = estimate_report(known, slots, this_host().device, memory_headroom, max_micro_batch)
@@ -70,32 +70,31 @@ def estimate_command(
 
 def _check(max_micro_batch: int | None, memory_headroom: float) -> None:
     if max_micro_batch is not None and max_micro_batch < 1:
-        raise InputError(
-            f"{max_micro_batch} is no size of a batch.", where="--max-micro-batch", remedy="Give a number from 1."
-        )
+        raise InputError(f"{max_micro_batch} is not a batch size.", where="--max-micro-batch", remedy="Give 1 or more.")
     if not 0 <= memory_headroom < 1:
         raise InputError(
-            f"{memory_headroom} is no share of the memory.",
+            f"{memory_headroom} is not a share of the memory.",
             where="--memory-headroom",
-            remedy="Give a number from 0 to below 1, such as 0.05.",
+            remedy="Give a number of at least 0 and below 1, such as 0.05.",
         )
 
 
 def _show(report: EstimateReport) -> None:
     console = Console()
     if not console.is_terminal:
-        console = Console(width=_NARROWEST)
+        console = Console(width=_WIDTH)
     source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
     lines = [
-        f"{report.num_params:,} parameters, {report.trainable_num_params:,} of them trained; "
-        f"{report.slots} {report.device} slot(s) of {bytes_shown(report.device_memory)} for the model; from {source}.",
-        f"Activations and total are for a micro-batch of {report.micro_batch_size}; totals with their 90 % intervals. "
-        f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free; "
-        "the one in parentheses may fit, with a chance of 10 %.",
+        f"The model has {report.num_params:,} parameters, and {report.trainable_num_params:,} of them are trained. "
+        f"Each of {report.slots} {report.device} slot(s) has {bytes_shown(report.device_memory)} for it. "
+        f"These numbers come from {source}.",
+        f"Activations and totals are for a micro-batch of {report.micro_batch_size}. Totals have 90 % intervals. "
+        f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free. "
+        "The one in parentheses fits with 10 % confidence.",
     ]
     if report.host_memory is not None:
         lines.append(
-            f"Each of {report.slots} ranks may keep {bytes_shown(report.host_memory)} in the host's memory; an arm "
+            f"Each of {report.slots} ranks may keep {bytes_shown(report.host_memory)} in the host's memory. An arm "
             "that offloads more has no micro-batch."
         )
     offloads = any(row.on_host for row in report.rows)

@@ -24,9 +24,9 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
     """Trains at full length.
 
     Args:
-        work_dir: the folder that a new full experiment is written in, and its MLflow store where no other is named.
-        experiment_dir: the folder of one to go on with, in the place of all other parameters.
-        **arguments: of a new full experiment: the fields of `TrainingArguments`.
+        work_dir: the folder for a new full experiment, and for its MLflow store if no other store is named.
+        experiment_dir: the folder of a full experiment to resume. It replaces all other parameters.
+        **arguments: the fields of `TrainingArguments`, for a new full experiment.
     """
     outlive_worker()
     keep_secrets_from_prefect()
@@ -35,7 +35,7 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
     except FinishedError as finished:
         if experiment_dir is not None:
             raise
-        # This run was retried although nothing is left to do: Prefect had not heard of its end.
+        # The training has finished, but Prefect did not record that and has retried this run.
         return Completed(message=finished.where)
     try:
         full_experiment.begin()
@@ -43,13 +43,13 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
         report_training(full_experiment)
         return Completed(message=str(full_experiment.paths.root)) if end.completed else Failed(message=end.reason)
     except BaseException as error:
-        # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends the training's processes.
+        # Prefect delivers a cancellation to this thread only. Any error that ends the flow must end the training.
         full_experiment.stop()
         interrupted = interrupts.heard or not isinstance(error, Exception)
         reason = INTERRUPTED if interrupted else f"{type(error).__name__}: {error}"
         full_experiment.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
         if interrupts.heard or is_interrupt(error):
-            return Cancelled(message="Interrupted; it can be gone on with.")
+            return Cancelled(message="Interrupted. It can be resumed.")
         raise
     finally:
         full_experiment.close()
@@ -58,10 +58,7 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
 def open_experiment(
     arguments: dict[str, Any], experiment_dir: Path | None, work_dir: Path | None = None
 ) -> FullExperiment:
-    """Returns the full experiment that the command or a study has opened already, an interrupted one, or a new one.
-
-    A flow run that is retried goes on with the full experiment that it has begun.
-    """
+    """Returns the full experiment in `experiment_dir`, the one that an earlier try of this run began, or a new one."""
     if experiment_dir is not None:
         return resume_full_experiment(experiment_dir)
     folder = work_folder(work_dir)

@@ -1,4 +1,4 @@
-"""A flow's run against a Prefect server: what it costs is bounded, and Prefect's own lines stay off the terminal."""
+"""A flow's run against a Prefect server. Its cost is bounded, and Prefect's own lines stay off the terminal."""
 
 import logging
 import os
@@ -12,12 +12,12 @@ from flows.prefect_server import PrefectServer, require_configured_server
 if TYPE_CHECKING:
     from prefect import Flow
 
-# Some fifteen seconds of patience with a Prefect server that has gone away: one of the command's own is back by then.
+# Some fifteen seconds for a Prefect server that does not answer. The command's own has been started again by then.
 _RETRIES = 3
-# One that is there and hangs.
+# For a server that accepts requests and hangs.
 _PATIENCE_S = 10.0
-# All that telling the server may take once there is nothing else left to do: Prefect says much, each thing in its turn.
-# With the ten seconds in which the answer may have waited for it, half a minute.
+# The time for Prefect's last records once the study has ended. Prefect sends many, one after another. Before that the
+# answer may have waited `_PATIENCE_S`, so a command ends within half a minute.
 END_S = 20.0
 _LONGEST_LINE, _AGAIN_S = 500, 60.0
 _OF_RUNS = ("prefect.flow_runs", "prefect.task_runs")
@@ -32,19 +32,19 @@ def run_flow(
     check: Callable[[], None] = lambda: None,
     **parameters: Any,
 ) -> None:
-    """Runs a flow against a server, and returns when that has its whole history, or has gone away.
+    """Runs a flow against a server. Returns when the server has the flow's whole history, or does not answer any more.
 
     Args:
-        server: one that is coming up; None for the user's own.
-        load: imports the flow, which has to know the server by then.
-        names: of the flow's run, and of those within it.
-        log: of what is run.
-        is_down: whether the flow has nothing left to do but to tell the server how it ended.
-        check: called before the server is waited for: what it raises ends the command.
-        parameters: of the flow.
+        server: the command's own server, which is starting. None for the user's.
+        load: imports the flow. It is called when the environment names the server.
+        names: the names of the flow's run and of its subflows' runs.
+        log: the log of the study or the full experiment.
+        is_down: whether nothing but the record of the flow's end is missing.
+        check: called before the wait for the server. Its error ends the command.
+        parameters: the flow's parameters.
 
     Raises:
-        InputError: the check says so.
+        InputError: `check` has found wrong input.
         ServerError: the server does not answer.
     """
     if server is not None:
@@ -64,7 +64,7 @@ def run_flow(
     run = _Run(lambda: flow.with_options(flow_run_name=names[0])(**parameters, return_state=True), names, log)
     try:
         if not ended_in_time(run, is_down, END_S):
-            log.debug("Prefect was still being told how it ended after %.0f s", END_S)
+            log.debug("Prefect had not recorded the end after %.0f s", END_S)
     finally:
         if run.is_told:
             log.debug("Prefect has the whole history")
@@ -72,16 +72,17 @@ def run_flow(
             from tasks.telling import say_once
 
             say_once(
-                log, "Prefect has not recorded everything: its server is away, or too slow. The folder has it all."
+                log,
+                "Prefect has not recorded everything: its server is down or too slow. The folder has it all.",
             )
             interrupts.prefect_is_away = True
 
 
 class _Run:
-    """The flow, and then the wait for its history.
+    """The flow, followed by the wait for its history.
 
     Attributes:
-        is_told: whether the server has recorded all of it.
+        is_told: whether the server has recorded the whole history.
     """
 
     def __init__(self, run: Callable[[], Any], names: Sequence[str], log: logging.Logger) -> None:
@@ -99,25 +100,25 @@ class _Run:
             with temporary_settings(set_defaults=patience):
                 self._run()
         except httpx.HTTPError as error:
-            # Of the flow's own state: whatever else Prefect is told, it does without.
-            self._log.debug("Prefect was not told how it ended: %s: %s", type(error).__name__, error)
+            # Only the state of the flow itself raises. All other records may fail.
+            self._log.debug("Prefect has not recorded the end: %s: %s", type(error).__name__, error)
         finally:
             self.is_told = all(wait_for_history(name) for name in self._names)
 
 
 def ended_in_time(work: Callable[[], None], is_down: Callable[[], bool], limit_s: float) -> bool:
-    """Waits for the end of work, and leaves it to itself where it takes too long.
+    """Runs work in another thread and waits for its end. Stops waiting if its last part takes too long.
 
     Args:
-        work: what is done, in a thread of its own.
-        is_down: whether all that matters of it is done.
-        limit_s: seconds that the rest may take from then on.
+        work: the work.
+        is_down: whether the last part has begun.
+        limit_s: seconds to wait for the last part.
 
     Returns:
-        Whether it has ended.
+        Whether the work has ended.
 
     Raises:
-        BaseException: what the work raises.
+        BaseException: the work's own error.
     """
     aside = Aside(work)
     leave_at = None
@@ -134,10 +135,10 @@ def ended_in_time(work: Callable[[], None], is_down: Callable[[], bool], limit_s
 
 
 def keep_lines_of_prefect(log: logging.Logger) -> None:
-    """Has what Prefect would print go to a log, as what is not for people; its server gets its own lines all the same.
+    """Sends the lines that Prefect would print to a log's file. Prefect's server still gets its own lines.
 
     Args:
-        log: of what is run.
+        log: the log of the study or the full experiment.
     """
     from prefect.logging import handlers
     from prefect.logging.configuration import setup_logging
@@ -146,17 +147,17 @@ def keep_lines_of_prefect(log: logging.Logger) -> None:
     kept = _Kept(log)
     for logger in [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]:
         for handler in list(logger.handlers):
-            # Its own errors go by a plain stream.
+            # Prefect prints its own errors with a plain stream handler.
             if isinstance(handler, logging.StreamHandler) and type(handler).__module__ == handlers.__name__:
                 logger.removeHandler(handler)
-                # With none at all, Python itself would print a warning.
+                # Without any handler, Python itself would print warnings.
                 logger.addHandler(kept)
-    # What a log cannot send to the server is said here in one sentence; Prefect, like Python, would print the error.
+    # `run_flow` reports lost records in one sentence. Prefect, like Python, would print each error.
     logging.raiseExceptions = False
 
 
 class _Kept(logging.Handler):
-    """Passes another's lines on to a log's file."""
+    """Passes the lines of other logs on to a log's file."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
@@ -164,8 +165,8 @@ class _Kept(logging.Handler):
         self._said_at: dict[tuple[str, str], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Passes one line on, without what it would take pages to say; the same complaint once a minute."""
-        # What the flow and its tasks say stands in the log already.
+        """Passes one line on, shortened to `_LONGEST_LINE`. A repeated line is passed on once a minute."""
+        # The log has the lines of the flow and its tasks already.
         if record.name.startswith(_OF_RUNS):
             return
         complaint, now = (record.name, str(record.msg)), time.monotonic()
@@ -175,7 +176,7 @@ class _Kept(logging.Handler):
         try:
             said = record.getMessage()
         except (TypeError, ValueError, KeyError):
-            # Its words do not fit its arguments. As under Python's own handlers, whoever logs does not fail by it.
+            # The format does not fit its arguments. As with Python's own handlers, the caller must not fail.
             said = str(record.msg)
         cut = said if len(said) <= _LONGEST_LINE else f"{said[:_LONGEST_LINE]}…"
         self._log.debug("%s: %s", record.name, cut)

@@ -1,14 +1,14 @@
-"""Ctrl-C, SIGTERM and a closed terminal: heard from a command's first moment on, and never in the middle of something.
+"""Ctrl-C, SIGTERM and SIGHUP: handled from a command's first moment on, and never in the middle of a step.
 
-    main thread         hears signals, and from `run` on does nothing else
-    command's thread    works, and asks by `check`, where it can end, whether it is to
+    main thread         receives signals, and does nothing else once `run` has begun
+    command's thread    works, and calls `check` at points where it can end
 
-A KeyboardInterrupt that a handler raises comes wherever Python is: an import passes it on as another error or drops it,
-and so do validators and finalizers. So no handler here raises. As long as there is nothing to end, the first signal
-ends the process at once. From then on the records are told at once (`noting`), and the command ends in good order, or
-without it where that takes too long or another signal comes.
+A handler that raises KeyboardInterrupt raises it at any line. An import, a validator or a finalizer may drop it or turn
+it into another error. So no handler here raises. Before a command has anything to end, the first signal ends the
+process at once. Later the first signal is written into the records at once (`noting`), and the command shuts down in
+order. If that takes too long, or a second signal arrives, the process ends at once.
 
-The command line imports this module before all else: it takes a millisecond.
+The command line imports this module first, so it must import quickly. It takes a millisecond.
 """
 
 import atexit
@@ -34,15 +34,15 @@ _REMOVAL_S = 1.0
 
 
 class Interrupts:
-    """Hears the signals of one command.
+    """The signals of one command.
 
     Attributes:
-        resume_command: what to type to go on, once there is something to go on with.
-        answer_command: what to type to see the answer, once there is one.
-        leavings: folders outside the study's that go with the command.
-        is_heeded: whether a signal is how the command is meant to end: its exit code stands then.
-        prefect_is_away: whether the server has not heard all: Prefect would try for minutes, as the process ends, to
-            tell it.
+        resume_command: what to type to resume. None as long as there is nothing to resume.
+        answer_command: what to type to see the answer. None as long as there is none.
+        leavings: folders outside the study's own that are removed when the command ends.
+        is_heeded: whether a signal is the normal end of this command. Its own exit code is used then.
+        prefect_is_away: whether the Prefect server lacks some records. Prefect would retry them for minutes while the
+            process exits.
     """
 
     def __init__(self) -> None:
@@ -61,40 +61,40 @@ class Interrupts:
         self._exit_code: int | None = None
 
     def __reduce__(self) -> str:
-        """Returns its name, by which each process has its own: Prefect sends flows, and what they name, to Ray."""
+        """Pickles it as its name. Prefect pickles flows for Ray, and each process has its own signals."""
         return "interrupts"
 
     def listen(self) -> None:
-        """Starts listening, in the main thread.
+        """Installs the handlers, in the main thread.
 
-        To be called before whatever registers to be called at exit, as Prefect does: what is first there comes last.
+        Call it before anything registers with `atexit`, as Prefect does, because the first to register runs last.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._hear)
-        # Under nohup it is ignored, and the command stays when its terminal goes.
+        # nohup has it ignored, so that the command survives its terminal.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, self._hear)
         atexit.register(self._leave)
 
     @property
     def heard(self) -> bool:
-        """Whether a signal has been heard: what goes wrong from then on comes of it."""
+        """Whether a signal has arrived. Errors from then on are its consequence."""
         return self._signals > 0
 
     def check(self) -> None:
-        """Ends what runs where a signal has been heard; to be called where the command can end, and while it waits.
+        """Ends the command if a signal has arrived. Call it at points where nothing is half done, and in waiting loops.
 
         Raises:
-            KeyboardInterrupt: one has.
+            KeyboardInterrupt: a signal has arrived.
         """
         if self.heard:
             raise KeyboardInterrupt
 
     def run(self, command: "Callable[[], int]") -> int:
-        """Runs a command in a thread of its own, while this one hears signals; returns the exit code.
+        """Runs a command in another thread, while this one receives signals. Returns the exit code.
 
         Raises:
-            BaseException: what the command raises, unless a signal has ended it.
+            BaseException: the command's own error, unless a signal has ended it.
         """
         working = Aside(command)
         while working.goes_on and not self.heard:
@@ -110,10 +110,10 @@ class Interrupts:
         return code
 
     def aside(self, work: "Callable[[], Result]") -> "Result":
-        """Returns what work returns that takes seconds and asks nobody whether it is to end, such as an import.
+        """Returns the result of work that takes seconds and does not call `check`, such as an import.
 
         Raises:
-            KeyboardInterrupt: a signal has been heard; the work goes on, and what it comes to is lost.
+            KeyboardInterrupt: a signal has arrived. The work continues, and its result is lost.
         """
         working = Aside(work)
         while working.goes_on:
@@ -123,7 +123,7 @@ class Interrupts:
         return result
 
     def _wind_up(self, working: "Aside") -> None:
-        """Has what was heard noted and waits for the command's end; ends the process where that does not come."""
+        """Notes the signal in the records and waits for the command's end. Ends the process if that does not come."""
         import time
 
         opened_by = time.monotonic() + _OPENING_S
@@ -136,7 +136,7 @@ class Interrupts:
                 noted.append(note)
                 note()
             if self._signals > 1 or time.monotonic() > heard_at + self._patience_s:
-                # Whatever was started ends with this process, and the history is whole after each of its lines.
+                # Everything that was started ends with this process. The history is complete after each of its lines.
                 self._remove_leavings()
                 self._leave_at_once()
             working.wait()
@@ -145,7 +145,7 @@ class Interrupts:
         import shutil
         import time
 
-        # Ranks that are being killed may write until they are gone.
+        # Ranks may write until the guard has killed them.
         tried_until = time.monotonic() + _REMOVAL_S
         while (left := [folder for folder in self.leavings if folder.exists()]) and time.monotonic() < tried_until:
             for folder in left:
@@ -153,12 +153,12 @@ class Interrupts:
 
     @contextlib.contextmanager
     def opening(self) -> "Iterator[None]":
-        """While its body makes what is to be ended from then on, a signal waits for it to be whole.
+        """Delays signals until its body has completed. The body creates what a signal has to end from then on.
 
         Raises:
-            KeyboardInterrupt: a signal was heard before.
+            KeyboardInterrupt: a signal had arrived before.
         """
-        # In this order: a signal that comes meanwhile finds it open, or is found.
+        # In this order no signal is missed: its handler sees the flag, or `check` sees the signal.
         self._is_open = self._is_opening = True
         self.check()
         try:
@@ -168,14 +168,15 @@ class Interrupts:
 
     @contextlib.contextmanager
     def noting(self, note: "Callable[[], None]", patience_s: float = _PATIENCE_S) -> "Iterator[None]":
-        """While its body runs, the first signal calls `note`, in the main thread; one that came before does, too.
+        """Has the first signal call `note`, in the main thread, while the body runs.
 
         Args:
-            note: says in a record that it was interrupted, and begins to end what runs; returns at once.
-            patience_s: seconds that the end in good order may take.
+            note: writes into a record that it was interrupted, begins to end the work, and returns at once. It is also
+                called for a signal that had arrived before.
+            patience_s: seconds that an orderly end may take.
 
         Raises:
-            KeyboardInterrupt: a signal was heard before.
+            KeyboardInterrupt: a signal had arrived before.
         """
         before_s, self._patience_s = self._patience_s, patience_s
         self._notes.append(note)
@@ -187,7 +188,7 @@ class Interrupts:
             self._patience_s = before_s
 
     def end(self, exit_code: int) -> "NoReturn":
-        """Ends the process, once everything that was to be said and written has been."""
+        """Ends the process. All output and all records have been written by now."""
         if self.prefect_is_away:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -196,7 +197,7 @@ class Interrupts:
         sys.exit(exit_code)
 
     def _leave(self) -> None:
-        """Ends the process when all threads and all else has: to take the interpreter apart needs a second and more."""
+        """Ends the process after all other exit handlers. Tearing the interpreter down would take a second or more."""
         if self._exit_code is None:
             return
         import logging
@@ -204,7 +205,7 @@ class Interrupts:
         try:
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
-                # One that was closed before the command began is None; nobody reads what does not arrive.
+                # A stream that was closed before the command began is None.
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
         finally:
@@ -212,20 +213,20 @@ class Interrupts:
 
     @property
     def message(self) -> str:
-        """What a person is told: nothing was started, how to go on, or where the answer is."""
+        """The sentence for people: nothing was started, how to resume, or where the answer is."""
         if self.answer_command is not None:
-            return f"Interrupted, when the study had completed. Its answer: {self.answer_command}"
+            return f"Interrupted after the study had completed. See its answer with: {self.answer_command}"
         if self.resume_command is not None:
-            return f"Interrupted. Go on with: {self.resume_command}"
-        when = "at its end, with everything done" if self._is_over else "before anything was started"
+            return f"Interrupted. Resume with: {self.resume_command}"
+        when = "after everything was done" if self._is_over else "before anything was started"
         return f"zerotune: interrupted {when}."
 
     def tell(self) -> None:
-        """Tells a person, once, on standard error."""
+        """Prints the message on standard error, once."""
         if self._is_told:
             return
         self._is_told = True
-        # A live table hides it.
+        # A live table has hidden the cursor.
         shown_cursor = "\x1b[?25h" if os.isatty(2) else ""
         with contextlib.suppress(OSError):
             os.write(2, f"{shown_cursor}{self.message}\n".encode())
@@ -243,10 +244,10 @@ class Interrupts:
 
 
 class Aside:
-    """Work that goes on in a thread of its own."""
+    """Work in another thread."""
 
     def __init__(self, work: "Callable[[], Any]") -> None:
-        # What takes time is imported when signals are heard.
+        # Imported after the handlers are installed, because it takes time.
         import threading
 
         self._work = work
@@ -258,24 +259,24 @@ class Aside:
     def _run(self) -> None:
         try:
             self._ends.append(self._work())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is still running."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Waits a moment for its end."""
+        """Waits for its end, for a moment at most."""
         self._thread.join(_POLL_S)
 
     def result(self) -> "Any":
-        """Returns what it returned, or raises what it raised."""
+        """Returns the work's result, or raises its error."""
         if self._error is not None:
             raise self._error
         return self._ends[0]
 
 
 interrupts = Interrupts()
-"""Of this process."""
+"""The signals of this process."""

@@ -1,4 +1,4 @@
-"""The live view of a study: it reads the study's folder, and nothing else, so it can follow any study."""
+"""The live view of a study. It reads nothing but the study's folder, so it can follow any study."""
 
 import threading
 import time
@@ -24,11 +24,11 @@ _ROWS = 8
 
 
 class LiveView:
-    """Shows a running study on standard error: a table in a terminal, a line for each trial elsewhere.
+    """Shows a running study on standard error: as a table in a terminal, else as a line for each trial.
 
     Args:
         paths: the study to follow.
-        arguments: of the study.
+        arguments: the study's.
     """
 
     def __init__(self, paths: StudyPaths, arguments: StudyArguments) -> None:
@@ -39,8 +39,8 @@ class LiveView:
         self._started = time.monotonic()
         self._message = "starting"
         self._running: dict[int, tuple[Purpose, Candidate]] = {}
-        self._rows: list[Row] = []  # of the trials that have ended, best first; no more of them, of thousands
-        self._ended = 0  # trials of the budget
+        self._rows: list[Row] = []  # ended trials, best first
+        self._ended = 0  # trials that count towards --max-trials
         self._ended_before = 0
         self._failed = 0
         self._to_print: list[Row] = []
@@ -48,7 +48,7 @@ class LiveView:
         self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
 
     def note(self, message: str) -> None:
-        """Shows what the study is busy with. Callable from any thread."""
+        """Shows what the study is doing. It may be called from any thread."""
         self._message = shown(message)
         if not self._console.is_terminal:
             say(message)

@@ -1,4 +1,4 @@
-"""What `zerotune up` tells its Prefect server: the work pool, the deployments, and what became of lost runs."""
+"""What `zerotune up` sets up on its Prefect server: the work pool, the deployments, the states of lost runs."""
 
 import json
 import os
@@ -33,9 +33,9 @@ from flows.running_servers import up_folder
 from flows.service import ServerError, run_to_end
 
 DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
-_LOCAL, _NIGHTLY = "local", "nightly"  # of the flow tune; experiment has a local one too
-_TAG = "zerotune"  # of the deployments; the automation watches the runs that have it
-_CANCEL_S = 35.0  # a training at full length has 20 s of them to save
+_LOCAL, _NIGHTLY = "local", "nightly"  # deployments of the flow tune; the flow experiment has a local one too
+_TAG = "zerotune"  # the automation watches the runs of deployments with this tag
+_CANCEL_S = 35.0  # a full experiment may use 20 s of them to save a checkpoint
 _WORKER_S = 120.0
 _POLL_S = 0.2
 _IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
@@ -44,20 +44,20 @@ _IN_BEGUN = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_BEGUN)))
 
 
 def apply_deployments(work_dir: Path) -> None:
-    """Creates or updates the work pool, its deployments and the automation that misses killed runs.
+    """Creates or updates the work pool, its deployments and the automation that detects killed runs.
 
-    What people have set on the nightly deployment, its schedule and its other parameters, stays, and so do the pool's
-    limit, pause and description.
+    Edits by people are kept: the nightly deployment's schedule and parameters, and the pool's limit, pause and
+    description.
 
     Args:
-        work_dir: where its runs write their studies.
+        work_dir: the folder in which runs write their studies.
 
     Raises:
         ServerError: Prefect refused the deployments.
     """
     with get_client(sync_client=True) as client:
         template = json.loads((DEPLOYMENTS / "work_pools" / "process.json").read_text())
-        # Named, a run starts in this interpreter at once; else Prefect first starts another one for a workspace.
+        # With this command a run starts in this interpreter at once. Else Prefect starts another one first.
         command = shlex.join([sys.executable, "-m", "prefect.engine"])
         template["variables"]["properties"]["command"]["default"] = command
         _put_pool(client, template)
@@ -87,7 +87,7 @@ def _put_pool(client: SyncPrefectClient, template: dict[str, Any]) -> None:
 def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:
     known = client.read_automations_by_name(automation.name)
     if known:
-        # Whether it is switched on is up to people.
+        # People may have switched it off.
         automation = automation.model_copy(update={"enabled": known[0].enabled})
         client.update_automation(known[0].id, automation)
     else:
@@ -114,17 +114,17 @@ def _deploy(names: list[str], work_dir: Path) -> None:
 
 
 def name_lost_runs() -> int:
-    """Gives the runs that an earlier worker had begun, and took with it, the state Crashed; returns how many."""
+    """Sets runs whose worker has died to Crashed. Returns how many there were."""
     with get_client(sync_client=True) as client:
         lost = _begun(client)
         for run in [*lost, *_begun_within(client, lost)]:
-            message = "Its worker was killed. `zerotune resume` goes on with its study."
+            message = "Its worker was killed. `zerotune resume` resumes its study."
             client.set_flow_run_state(run.id, Crashed(message=message), force=True)
     return len(lost)
 
 
 def cancel_runs() -> int:
-    """Cancels what runs, and waits a quarter of a minute at most for its end; returns how many runs there were."""
+    """Cancels all runs, and waits up to `_CANCEL_S` for their end. Returns how many there were."""
     with get_client(sync_client=True) as client:
         begun = _begun(client)
         for run in begun:
@@ -140,7 +140,7 @@ def _begun(client: SyncPrefectClient) -> list[FlowRun]:
 
 
 def _begun_within(client: SyncPrefectClient, runs: list[FlowRun]) -> list[FlowRun]:
-    """Returns the full experiments that some runs had begun: those are in no work pool."""
+    """Returns the full experiments that these runs have begun. Those are in no work pool."""
     if not runs:
         return []
     parents = FlowRunFilterParentFlowRunId(any_=[run.id for run in runs])
@@ -148,13 +148,13 @@ def _begun_within(client: SyncPrefectClient, runs: list[FlowRun]) -> list[FlowRu
 
 
 def wait_for_worker(since: datetime) -> None:
-    """Waits until a worker has told the pool that it is there.
+    """Waits for the first heartbeat of a worker.
 
     Args:
-        since: when it was started; an earlier one's word does not count.
+        since: when the worker was started. Earlier heartbeats are another worker's.
 
     Raises:
-        ServerError: none has.
+        ServerError: no heartbeat came within `_WORKER_S`.
     """
     deadline = time.monotonic() + _WORKER_S
     with get_client(sync_client=True) as client:
@@ -164,4 +164,4 @@ def wait_for_worker(since: datetime) -> None:
             if any(moment is not None and moment >= since for moment in heard):
                 return
             time.sleep(_POLL_S)
-    raise ServerError("The worker did not come up.")
+    raise ServerError("The worker did not start.")

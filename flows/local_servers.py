@@ -1,4 +1,4 @@
-"""The processes of `zerotune up`, each on a leash: a Prefect server, the MLflow UI, a worker."""
+"""The processes of `zerotune up`: a Prefect server, the MLflow UI and a worker. Each ends with its parent."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ HEARTBEAT_S = 30
 
 
 def prefect_service(port: int, logs: Path) -> Service:
-    """Returns the Prefect server, with all its services and its UI, its database migrated.
+    """Returns the Prefect server with its UI and all its services. Migrates its database first.
 
     Raises:
         ServerError: the database could not be migrated.
@@ -26,44 +26,45 @@ def prefect_service(port: int, logs: Path) -> Service:
         "PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api",
     }
     service = own_service(port, logs / "prefect.log", settings)
-    # The user's own server is not this one's.
+    # It names the user's server, if there is one.
     service.environment.pop("PREFECT_API_URL", None)
     return service
 
 
 def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service | None:
-    """Returns the MLflow UI over a store, whose tables are made or migrated; None where the store is a server itself.
+    """Returns the MLflow UI over a store. Returns None if the store is an MLflow server itself.
 
-    Artifacts stand beside a SQLite store, and of any other in the work folder.
+    A SQLite store is created, or migrated to this MLflow's schema. Its artifacts are stored beside it. Those of any
+    other store are stored in the work folder.
 
     Raises:
-        ServerError: the store's tables could not be migrated.
+        ServerError: the store could not be migrated.
     """
     files = artifact_location(store, work_dir)
     if files is None:
         return None
     environment = {
         **os.environ,
-        # A database's URI may hold a password: not on a command line, which everybody sees.
+        # A database's URI may contain a password, and every user can read a command line.
         "MLFLOW_BACKEND_STORE_URI": store,
         "MLFLOW_TRACKING_URI": store,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
     }
-    # A database of a team's is theirs to migrate.
+    # ZeroTune does not migrate a team's database.
     if sqlite_file(store) is not None:
         with schema_lock(store):
             command = [sys.executable, "-m", "mlflow", "db", "upgrade", store]
-            exit_code, told = run_to_end(command, environment, folder=own_home(), log=logs / "mlflow-migration.log")
+            exit_code, output = run_to_end(command, environment, folder=own_home(), log=logs / "mlflow-migration.log")
         if exit_code != 0:
-            said = told.splitlines() or ["it said nothing"]
-            raise ServerError(f"MLflow could not bring its store {store} to this version's schema ({said[-1]}).")
+            lines = output.splitlines() or ["it printed nothing"]
+            raise ServerError(f"MLflow could not migrate its store {store} to its schema ({lines[-1]}).")
     return Service(
         "The MLflow UI",
         [
             *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"),
-            # Not through the server: a study that records to the store itself can then add to the same experiment.
+            # A study may write to the store directly. It can then add artifacts to the same experiment.
             *("--no-serve-artifacts", "--default-artifact-root", files),
         ],
         environment,
@@ -73,7 +74,7 @@ def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service
 
 
 def worker_service(api_url: str, tracking_uri: str, logs: Path) -> Service:
-    """Returns the worker of the process pool; what it runs records to the tracking URI."""
+    """Returns the worker of the process pool. Its runs record to the tracking URI."""
     return Service(
         "The worker",
         [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", "zerotune-up"],
@@ -83,7 +84,7 @@ def worker_service(api_url: str, tracking_uri: str, logs: Path) -> Service:
             "MLFLOW_TRACKING_URI": tracking_uri,
             "MLFLOW_DISABLE_TELEMETRY": "true",
             **past_proxies(),
-            # A run begins within a second of its creation, and one that is killed is missed soon.
+            # A run starts within a second of its creation, and a killed run is noticed soon.
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_WORKER_HEARTBEAT_SECONDS": str(HEARTBEAT_S),
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),

@@ -1,4 +1,4 @@
-"""Flags from the fields of a record: their names, types, defaults and help are those that Prefect's form has."""
+"""Flags made from the fields of a record. Their names, types, defaults and help equal those of Prefect's form."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from trial_lib.experiment.named import NameOf
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 _NAME = re.compile(r"    (\w+): ")
-# What a description ends with that says which default a field without one has.
+# A description ends with this if it describes the default of a field whose value is None.
 _OTHERWISE = " if not given."
 
 
@@ -24,11 +24,11 @@ def option(model: type[BaseModel], field: str, *flags: str, default: str | None 
     """Returns the flag of one field.
 
     Args:
-        model: the record; its docstring describes its fields.
-        field: which one.
-        flags: as they are typed, the long one among them; none for `--` and the field's name.
-        default: what the help says of a default that the field does not show; the record decides on it then.
-        more: what the help says beyond the field's description.
+        model: the record, whose docstring describes its fields.
+        field: the field's name.
+        flags: the flag's spellings. Without any it is `--` and the field's name.
+        default: the default to show in the help, if the record computes it.
+        more: a sentence to add to the field's description.
     """
     said, otherwise = _said_of(model, field)
     help_text, told_default = f"{said} {more}".rstrip(), default or otherwise
@@ -42,7 +42,7 @@ def option(model: type[BaseModel], field: str, *flags: str, default: str | None 
 
 
 def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
-    """Returns what a record's docstring, and those of the records that it extends, say of each field: a sentence."""
+    """Returns the description of each field, from the docstrings of a record and of its base classes."""
     found: dict[str, str] = {}
     for each in reversed(model.__mro__):
         lines = (inspect.getdoc(each) or "").partition("Attributes:\n")[2].splitlines()
@@ -58,7 +58,7 @@ def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def _said_of(model: type[BaseModel], field: str) -> tuple[str, str]:
-    """Returns a field's description without what it says of a default, and that."""
+    """Returns a field's description, and separately its part about the default."""
     description = descriptions(model)[field]
     if not description.endswith(_OTHERWISE):
         return description, ""
@@ -67,12 +67,12 @@ def _said_of(model: type[BaseModel], field: str) -> tuple[str, str]:
 
 
 def _annotation(model: type[BaseModel], field: str) -> Any:
-    """Returns the type of a field as it is written, with its metadata."""
+    """Returns the annotation of a field, with its metadata."""
     return next(each.__annotations__[field] for each in model.__mro__ if field in vars(each).get("__annotations__", {}))
 
 
 def _kind_of(annotation: Any) -> dict[str, Any]:
-    """Returns how click reads a field."""
+    """Returns click's options for a field of this type."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         names = next((each for each in metadata if isinstance(each, NameOf)), None)

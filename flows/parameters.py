@@ -1,4 +1,4 @@
-"""The parameters of a flow: the fields of a record of arguments, as Prefect's form shows them and a run has them."""
+"""The parameters of a flow. They are the fields of a record of arguments, in Prefect's form and in a run."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -14,13 +14,13 @@ _Function = Callable[..., Any]
 
 
 def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_Function], _Function]:
-    """Gives a function with `**arguments` the fields of a record in their place, ahead of its own parameters.
+    """Replaces `**arguments` in a function's signature by the fields of a record.
 
-    With their types, defaults and descriptions: so they need not be listed twice.
+    The types, defaults and descriptions are the record's, so they are written down once.
 
     Args:
-        model: the record; its docstring describes its fields.
-        derived: fields whose default depends on other fields, and which the form therefore leaves empty.
+        model: the record, whose docstring describes its fields.
+        derived: fields whose default depends on other fields. The form leaves them empty.
     """
 
     def with_fields(function: _Function) -> _Function:
@@ -39,9 +39,9 @@ def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_F
 
 
 def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.Parameter:
-    """Returns the parameter of one field; one that a record cannot do without is left out where it is gone on with."""
+    """Returns the parameter of one field. A required field is optional here, because a resumed run has its record."""
     field = model.model_fields[name]
-    # With its metadata, such as limits.
+    # The annotation has metadata, such as limits.
     annotation = model.__annotations__[name]
     if field.is_required() or is_derived:
         annotation, default = annotation | None, None
@@ -51,10 +51,10 @@ def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.P
 
 
 def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:
-    """Returns the record of a flow's parameters; `model_dir` is the YAML's folder where it is not given.
+    """Returns the record of a flow's parameters. `model_dir` defaults to the YAML's folder.
 
     Raises:
-        InputError: a path is relative, something is missing, or values contradict each other.
+        InputError: a path is relative, a parameter is missing, or values contradict each other.
     """
     present = {name: value for name, value in given.items() if value is not None}
     for name, value in present.items():
@@ -70,43 +70,43 @@ def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:
         place = str(first["loc"][0]) if first["loc"] else "the parameters"
         message = first["msg"].removeprefix("Value error, ")
         raise InputError(
-            f"{message}.", where=place, remedy="Start another run: the deployment's form describes each parameter."
+            f"{message}.", where=place, remedy="Start another run. The deployment's form describes each parameter."
         ) from None
 
 
 def work_folder(given: Path | None) -> Path:
-    """Returns the folder that what a run makes is written in.
+    """Returns the folder that a run writes its study or full experiment in.
 
-    Never the one that the run happens to be in: a process worker removes that afterwards.
+    It is never the run's working folder, because a process worker removes that afterwards.
 
     Raises:
-        InputError: there is none, or the path is relative.
+        InputError: no folder is given, it does not exist, or the path is relative.
     """
     if given is None:
         raise InputError(
             "there is no folder to write in.",
             where="work_dir",
-            remedy="Give one in the deployment, or with the run: `--param work_dir=/absolute/path`.",
+            remedy="Set it in the deployment, or for the run with `--param work_dir=/absolute/path`.",
         )
     _check_absolute("work_dir", given)
     if not given.is_dir():
         raise InputError(
-            f"{given} is no folder.",
+            f"{given} is not a folder.",
             where="work_dir",
-            remedy="Make it on the host, or mount it in the container, that the run is on.",
+            remedy="Create it on the run's host, or mount it in the run's container.",
         )
     return given
 
 
 def _check_absolute(name: str, path: Path) -> None:
-    """Refuses a relative path: whoever starts a run is seldom where it runs.
+    """Checks a path. A run is seldom started on the host, or in the folder, that it runs in.
 
     Raises:
-        InputError: it is relative.
+        InputError: the path is relative.
     """
     if not path.is_absolute():
         raise InputError(
-            f"{path} is a relative path, and a run has no folder that it could be relative to.",
+            f"{path} is a relative path, and a run has no folder to resolve it in.",
             where=name,
-            remedy="Give the absolute path on the host, or in the container, that the run is on.",
+            remedy="Give the absolute path on the run's host or in its container.",
         )

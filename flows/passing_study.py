@@ -1,4 +1,4 @@
-"""A study without servers, in a folder that goes when its command has what it wanted: of `estimate` and `record`."""
+"""A study without servers in a temporary folder, for `estimate` and `record`."""
 
 import contextlib
 import shlex
@@ -15,15 +15,15 @@ from trial_lib.study.open_study import OpenStudy, open_planned, plan_study
 
 @contextlib.contextmanager
 def passing_study(arguments: StudyArguments, command: str) -> Iterator[OpenStudy]:
-    """Yields an open study; its folder stays only where the body fails, so that the logs can be read.
+    """Yields an open study. Its folder is removed unless the body fails. Then its logs can be read.
 
     Args:
         arguments: the study's.
-        command: of zerotune, for the folder's name.
+        command: zerotune's command. The folder is named after it.
 
     Raises:
-        InputError: the experiment or this host do not fit; nothing was started.
-        KeyboardInterrupt: a signal has been heard.
+        InputError: the experiment does not fit this host. Nothing was started.
+        KeyboardInterrupt: a signal has arrived.
     """
     with interrupts.opening():
         planned = plan_study(arguments)

@@ -1,7 +1,7 @@
-"""ZeroTune's own Prefect server, a process of its own: `python prefect_app.py --host HOST --port PORT`.
+"""ZeroTune's own Prefect server, as a process: `python prefect_app.py --host HOST --port PORT`.
 
-Not by `python -m uvicorn`, which looks for modules in the user's folder first, where one may be called as one of ours
-or of Prefect's.
+`python -m uvicorn` would search the user's folder for modules first. A file there may have the name of a module of
+Prefect's.
 """
 
 import argparse
@@ -12,7 +12,7 @@ _KEEP_ALIVE_S = 5
 
 
 def main(host: str, port: int) -> None:
-    """Serves until it is killed; its imports are spared the garbage collector's passes, a fifth of their time."""
+    """Serves until it is killed. The garbage collector is off during the imports, which saves a fifth of their time."""
     gc.disable()
     import uvicorn
     from prefect.server.api.server import create_app
@@ -24,7 +24,7 @@ def main(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    # Python looks for modules in this folder first, whose are found as `flows.*` alone; not where it is told not to.
+    # Python put this folder first on the path, unless it runs with -P. Its modules must only be found as `flows.*`.
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)
     parser = argparse.ArgumentParser(description=__doc__)

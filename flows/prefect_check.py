@@ -1,4 +1,4 @@
-"""What the doctor looks at of Prefect: the server that is configured, its version, its clock."""
+"""The doctor's check of Prefect: the configured server, its version and its clock."""
 
 import contextlib
 import time
@@ -16,15 +16,16 @@ _TIMEOUT_S = 5
 
 
 def check_prefect() -> tuple[Check, float | None, float]:
-    """Looks at the Prefect server that a study would run against.
+    """Checks the Prefect server that a study would use.
 
     Returns:
-        The check; what the server's clock said, in seconds since the epoch, None without an answer; and what this
-        host's said then.
+        The check, the server's clock and this host's clock at the same moment. Clocks are in seconds since the epoch.
+        The server's is None if it does not answer.
     """
     ours = version("prefect")
     if not is_configured():
-        return ok(NAME, f"no server is configured: a command starts its own on loopback, Prefect {ours}"), None, 0.0
+        said = f"no server is configured, so a command starts its own on loopback (Prefect {ours})"
+        return ok(NAME, said), None, 0.0
     from prefect.client.base import ServerType
     from prefect.client.orchestration import get_client
 
@@ -37,27 +38,27 @@ def check_prefect() -> tuple[Check, float | None, float]:
                 return fail(NAME, f"{url} does not answer", remedy), None, asked_at
             error = client.api_healthcheck()
             if error is not None:
-                return fail(NAME, f"{url} refuses this user ({error})", "See PREFECT_API_KEY."), server_time, asked_at
+                return fail(NAME, f"{url} refuses this user ({error})", "Set PREFECT_API_KEY."), server_time, asked_at
             if client.server_type is ServerType.CLOUD:
                 return ok(NAME, f"{url} answers, Prefect {ours} here"), server_time, asked_at
             theirs = client.api_version()
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a profile or a server is a finding
-        return fail(NAME, f"the server cannot be asked ({type(error).__name__}: {error})", remedy), None, 0.0
+    except Exception as error:  # noqa: BLE001 - any fault of a profile or a server is a finding
+        return fail(NAME, f"the server cannot be reached ({type(error).__name__}: {error})", remedy), None, 0.0
     return _compared(url, theirs, ours), server_time, asked_at
 
 
 def _compared(url: str, theirs: str, ours: str) -> Check:
     there, here = (tuple(map(int, text.split(".")[:2])) for text in (theirs, ours))
-    said = f"{url} answers, Prefect {theirs} there, {ours} here"
+    said = f"{url} answers, with Prefect {theirs} there and {ours} here"
     if there[0] != here[0]:
-        return fail(NAME, said, "Bring both to the same major version.")
+        return fail(NAME, said, "Install the same major version on both.")
     if there < here:
-        return warn(NAME, said, "Update the server: it should not be older than those who talk to it.")
+        return warn(NAME, said, "Update the server. It should not be older than its clients.")
     return ok(NAME, said)
 
 
 def _clock_of(url: str) -> tuple[float | None, float]:
-    """Returns what a server's clock says, None without an answer, and what this host's says."""
+    """Returns a server's clock, or None if it does not answer, and this host's clock."""
     from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_TLS_INSECURE_SKIP_VERIFY
 
     date = None

@@ -1,4 +1,4 @@
-"""The Prefect server that a command runs against: the one that is configured, or one of its own on loopback."""
+"""The Prefect server of a command: the user's, if one is configured, or else one of its own on loopback."""
 
 import contextlib
 import os
@@ -19,27 +19,27 @@ from trial_lib.launch.ports import reserved_port
 from trial_lib.study.data_folder import made_in_data_folder, require_data_folder
 from trial_lib.tracking.tracking_uri import in_uri
 
-# In ZeroTune's own folder.
+# A folder in ZeroTune's data folder.
 _HOME = "prefect"
 _KEEP_S = 1.0
 _LOCK_POLL_S = 0.5
 
-# What a server for one command has no use for.
+# A server for one command does not need these.
 _IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "TRIGGERS")
 
 
 class PrefectServer:
-    """A server of the command's own, with its database in ZeroTune's folder; it comes up in the background.
+    """The command's own server, with its database in ZeroTune's data folder. It starts in the background.
 
-    One that is killed is started again: the work goes on without it, but its record would end there.
+    If it is killed, it is started again. The study does not need it, but Prefect's record would end there.
 
     Attributes:
-        api_url: where it answers, once it is ready.
+        api_url: the URL of its API, once it is ready.
     """
 
     def __init__(self) -> None:
         migrate_own_database()
-        # Its own for as long as it may have to be started again: a port of the kernel's goes to the next connection.
+        # Reserved, because the server may have to start again. The kernel may give any other port to a connection.
         self._held = contextlib.ExitStack()
         self._port = self._held.enter_context(reserved_port(host_lock_dir()))
         settings = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
@@ -53,7 +53,7 @@ class PrefectServer:
         """Waits until the server answers.
 
         Raises:
-            ServerError: it ended, or did not answer in three minutes.
+            ServerError: it ended, or did not answer in time.
         """
         try:
             self._service.wait_until_ready()
@@ -63,7 +63,7 @@ class PrefectServer:
         threading.Thread(target=self._keep, daemon=True, name="keep-server").start()
 
     def use(self) -> None:
-        """Points this process, in which Prefect must not be imported yet, at the server."""
+        """Has this process use the server. Prefect must not be imported yet."""
         os.environ["PREFECT_API_URL"] = self.api_url
         os.environ["PREFECT_HOME"] = str(own_home())
         os.environ.update(past_proxies())
@@ -83,12 +83,12 @@ class PrefectServer:
 
 
 def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: bool = False) -> Service:
-    """Returns a Prefect server over ZeroTune's own database, which is migrated already.
+    """Returns a Prefect server over ZeroTune's own database, which must be migrated.
 
     Args:
-        port: of loopback.
-        log: file of what it says.
-        settings: Prefect's, as environment variables, besides those that every server of ours has.
+        port: its port on loopback.
+        log: the file for its output.
+        settings: Prefect's settings, as environment variables, in addition to `own_environment`.
         shares_log: whether other servers write to the same log.
     """
     program = str(Path(__file__).with_name("prefect_app.py"))
@@ -102,15 +102,15 @@ def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: b
 
 
 def own_home() -> Path:
-    """Returns the Prefect home of ZeroTune's own servers, made where it is not there yet."""
+    """Returns the Prefect home of ZeroTune's own servers. Creates it if it is missing."""
     home = made_in_data_folder(_HOME)
-    # One of an earlier version was anybody's to read.
+    # Earlier versions created it readable for all users.
     home.chmod(OWNERS_FOLDER)
     return home
 
 
 def own_environment(home: Path) -> dict[str, str]:
-    """Returns the environment of a server of ZeroTune's own."""
+    """Returns the environment of ZeroTune's own servers."""
     return {
         **os.environ,
         "PREFECT_HOME": str(home),
@@ -122,21 +122,21 @@ def own_environment(home: Path) -> dict[str, str]:
 
 
 def past_proxies() -> dict[str, str]:
-    """Returns the variables, under both their names, by which what goes to loopback goes through no proxy."""
-    # Where both are set, Python's clients read the lower case alone.
+    """Returns the variables, in both spellings, that keep requests to loopback off any proxy."""
+    # If both are set, Python's clients read only the lower case one.
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     hosts = own if own == "*" else ",".join(filter(None, (own, LOOPBACK)))
     return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def migrate_own_database() -> None:
-    """Brings the database of ZeroTune's own server to this Prefect's schema; some ten seconds, once per version.
+    """Migrates the database of ZeroTune's own server to this Prefect's schema. It takes seconds, once per version.
 
-    Ahead of the server, which would run into its own time-out on a fresh home.
+    The server could do it, but it would exceed its own time-out with a new database.
 
     Raises:
-        ServerError: it could not.
-        KeyboardInterrupt: a signal has been heard.
+        ServerError: the migration failed.
+        KeyboardInterrupt: a signal has arrived.
     """
     home = own_home()
     done = home / f"migrated-{version('prefect')}"
@@ -145,13 +145,13 @@ def migrate_own_database() -> None:
             return
         make_own(home / "prefect.db")
         command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-        # Python looks for modules where it runs, and the user's folder may have one of Prefect's name.
-        exit_code, said_all = run_to_end(command, own_environment(home), folder=home, log=home / "migration.log")
+        # Python searches its working folder for modules, and the user's may contain one with a name of Prefect's.
+        exit_code, output = run_to_end(command, own_environment(home), folder=home, log=home / "migration.log")
         if exit_code != 0:
-            said = said_all.splitlines() or ["it said nothing"]
+            lines = output.splitlines() or ["it printed nothing"]
             raise ServerError(
-                f"Prefect could not bring its database {home / 'prefect.db'} to this version's schema ({said[-1]}). "
-                "Move the file away to begin with an empty one."
+                f"Prefect could not migrate its database {home / 'prefect.db'} to its schema ({lines[-1]}). "
+                "Move the file away to start with an empty one."
             )
         done.touch()
 
@@ -171,10 +171,10 @@ def _migration_lock(home: Path) -> Iterator[None]:
 
 
 def is_configured() -> bool:
-    """Returns whether the user has a Prefect server: by PREFECT_API_URL or in their active profile."""
+    """Returns whether the user has configured a Prefect server, by PREFECT_API_URL or in the active profile."""
     if os.environ.get("PREFECT_API_URL"):
         return True
-    home = Path(os.environ.get("PREFECT_HOME") or os.path.expanduser("~/.prefect"))  # noqa: PTH111 - Path's own raises where there is no home
+    home = Path(os.environ.get("PREFECT_HOME") or os.path.expanduser("~/.prefect"))  # noqa: PTH111 - Path.home raises without a home
     if not (home / "profiles.toml").exists():
         return False
     from prefect.settings import get_current_settings
@@ -183,10 +183,10 @@ def is_configured() -> bool:
 
 
 def require_configured_server() -> None:
-    """Makes sure that the user's server answers.
+    """Checks that the user's server answers.
 
     Raises:
-        ServerError: it does not.
+        ServerError: it does not answer.
     """
     from prefect.client.orchestration import get_client
 
@@ -202,7 +202,7 @@ def require_configured_server() -> None:
 
 
 def require_home() -> None:
-    """Makes sure that a Prefect server of the command's own could keep its database.
+    """Checks that the command's own Prefect server, if it needs one, can write its database.
 
     Raises:
         InputError: its folder cannot be written.
@@ -212,14 +212,14 @@ def require_home() -> None:
 
 
 def require_server_for_all(ray_address: str | None) -> None:
-    """Makes sure that all hosts of a Ray cluster can reach the Prefect server: the command's own is on loopback.
+    """Checks that all hosts of a Ray cluster can reach the Prefect server. The command's own listens on loopback.
 
     Raises:
-        InputError: some cannot.
+        InputError: some hosts cannot reach it.
     """
     if ray_address is None or is_configured():
         return
-    # Only such a study needs it.
+    # Other studies do not need Ray.
     from trial_lib.study.places import connect_to_ray
 
     connect_to_ray(ray_address)
@@ -227,15 +227,15 @@ def require_server_for_all(ray_address: str | None) -> None:
 
     if has_other_machines():
         raise InputError(
-            "the other machines of the cluster cannot reach the Prefect server that zerotune starts for itself.",
+            "the other hosts of the cluster cannot reach the Prefect server that zerotune starts for itself.",
             where=f"--ray {ray_address}",
-            remedy="Start one for all, `prefect server start --host 0.0.0.0`, and set PREFECT_API_URL to its address.",
+            remedy="Start one with `prefect server start --host 0.0.0.0`, and set PREFECT_API_URL to its address.",
         )
 
 
 @contextlib.contextmanager
 def prefect_server() -> Iterator[PrefectServer | None]:
-    """Yields a server that is coming up, or None where the user has one; it is stopped at the end."""
+    """Yields the command's own server while it starts, and stops it at the end. Yields None if the user has one."""
     if is_configured():
         yield None
         return

@@ -1,7 +1,4 @@
-"""Does once, and without a deadline, what the first command of a fresh machine would have to wait for.
-
-python -m flows.prepare
-"""
+"""Prepares a fresh machine, so that its first study need not wait: `python -m flows.prepare`. It has no deadline."""
 
 import subprocess
 import sys
@@ -15,7 +12,7 @@ OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
 
 
 def prepare() -> int:
-    """Migrates the database of ZeroTune's own Prefect server, and builds DeepSpeed's ops."""
+    """Migrates the database of ZeroTune's own Prefect server, and builds DeepSpeed's operators."""
     if not is_configured():
         print("migrating Prefect's database", file=sys.stderr, flush=True)
         migrate_own_database()

@@ -1,15 +1,15 @@
-"""A limit on processes and threads, by `ulimit -u` or a container's, that leaves no room for a study."""
+"""The limit on processes and threads of a user (`ulimit -u`) or of a container, when a study reaches it."""
 
 import errno
 
 OUT_OF_PROCESSES = (
-    "this user, or container, may start no more processes or threads. Raise the limit (`ulimit -u`, or a container's "
-    "`--pids-limit`), or end some."
+    "this user or container has reached its limit of processes and threads. Raise the limit (`ulimit -u`, or "
+    "`--pids-limit` of a container), or end some."
 )
 
 
 def is_out_of_processes(error: BaseException) -> bool:
-    """Returns whether an error, or what it came of, says that there is no room for another process or thread."""
+    """Returns whether an error, or one that caused it, means that no further process or thread can start."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, RuntimeError) and "can't start new thread" in str(seen):

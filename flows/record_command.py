@@ -1,6 +1,6 @@
-"""What `zerotune record` does: a whole grid is measured into one file, with nothing else beside the trials.
+"""`zerotune record`: it measures a whole grid of configurations into one file.
 
-No Prefect server and no MLflow run beside it: they would take processor time from what is measured.
+It starts no Prefect server and writes no MLflow run, because they would take processor time from the trials.
 """
 
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flows.interrupts import interrupts
 from flows.passing_study import passing_study
-from flows.terminal import say
+from flows.terminal import say, say_error
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.errors import InputError
 from trial_lib.experiment.result import TrialResult
@@ -27,32 +27,32 @@ MOST_CANDIDATES = 20_000
 
 
 def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int, output: Path) -> int:
-    """Records a table of every lineage of the experiment's search space at each of some micro-batch sizes.
+    """Records a table of every lineage of the experiment's search space at each micro-batch size.
 
     Args:
-        arguments: of the study whose space it is; `search_space` in its YAML says which lineages there are.
+        arguments: the study's. `search_space` in its YAML defines the lineages.
         sizes: micro-batch sizes, in samples.
-        repeats: measurements of each candidate.
-        output: the table's file; what it has already is not measured again.
+        repeats: how often each candidate is measured.
+        output: the table's file. Measurements that it already contains are not repeated.
 
     Returns:
-        The exit code: 1 where the profile trial fails.
+        The exit code, which is 1 if the profile trial fails.
 
     Raises:
-        InputError: nothing was measured.
+        InputError: the input is wrong. Nothing was measured.
     """
     if not output.absolute().parent.is_dir():
-        raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that does.")
+        raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that exists.")
     try:
         with passing_study(arguments, "record") as study:
             run_profile(study)
             driver = study.driver
             driver.next_ended(timeout_s=0.0)
             candidates = _candidates(driver, sizes)
-            say(f"{len(candidates)} candidates, each {repeats} times, into {output}")
+            say(f"Measuring {len(candidates)} candidates, {repeats} times each, into {output}.")
             record_table(driver, candidates, repeats, output, tell=_Teller())
     except ProfileFailedError as error:
-        say(f"zerotune: {error}")
+        say_error(error)
         return 1
     return 0
 
@@ -74,7 +74,7 @@ def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
     count = sum(arm.size for arm in space.arms) * len(sizes)
     if count > MOST_CANDIDATES:
         raise InputError(
-            f"the search space has {count:,} candidates, which nobody measures one by one.",
+            f"the search space has {count:,} candidates, and a table has at most {MOST_CANDIDATES:,}.",
             where="search_space",
             remedy="Fix some knobs there, or give them fewer values.",
         )
@@ -82,7 +82,7 @@ def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
 
 
 class _Teller:
-    """Prints a line for each trial, with the time that is left."""
+    """Prints a line for each trial, with the remaining time."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

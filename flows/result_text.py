@@ -1,4 +1,4 @@
-"""The result of a study as a person reads it, on standard error, and as a program does."""
+"""The result of a study, as sentences on standard error and as JSON."""
 
 import json
 import shlex
@@ -23,7 +23,7 @@ _LAST_LINES = 15
 
 
 def result_document(study: OpenStudy) -> dict[str, Any]:
-    """Returns the result of a study as a program reads it."""
+    """Returns the result of a study, as JSON."""
     driver, record = study.driver, study.record
     rows = leaderboard(driver.results, driver.candidates, record.metric)
     found = record.status is StudyStatus.COMPLETED
@@ -55,7 +55,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
 
 
 def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
-    """Prints the result of a study for a person, on standard error."""
+    """Prints the result of a study, on standard error."""
     record = study.record
     say()
     if record.status is StudyStatus.CANCELLED:
@@ -99,19 +99,19 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say(f"Report:        {study.paths.report}")
     say(f"All trials:    {study.tracker.ui_command}")
     if study.tracker.last_error:
-        say(f"Not everything has reached MLflow ({study.tracker.last_error}); the study's folder has it all.")
+        say(f"Some records have not reached MLflow ({study.tracker.last_error}). The study's folder has them all.")
         say(f"Send it later: {shlex.join(['zerotune', 'sync', str(study.paths.root)])}")
 
 
 def tell_failed_training(study: OpenStudy) -> None:
-    """Prints why the full experiment failed, and how to go on with it."""
+    """Prints why the full experiment failed, and how to resume it."""
     say(f"The full experiment failed. {study.driver.full_experiment_failure}")
     say(f"Its files:     {study.paths.full_experiment.root}")
-    say(f"When that is mended, go on with: {interrupts.resume_command}")
+    say(f"Fix that, then resume with: {interrupts.resume_command}")
 
 
 def _promise(answer: Answer, best: Row) -> dict[str, float | None]:
-    """Returns what the winner's row says of training: the medians of its confirming trials, where it has such."""
+    """Returns the winner's metrics: the medians of its confirming trials, if it has any."""
     metrics = answer.best.metrics
     return {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
 
@@ -126,20 +126,20 @@ def _size(row: dict[str, Any]) -> str:
 
 
 def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> str:
-    """Returns how the smallest of the larger sizes ended."""
+    """Returns how the next larger micro-batch ended."""
     larger = [trial for trial in trials if trial["micro_batch_size"] > largest["micro_batch_size"]]
     if not larger:
-        return "No larger one was tried (--max-trials, --max-micro-batch)."
+        return "No larger one was tried, because of --max-trials or --max-micro-batch."
     smallest = min(larger, key=lambda trial: trial["micro_batch_size"])
     return f"{smallest['micro_batch_size']} is {smallest['outcome']}: {smallest['reason']}"
 
 
 def _tell_last_words(study: OpenStudy) -> None:
-    """Prints what the trial that decided the failure has left: its program's traceback, or the end of its log."""
+    """Prints the traceback of the trial that made the study fail, or the end of its log."""
     failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
     if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
         return
-    # A full disk, say, has ended a study in which some trial had failed before.
+    # Another cause, such as a full disk, may have ended the study after a trial had failed.
     if failed.reason not in study.record.reason and NOTHING_COMPLETED not in study.record.reason:
         return
     record = first_failed(failed, study.paths)

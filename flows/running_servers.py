@@ -1,6 +1,6 @@
-"""Which `zerotune up` runs, as `zerotune down` and a second one have to know: a lock, and a record beside it.
+"""Which `zerotune up` is running: a lock and a record beside it, for `zerotune down` and a second `zerotune up`.
 
-The lock dies with its holder, so that a record that was left behind names nobody.
+The lock ends with its holder. A record without a held lock is therefore out of date.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ _POLL_S = 0.1
 
 
 def up_folder() -> Path:
-    """Returns the folder of `zerotune up`: its lock, its record and its logs; made where it is not there yet."""
+    """Returns the folder with the lock, the record and the logs of `zerotune up`. Creates it if it is missing."""
     return made_in_data_folder("up")
 
 
 @contextlib.contextmanager
 def hold() -> Iterator[None]:
-    """Makes this process the one `zerotune up`.
+    """Makes this process the only `zerotune up` while the body runs.
 
     Raises:
-        InputError: there is one.
+        InputError: another one is running.
     """
     lock = FileLock(up_folder() / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise InputError(
-            "it runs already.", where="zerotune up", remedy="`zerotune down` stops it, from any terminal."
+            "it is already running.", where="zerotune up", remedy="`zerotune down` stops it, from any terminal."
         ) from None
     try:
         write_whole(_record(), json.dumps({"pid": os.getpid(), "start": start_of(os.getpid())}))
@@ -47,17 +47,17 @@ def hold() -> Iterator[None]:
 
 
 def stop(timeout_s: float = 60.0) -> bool:
-    """Interrupts the `zerotune up` that runs, and waits until it has stopped everything; returns whether there was one.
+    """Interrupts the running `zerotune up` and waits for its end. Returns whether one was running.
 
     Raises:
-        InputError: it has not stopped.
+        InputError: it has not stopped in time.
     """
     if not _is_held():
         return False
     deadline = time.monotonic() + timeout_s
     asked = False
     while _is_held():
-        # One that has only just begun may not have written its record yet.
+        # It may not have written its record yet.
         holder = None if asked else _holder()
         if holder is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -65,7 +65,7 @@ def stop(timeout_s: float = 60.0) -> bool:
             asked = True
         if time.monotonic() > deadline:
             raise InputError(
-                f"it has not stopped within {timeout_s:.0f} s.",
+                f"it did not stop within {timeout_s:.0f} s.",
                 where="zerotune up",
                 remedy="Press Ctrl-C in its terminal.",
             )
@@ -78,7 +78,7 @@ def _record() -> Path:
 
 
 def _holder() -> int | None:
-    """Returns the number of the record's process, if it is still that one and not another with its number."""
+    """Returns the record's process id. Returns None if another process has that id now."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         record = json.loads(_record().read_text())
         pid = int(record["pid"])
@@ -88,13 +88,13 @@ def _holder() -> int | None:
 
 
 def start_of(pid: int) -> str:
-    """Returns which boot a process was started in, and at which tick of it: the time of day may be set while it runs.
+    """Returns the boot id and the clock tick at which a process started. Neither can be set, unlike the time of day.
 
     Raises:
         OSError: there is no such process.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # What follows the name, which may hold anything: the state is the third field, the start the 22nd.
+    # The second field is the program's name, which may contain spaces and parentheses. The start is the 22nd field.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return f"{boot} {fields[19]}"
 

@@ -1,4 +1,4 @@
-"""A server on a leash: it is started, waited for, and gone with the process that has started it."""
+"""A server as a child process. It ends when the process that has started it ends."""
 
 import contextlib
 import time
@@ -15,19 +15,19 @@ _POLL_S = 0.05
 
 
 class ServerError(RuntimeError):
-    """A server does not answer: one that ZeroTune has started, or the user's own."""
+    """A server does not answer. ZeroTune has started it, or it is the user's own."""
 
 
 @dataclass
 class Service:
-    """A process that serves for as long as the one that has started it needs it.
+    """A server process.
 
     Attributes:
-        name: for people.
-        command: without a shell.
+        name: for messages, such as `The MLflow UI`.
+        command: the words of its command. No shell is used.
         environment: all of its environment variables.
-        log: file with what it says since it was started.
-        health: the URL that answers once it is ready; None for one that serves nothing.
+        log: the file with its output since its start.
+        health: a URL that answers once it is ready. None for a process that listens to no port.
         shares_log: whether other processes write to the same log.
     """
 
@@ -40,7 +40,7 @@ class Service:
     _process: Leashed | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Starts it; a log of its own begins anew, and the one before is kept as `log_before`."""
+        """Starts it. A log that it does not share begins anew, and the previous one is kept as `log_before`."""
         if not self.shares_log:
             with contextlib.suppress(FileNotFoundError):
                 self.log.replace(self.log_before)
@@ -48,7 +48,7 @@ class Service:
 
     @property
     def log_before(self) -> Path:
-        """File with what it said when it ran before."""
+        """The file with the output of its previous run."""
         return self.log.with_suffix(".before.log")
 
     @property
@@ -60,8 +60,8 @@ class Service:
         """Waits until it answers.
 
         Raises:
-            ServerError: it ended, or did not answer in three minutes.
-            KeyboardInterrupt: a signal has been heard.
+            ServerError: it ended, or did not answer within `_READY_S`.
+            KeyboardInterrupt: a signal has arrived.
         """
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline and self.is_running:
@@ -69,7 +69,7 @@ class Service:
             if self._answers():
                 return
             time.sleep(_POLL_S)
-        raise ServerError(f"{self.name} did not come up; its log is {self.log}.")
+        raise ServerError(f"{self.name} did not start. Its log is {self.log}.")
 
     def _answers(self) -> bool:
         if self.health is None:
@@ -83,22 +83,22 @@ class Service:
         return False
 
     def close(self) -> None:
-        """Ends it, with all that it has started; returns when that is gone."""
+        """Ends it and all processes that it has started. Returns when they are gone."""
         if self._process is not None:
             self._process.close()
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> tuple[int, str]:
-    """Runs a command that takes seconds, on a leash; returns its exit code and what it has said.
+    """Runs a command to its end. Returns its exit code and its output. It ends when this process ends.
 
     Args:
-        command: without a shell.
+        command: its words. No shell is used.
         environment: all of its environment variables.
-        folder: where it runs.
-        log: file with what it says; it begins anew.
+        folder: its working folder.
+        log: the file for its output, which begins anew.
 
     Raises:
-        KeyboardInterrupt: a signal has been heard; the command has been ended.
+        KeyboardInterrupt: a signal has arrived. The command has been ended.
     """
     log.unlink(missing_ok=True)
     process = Leashed(command, environment, log, folder)

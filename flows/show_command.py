@@ -1,4 +1,4 @@
-"""`zerotune show`: a study's tables in the terminal, or all of it as JSON. It reads the study's folder alone."""
+"""`zerotune show`: a study's tables in the terminal, or all of it as JSON. It reads nothing but the study's folder."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ from flows.terminal import print_document
 
 
 def show_command(study: str | None, as_json: bool) -> int:
-    """Prints what there is to tell of a study: one that runs, one that has ended, one that was cut short.
+    """Prints a study, which may be running, completed or interrupted.
 
     Args:
-        study: its folder, id, or experiment's name; None for the newest in this folder.
-        as_json: whether a program reads it.
+        study: its folder, its id, or the name of its experiment. None for the newest study in this folder.
+        as_json: whether to print one JSON document.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: there is no such study, or what stands in its folder is damaged.
+        InputError: there is no such study, or a file in its folder is damaged.
     """
     from trial_lib.study.find_study import find_study
     from trial_lib.study.read_study import read_study
@@ -31,7 +31,7 @@ def show_command(study: str | None, as_json: bool) -> int:
 
     from trial_lib.report.tables import print_study
 
-    # Lines that a terminal would break are whole in a file.
+    # A terminal breaks long lines. A file must not.
     console = Console() if click.get_text_stream("stdout").isatty() else Console(width=200)
     print_study(view, console)
     return 0

@@ -1,4 +1,4 @@
-"""What `zerotune sync` does: it sends to MLflow what could not be sent while the work ran."""
+"""`zerotune sync`: it sends MLflow the records that it has missed while a study or a training ran."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri, without_passwo
 
 
 def sync_command(root: Path) -> int:
-    """Sends what MLflow has not of a study, its full experiment included, or of a full experiment of its own.
+    """Sends MLflow the records that it lacks: those of a study with its full experiment, or of a full experiment.
 
     Args:
-        root: the folder.
+        root: the folder of the study or the full experiment.
 
     Returns:
-        The exit code: 1 where MLflow could not take it in.
+        The exit code, which is 1 if MLflow refused the records or did not answer.
 
     Raises:
         InputError: there is nothing to send, or a record is damaged.
@@ -38,17 +38,17 @@ def sync_command(root: Path) -> int:
             sync.run()
         except InputError:
             raise
-        except Exception as error:  # noqa: BLE001 - MLflow's own errors, and those of what it stands on
+        except Exception as error:  # noqa: BLE001 - errors of MLflow and of its libraries
             reason = str(error).replace(tracking_uri, shown)
-            say(f"MLflow ({shown}) could not take it in: {reason}")
-            say(f"Nothing is lost. Try again later: zerotune sync {root}")
+            say(f"MLflow ({shown}) did not record it: {reason}")
+            say(f"Nothing is lost. Try again later with: zerotune sync {root}")
             return 1
-    say(f"MLflow ({shown}) has everything of {root.name}.")
+    say(f"MLflow ({shown}) has all records of {root.name}.")
     return 0
 
 
 def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
-    """Returns what sends a folder's contents, in order: a full experiment's run hangs on its study's."""
+    """Returns the senders of a folder's records. A study's run comes first, because its full experiment's needs it."""
     study, own = StudyPaths(root), FullExperimentPaths(root)
     if study.record.is_file():
         full_experiment = FullExperimentPaths(study.full_experiment.root)
@@ -68,9 +68,9 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
                 write_record(own, own_record)
         return [FullExperimentSync(own, tracking_uri)]
     raise InputError(
-        "this is neither a study's folder nor a full experiment's.",
+        "this is neither the folder of a study nor that of a full experiment.",
         where=str(root),
-        remedy="Name one of the folders in zerotune-studies or zerotune-experiments.",
+        remedy="Name a folder in zerotune-studies or zerotune-experiments.",
     )
 
 
@@ -80,7 +80,7 @@ def _record_of(paths: FullExperimentPaths) -> FullExperimentRecord:
 
 @contextlib.contextmanager
 def _written_by_us(root: Path, lock: Path, what: str, copied: str) -> Iterator[None]:
-    """Has a copy's records written in the body, while nobody drives it, and tells people."""
+    """Locks a copy while its body writes the copy's records, and prints a note."""
     try:
         held = hold_lock(lock, what)
         try:
@@ -89,7 +89,7 @@ def _written_by_us(root: Path, lock: Path, what: str, copied: str) -> Iterator[N
             held.release()
     except OSError as error:
         raise InputError(
-            f"{copied} That cannot be written into its record ({error.strerror}).",
+            f"{copied} ZeroTune cannot write that into its record ({error.strerror}).",
             where=str(root),
             remedy="Make the folder writable, or sync the original.",
         ) from None

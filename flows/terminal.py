@@ -1,4 +1,4 @@
-"""What a command says: to people on standard error, to programs on standard output; without secrets, and harmless."""
+"""A command's output: sentences on standard error, JSON on standard output, both without secrets."""
 
 import io
 import json
@@ -20,17 +20,17 @@ def shown(text: str) -> str:
 
 
 def say(text: str = "", to_people: bool = True) -> None:
-    """Prints a line, or several.
+    """Prints one or more lines.
 
     Args:
-        text: what is said.
-        to_people: whether it goes to standard error; else it is what the command is asked for.
+        text: the lines.
+        to_people: whether to print on standard error. Else the lines are the command's result.
     """
     click.echo(shown(text), err=to_people)
 
 
 def say_error(error: Exception | str) -> None:
-    """Prints why a command has ended, to people. A message that begins with the command gets no second name."""
+    """Prints why a command has ended. A message that already begins with the command's name gets no prefix."""
     message = str(error)
     say(message if message.startswith("zerotune ") else f"zerotune: {message}")
 
@@ -43,16 +43,16 @@ def print_document(document: Any) -> None:
 
 
 def open_streams() -> None:
-    """Has standard output and standard error be there, and take what nobody reads any more.
+    """Makes sure that standard output and standard error can be written to.
 
-    One that was closed before the command began would otherwise be the next file that is opened. One whose reader has
-    gone, as `| head -1` does, is no reason to end a study.
+    If one was closed before the command began, the next file that is opened would take its number. If its reader has
+    gone, as after `| head -1`, the study must continue.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one.
+            # The kernel takes the lowest free number, which is this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout, sys.stderr = _stream(1, "strict"), _stream(2, "backslashreplace")
 
@@ -65,14 +65,14 @@ def _stream(number: int, errors: str) -> io.TextIOWrapper:
 
 
 class _WithoutReader(io.FileIO):
-    """A stream that goes nowhere once its reader has gone; for what this process starts as well."""
+    """A stream that discards its output once its reader has gone. So do the processes that this one starts."""
 
     def write(self, content: Any) -> int | None:
-        """Writes what somebody reads."""
+        """Writes it, or discards it if the reader has gone."""
         try:
             return super().write(content)
         except BrokenPipeError:
-            nobody = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nobody, self.fileno())
-            os.close(nobody)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
             return super().write(content)

@@ -1,4 +1,4 @@
-"""What `zerotune train` does once its arguments are read: a server up, the flow, the answer; and everything down."""
+"""`zerotune train`, after its arguments are read: start a server, run the flow, print how it ended, stop everything."""
 
 import shlex
 from pathlib import Path
@@ -22,18 +22,18 @@ _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.CANCELLED: 130}
 
 
 def train_command(arguments: TrainingArguments, resume: bool, as_json: bool) -> int:
-    """Trains at full length, and prints how it ended.
+    """Trains at full length, and prints how the training ended.
 
     Args:
-        arguments: of the full experiment.
-        resume: whether to go on with the newest one of the same name that has not come to its end.
+        arguments: the full experiment's.
+        resume: whether to resume the newest full experiment of the same name that has not reached its end.
         as_json: whether to print one JSON document on standard output.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: nothing was started.
+        InputError: the input is wrong. Nothing was started.
     """
     require_home()
     open_it = go_on_with_newest if resume else new_full_experiment
@@ -61,7 +61,7 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if interrupts.heard:
-            # Before the flow, or handed on by it when it had cleaned up.
+            # The signal came before the flow began, or the flow has cleaned up and raised it again.
             full_experiment.stop()
             full_experiment.finish(StudyStatus.CANCELLED, INTERRUPTED)
         elif isinstance(error, ServerError):
@@ -94,7 +94,7 @@ def _resume_command(arguments: TrainingArguments) -> str:
 
 
 def _document(full_experiment: FullExperiment) -> dict[str, Any]:
-    """Returns how a full experiment ended as a program reads it."""
+    """Returns how a full experiment ended, as JSON."""
     record, paths = full_experiment.record, full_experiment.paths
     best = record.best_checkpoint
     return {
@@ -114,7 +114,7 @@ def _document(full_experiment: FullExperiment) -> dict[str, Any]:
 
 
 def _tell(full_experiment: FullExperiment) -> None:
-    """Prints how a full experiment ended for a person, on standard error."""
+    """Prints how a full experiment ended, on standard error."""
     record, paths, tracker = full_experiment.record, full_experiment.paths, full_experiment.tracker
     say("")
     if record.status is StudyStatus.CANCELLED:
@@ -122,10 +122,10 @@ def _tell(full_experiment: FullExperiment) -> None:
         return
     done = "" if record.batches is None else f" {record.batches} batches"
     if record.status is StudyStatus.COMPLETED:
-        say(f"Trained{done} to the end.")
+        say(f"Trained{done} to the end." if done else "The training has reached its end.")
     else:
         say(f"The full experiment failed{f' after{done}' if done else ''}. {record.reason}")
-        say(f"When that is mended, go on with: {interrupts.resume_command}")
+        say(f"Fix that, then resume with: {interrupts.resume_command}")
     if record.best_checkpoint is not None:
         metric = full_experiment.experiment.config.searcher.metric
         value = "" if record.best_metric is None else f", {metric} {record.best_metric:.6g}"
@@ -133,5 +133,5 @@ def _tell(full_experiment: FullExperiment) -> None:
     say(f"Folder:          {paths.root}")
     say(f"In MLflow:       {tracker.ui_command}")
     if tracker.last_error:
-        say(f"Not everything has reached MLflow ({tracker.last_error}); the folder has it all.")
+        say(f"Some records have not reached MLflow ({tracker.last_error}). The folder has them all.")
         say(f"Send it later:   {shlex.join(['zerotune', 'sync', str(paths.root)])}")

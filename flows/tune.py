@@ -1,4 +1,4 @@
-"""The tuning flow: profile, the known winner, the submitted configuration, search, confirm, report."""
+"""The tuning flow: profile, known winner, submitted configuration, search, confirmation, report."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Ended, Work
 
 Running = list[tuple[Work, TrialFuture]]
-"""The work that runs, with its task runs."""
+"""Running work, with its task runs."""
 
 
 @flow(name="tune", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
@@ -51,9 +51,9 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
     """Finds the DeepSpeed configuration that trains fastest.
 
     Args:
-        work_dir: the folder that a new study is written in, and its MLflow store where no other is named.
-        study_dir: the folder of a study to go on with, in the place of all other parameters.
-        **arguments: of a new study: the fields of `StudyArguments`.
+        work_dir: the folder for a new study, and for its MLflow store if no other store is named.
+        study_dir: the folder of a study to resume. It replaces all other parameters.
+        **arguments: the fields of `StudyArguments`, for a new study.
     """
     outlive_worker()
     keep_secrets_from_prefect()
@@ -62,7 +62,7 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
     except FinishedError as finished:
         if study_dir is not None and (flow_run.run_count or 1) == 1:
             raise
-        # This run was retried although nothing of its study is left to do: Prefect had not heard of its end.
+        # The study has finished, but Prefect did not record that and has retried this run.
         record = record_of(StudyPaths(Path(finished.where)))
         return completed(finished.where, "" if record is None else record.regression)
     restarts = study.driver.arguments.max_search_runner_restarts
@@ -70,19 +70,19 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
         try:
             return run_to_its_end(study)
         except InputError:
-            # It would be wrong again.
+            # The same input would be wrong again.
             raise
         except Exception:
             if restarts == 0 or interrupts.heard:
                 raise
-            # Not by Prefect's retries: those would also repeat a study that has failed for good.
-            get_run_logger().exception("The search failed, and goes on where it was; restarts left: %d", restarts - 1)
+            # Prefect's retries would also repeat a study that has failed for good.
+            get_run_logger().exception("The search failed and is resumed. Restarts left: %d", restarts - 1)
             restarts -= 1
             study = resume_study(study.paths.root)
 
 
 def run_to_its_end(study: OpenStudy) -> State[Any]:
-    """Runs an open study and closes it, however it ends; returns the flow's state."""
+    """Runs an open study to its end and closes it. Returns the flow's state."""
     try:
         failure = run_while_there_is_room(study)
         if failure:
@@ -90,28 +90,25 @@ def run_to_its_end(study: OpenStudy) -> State[Any]:
         finish(study, StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
         return Failed(message=failure) if failure else completed(str(study.paths.root), study.record.regression)
     except BaseException as error:
-        # Prefect delivers a cancellation to this thread alone: whatever ends the flow ends its trials' processes.
+        # Prefect delivers a cancellation to this thread only. Any error that ends the flow must end its trials.
         study.driver.cancel()
         interrupted = interrupts.heard or not isinstance(error, Exception)
         reason = INTERRUPTED if interrupted else f"{type(error).__name__}: {error}"
         finish(study, StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
         if interrupts.heard or is_interrupt(error):
-            return Cancelled(message="Interrupted; `zerotune resume` goes on with it.")
+            return Cancelled(message="Interrupted. `zerotune resume` resumes it.")
         raise
     finally:
         study.close()
 
 
 def completed(root: str, regression: str) -> State[Any]:
-    """Returns the state of a run whose study has completed; its name tells a winner that has become slower."""
+    """Returns the state of a run whose study has completed. It is named `Regressed` if the winner has become slower."""
     return Completed(name="Regressed" if regression else "Completed", message=root)
 
 
 def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path | None = None) -> OpenStudy:
-    """Returns the study that the command has opened already, an interrupted one, or a new one.
-
-    A flow run that is retried goes on with the study that it has begun.
-    """
+    """Returns the study in `study_dir`, or else the study that an earlier try of this flow run began, or a new one."""
     if study_dir is not None:
         return resume_study(study_dir)
     folder = work_folder(work_dir)
@@ -124,10 +121,10 @@ def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path
 
 
 def run_while_there_is_room(study: OpenStudy) -> str | None:
-    """Begins a study, or goes on with it, to its end; returns why it failed, or None.
+    """Runs a study to its end. Returns why it failed, or None.
 
-    A full disk, and ranks that come to another kind of device than the slots are, end it as well: once that is mended,
-    the study goes on.
+    It also fails if the disk is full, or if ranks run on another kind of device than their slots. It can be resumed
+    when that is fixed.
     """
     try:
         with disk_full_told(study.paths.root):
@@ -139,7 +136,7 @@ def run_while_there_is_room(study: OpenStudy) -> str | None:
 
 
 def run_study(study: OpenStudy) -> str | None:
-    """Runs what is left of a study; returns why it failed, or None."""
+    """Runs the remaining steps of a study. Returns why it failed, or None."""
     driver = study.driver
     profile = driver.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
@@ -167,18 +164,18 @@ def run_study(study: OpenStudy) -> str | None:
 
 
 def train_with_winner(study: OpenStudy) -> None:
-    """Trains at full length with the winning configuration, as a flow within this one; notes where that failed."""
+    """Trains at full length with the winning configuration, as a subflow. A failure is noted in the driver."""
     full_experiment = full_experiment_of(study)
     if full_experiment is None:
         return
     named = experiment.with_options(flow_run_name=full_experiment.record.experiment_id)
     root = full_experiment.paths.root
     try:
-        # The automation that misses runs without a heartbeat looks for it.
+        # The automation that detects missing heartbeats selects runs by this tag.
         with tags("zerotune"), interrupts.noting(full_experiment.interrupt, LONGEST_END_S), impatient_if_away():
             state = named(experiment_dir=root, return_state=True)
     except httpx.HTTPError as error:
-        study.driver.log.warning("Prefect has no run of the full experiment, or not its end: %s", error)
+        study.driver.log.warning("Prefect has not recorded the full experiment, or not its end: %s", error)
         record = full_experiment.record
         if record.status is StudyStatus.RUNNING:
             state = experiment.fn(experiment_dir=root)
@@ -187,7 +184,7 @@ def train_with_winner(study: OpenStudy) -> None:
     finally:
         full_experiment.close()
     if state.is_cancelled():
-        # It has heard the interrupt, which is this study's as well.
+        # The interrupt that cancelled it is this study's as well.
         raise KeyboardInterrupt
     if not state.is_completed():
         study.driver.full_experiment_failure = full_experiment.record.reason or str(state.message)
@@ -204,13 +201,13 @@ def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
 
 
 def run_and_insist(study: OpenStudy, plan: TrialPlan) -> TrialResult:
-    """Runs one trial while no other does, and once more where somebody has killed it: what follows stands on it."""
+    """Runs one trial alone, and again if a process outside the study has killed it. The next steps need its result."""
     result = run_alone(study, plan)
     return run_alone(study, plan) if result.from_outside else result
 
 
 def confirm_known_winner(study: OpenStudy) -> None:
-    """Where nothing has changed, measures the last study's winner again; one that holds is the answer: no search."""
+    """Measures the last study's winner again if nothing has changed. If its gain holds, the study needs no search."""
     driver = study.driver
     tell_start(driver)
     while (plan := next_known_plan(driver)) is not None:
@@ -220,7 +217,7 @@ def confirm_known_winner(study: OpenStudy) -> None:
 
 
 def search(study: OpenStudy) -> None:
-    """Runs the search to its end, up to `concurrency` process groups at once."""
+    """Runs the search to its end, with up to `concurrency` process groups at once."""
     driver = study.driver
     progress = Progress(driver)
     running: Running = []
@@ -236,7 +233,7 @@ def search(study: OpenStudy) -> None:
 
 
 def confirm(study: OpenStudy) -> None:
-    """Measures the best few and the user's own configuration again, one at a time, until they have parted."""
+    """Measures the best candidates and the submitted configuration again, one at a time, until their gains differ."""
     driver = study.driver
     while (plan := next_confirming_plan(driver)) is not None:
         run_alone(study, plan)
@@ -244,23 +241,23 @@ def confirm(study: OpenStudy) -> None:
 
 
 def next_ended(driver: StudyDriver, running: Running) -> Ended:
-    """Waits for a trial of the running work to end; work whose last one it was is taken out."""
+    """Waits for a trial to end. Removes its work from the list if it was the work's last trial."""
     while True:
         end = driver.next_ended(timeout_s=0.5)
-        # First: how a trial ended that was cut short is no answer.
+        # First, because the result of an interrupted trial must not be used.
         interrupts.check()
         if end is not None:
             leave(running, end.number)
             return end
         hear_cancellation()
         for work, future in running:
-            # Prefect's own failure costs that work, and nothing else.
+            # A failure of Prefect's costs this work only.
             if future.wrapped_future.done():
-                driver.lose(work, f"Its task run ended: {future.state}")
+                driver.lose(work, f"Its Prefect task run ended: {future.state}")
 
 
 def leave(running: Running, number: int) -> None:
-    """Takes work out whose last trial has ended with this number; its task run is waited for."""
+    """Removes the work whose last trial has this number, and waits for its task run."""
     for work, future in running:
         if number == work.numbers[-1]:
             future.wait()
@@ -269,10 +266,10 @@ def leave(running: Running, number: int) -> None:
 
 
 def take_in(study: OpenStudy, end: Ended) -> None:
-    """Remembers how a trial ended, and sends it on.
+    """Records how a trial ended, in the study and in MLflow.
 
     Raises:
-        ElsewhereError: its ranks came to another kind of device than its slots are.
+        ElsewhereError: its ranks ran on another kind of device than its slots.
     """
     study.driver.tell(end)
     if isinstance(end, TrialResult) and end.elsewhere:

@@ -1,4 +1,4 @@
-"""What `zerotune up` and `zerotune down` do: a Prefect server, the MLflow UI and a worker, on loopback."""
+"""`zerotune up` and `zerotune down`: a Prefect server, the MLflow UI and a worker, on loopback."""
 
 import contextlib
 import importlib
@@ -20,19 +20,19 @@ from trial_lib.experiment.errors import InputError
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
 
 _WATCH_S = 0.5
-_END_S = 70.0  # runs are cancelled first, and a training may save
-_TOO_SHORT_S = 30.0  # one that ends so soon after its start would only end again
+_END_S = 70.0  # runs are cancelled first, and a training may save a checkpoint
+_TOO_SHORT_S = 30.0  # a service that ends so soon after its start would end again
 
 
 def up_command(prefect_port: int, mlflow_port: int) -> int:
-    """Starts everything, says where it is, and stops everything when it is interrupted.
+    """Starts all services, prints their addresses, and stops them when a signal arrives.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: it runs already, or a port is taken; nothing was started.
-        ServerError: a server did not come up, or ended at once.
+        InputError: it is already running, or a port is taken. Nothing was started.
+        ServerError: a service did not start, or ended soon after its start.
     """
     work_dir = Path.cwd()
     store = default_tracking_uri(work_dir)
@@ -42,7 +42,7 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
         _check_port(mlflow_port, "--mlflow-port")
         to_close = held.pop_all()
     interrupts.resume_command = "zerotune up"
-    # A folder that nothing is imported from: what stands in the user's may have any name.
+    # Python may search the working folder for modules. The user's may contain any names.
     os.chdir(own_home())
     with to_close, interrupts.noting(lambda: None, _END_S):
         try:
@@ -54,25 +54,25 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
             if not interrupts.heard:
                 raise
     if interrupts.is_heeded:
-        say("Everything is stopped.")
+        say("Everything has stopped.")
     return 0
 
 
 def down_command() -> int:
-    """Stops the `zerotune up` of another terminal; returns the exit code.
+    """Stops the running `zerotune up`. Returns the exit code.
 
     Raises:
         InputError: it has not stopped.
     """
-    say("Everything is stopped." if stop() else "zerotune up does not run.")
+    say("Everything has stopped." if stop() else "zerotune up is not running.")
     return 0
 
 
 def _start(
     work_dir: Path, store: str, prefect_port: int, mlflow_port: int, open_services: contextlib.ExitStack
 ) -> list[Service]:
-    """Starts everything in order, and returns it; the stack ends it in the opposite order."""
-    say(f"Starting; this takes half a minute. Logs: {up_folder()}")
+    """Starts all services in order, and returns them. The stack stops them in reverse."""
+    say(f"Starting. This takes half a minute. Logs: {up_folder()}")
     prefect = prefect_service(prefect_port, up_folder())
     _open(prefect, open_services)
     mlflow = mlflow_service(store, mlflow_port, up_folder(), work_dir)
@@ -81,7 +81,7 @@ def _start(
     api_url = f"http://127.0.0.1:{prefect_port}/api"
     tracking_uri = store if mlflow is None else f"http://127.0.0.1:{mlflow_port}"
     _use(api_url)
-    # Prefect's client takes seconds to import, and the server longer to come up.
+    # Prefect's client takes seconds to import, which is less than the server takes to start.
     deployments = interrupts.aside(lambda: importlib.import_module("flows.local_deployments"))
     prefect.wait_until_ready()
     deployments.apply_deployments(work_dir)
@@ -94,7 +94,7 @@ def _start(
     if mlflow is not None:
         mlflow.wait_until_ready()
     if lost:
-        say(f"{lost} run(s) had lost their worker: they are Crashed now.")
+        say(f"{lost} run(s) had lost their worker. They are Crashed now.")
     _tell(api_url, tracking_uri, work_dir)
     return [service for service in (prefect, mlflow, worker) if service is not None]
 
@@ -105,30 +105,30 @@ def _open(service: Service, open_services: contextlib.ExitStack) -> None:
 
 
 def _use(api_url: str) -> None:
-    """Points this process, in which Prefect is not imported yet, and its children at the server."""
+    """Has this process and its children use the server. Prefect must not be imported yet."""
     os.environ.update(PREFECT_API_URL=api_url, PREFECT_HOME=str(own_home()), **past_proxies())
 
 
 @contextlib.contextmanager
 def _runs_cancelled() -> Iterator[None]:
-    """Cancels what runs when its body ends, while the worker is still there to see it through."""
+    """Cancels all runs when its body ends. The worker is still running then and ends their processes."""
     try:
         yield
     finally:
         from flows.local_deployments import cancel_runs
 
-        # A server that is not there any more has nothing to say of its runs; their processes end with the worker.
+        # The server may have ended. The processes of its runs end with the worker anyway.
         with contextlib.suppress(Exception):
             cancelled = cancel_runs()
             if cancelled:
-                say(f"{cancelled} run(s) cancelled; `zerotune resume` goes on with a study.")
+                say(f"{cancelled} run(s) cancelled. `zerotune resume` resumes a study.")
 
 
 def _watch(services: list[Service]) -> None:
-    """Starts again what ends by itself, until it is interrupted.
+    """Starts services again that end by themselves, until a signal arrives.
 
     Raises:
-        ServerError: something ended shortly after it was started.
+        ServerError: a service ended shortly after its start.
     """
     started = dict.fromkeys((service.name for service in services), time.monotonic())
     while True:
@@ -139,9 +139,9 @@ def _watch(services: list[Service]) -> None:
                 continue
             service.close()
             if time.monotonic() - started[service.name] < _TOO_SHORT_S:
-                raise ServerError(f"{service.name} ended shortly after it was started; its log is {service.log}.")
+                raise ServerError(f"{service.name} ended shortly after its start. Its log is {service.log}.")
             service.start()
-            say(f"{service.name} has ended, and is started again; its log was {service.log_before}.")
+            say(f"{service.name} ended and is started again. Its last log is {service.log_before}.")
             # The worker needs the server.
             service.wait_until_ready()
             started[service.name] = time.monotonic()
@@ -156,7 +156,7 @@ def _check_port(port: int, flag: str) -> None:
             raise InputError(
                 f"port {port} cannot be used ({error.strerror}).",
                 where=flag,
-                remedy=f"Stop what listens there, or name another port: `zerotune up {flag} {port + 1}`.",
+                remedy=f"Stop the program that listens there, or name another port: `zerotune up {flag} {port + 1}`.",
             ) from None
 
 
@@ -166,8 +166,8 @@ def _tell(api_url: str, tracking_uri: str, work_dir: Path) -> None:
     say(f"MLflow UI:   {without_password(tracking_uri)}")
     say(f"Studies in:  {work_dir}")
     say("")
-    say("Tune, from any terminal:")
+    say("To tune, in any terminal:")
     say(f"  export PREFECT_API_URL={shlex.quote(api_url)}")
     say("  prefect deployment run 'tune/local' --param config_path=/absolute/path/deepspeed.yaml --watch")
     say("")
-    say("Stop everything: Ctrl-C, or `zerotune down` from any terminal.")
+    say("To stop everything: Ctrl-C here, or `zerotune down` in any terminal.")

@@ -1,1 +1,1 @@
-"""One step each: Prefect tasks, the only place that knows a Prefect run."""
+"""Prefect tasks, one step each. No other package uses a Prefect run."""

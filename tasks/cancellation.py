@@ -1,4 +1,4 @@
-"""Who has ended a run: a person, or its worker; where that has died, the run goes on, and the server is asked."""
+"""Cancellation of a run, by a person or by its worker. If its worker has died, the run asks the server instead."""
 
 import contextlib
 import os
@@ -12,21 +12,21 @@ from rich.console import Console
 from tasks.telling import impatient
 
 _PERIOD_S = 2.0
-# As this process starts: a process worker is its parent.
+# Read at the start of this process, when a process worker is still its parent.
 _PARENT = os.getppid()
 
 
 class _Server:
-    """When it was asked last, in seconds of the monotonic clock."""
+    """The time of the last request, in seconds of the monotonic clock."""
 
     asked_at = 0.0
 
 
 def hear_cancellation() -> None:
-    """Ends the run where it has been cancelled and its worker cannot say so; to be called again and again.
+    """Ends the run if it has been cancelled and its worker has died. Call it in waiting loops.
 
     Raises:
-        KeyboardInterrupt: it has.
+        KeyboardInterrupt: the run has been cancelled.
     """
     if os.getppid() == _PARENT or time.monotonic() < _Server.asked_at + _PERIOD_S:
         return
@@ -38,9 +38,9 @@ def hear_cancellation() -> None:
 
 
 def outlive_worker() -> None:
-    """Lets the run of a deployment go on when its worker has died, who reads what the run prints.
+    """Lets a deployment's run continue when its worker has died. The worker reads the run's output.
 
-    Prefect's log handler prints by rich, which ends a process whose reader has gone.
+    Prefect's log handler prints with rich, which ends a process whose reader has gone.
     """
     if deployment.id is not None:
         Console.on_broken_pipe = _be_quiet  # type: ignore[method-assign]
@@ -48,16 +48,16 @@ def outlive_worker() -> None:
 
 def _be_quiet(console: Console) -> None:
     console.quiet = True
-    # Others print as well, what this process starts among them.
-    nobody = os.open(os.devnull, os.O_WRONLY)
+    # Other code prints as well, and so do the processes that this one starts.
+    null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
-        os.dup2(nobody, descriptor)
-    os.close(nobody)
+        os.dup2(null, descriptor)
+    os.close(null)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Returns whether a command's run was ended by Ctrl-C or SIGTERM.
+    """Returns whether Ctrl-C or SIGTERM has ended a command's run.
 
-    The run of a deployment that hears SIGTERM is not: its worker, who knows why, gives it a state.
+    A deployment's run that receives SIGTERM is left to its worker, which knows the reason and sets the state.
     """
     return isinstance(error, KeyboardInterrupt) or (isinstance(error, TerminationSignal) and deployment.id is None)

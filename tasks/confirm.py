@@ -1,4 +1,4 @@
-"""Telling what the confirming trials have found."""
+"""The result of the confirming trials, for the log and for Prefect."""
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_table_artifact
@@ -13,7 +13,7 @@ from trial_lib.study.finding import Confirmed
 
 @task(name="confirm", cache_policy=NO_CACHE, persist_result=False)
 def tell_finding(driver: StudyDriver) -> None:
-    """Says to the study's log and to Prefect which configurations were measured again, and what that found."""
+    """Writes the result of the confirmation to the study's log and to Prefect."""
     answer = answer_of(driver)
     if answer is None or answer.finding is None:
         return
@@ -29,9 +29,9 @@ def tell_finding(driver: StudyDriver) -> None:
 def _row(confirmed: Confirmed, metric: str) -> dict[str, str]:
     value = confirmed.metrics.get(metric)
     return {
-        "configuration": "your own" if confirmed.verdict == "own" else confirmed.name,
+        "configuration": "your configuration" if confirmed.verdict == "own" else confirmed.name,
         metric: SEARCH_METRICS[metric].shown(value),
-        "over your own": "" if confirmed.gain is None else confirmed.gain.times,
+        "gain": "" if confirmed.gain is None else confirmed.gain.times,
         "verdict": confirmed.verdict,
         "trials": " ".join(f"{number:04d}" for number in confirmed.trials),
         "note": confirmed.reason or confirmed.losses,

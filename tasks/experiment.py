@@ -1,4 +1,4 @@
-"""Training at full length, and what Prefect shows of it: a progress bar, and how it ended."""
+"""Training at full length, with a progress bar and its result in Prefect."""
 
 import time
 from uuid import UUID
@@ -23,7 +23,7 @@ _PROGRESS_PERIOD_S = 5.0
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)
 def train(full_experiment: FullExperiment) -> TrainingEnd:
-    """Waits for the end of a training that has begun, and returns it; what it tells meanwhile is passed on."""
+    """Waits for the end of a training that has begun, and updates its progress bar meanwhile."""
     get_run_logger().info("logs: %s", full_experiment.paths.root)
     progress = TrainingProgress(full_experiment)
     while (end := full_experiment.wait(_POLL_S)) is None:
@@ -55,7 +55,7 @@ def report_training(full_experiment: FullExperiment) -> None:
         rows = [f"| {name} | {value:.6g} |" for name, value in full_experiment.validation.items()]
         lines += ["", "| last validation | |", "|---|---|", *rows]
     with told_if_possible(full_experiment.log):
-        create_markdown_artifact("\n".join(lines), key="full-experiment", description="How the training ended.")
+        create_markdown_artifact("\n".join(lines), key="full-experiment", description="The result of the training.")
         if url.startswith("http"):
             create_link_artifact(url, key="mlflow-training", link_text="The full experiment in MLflow")
 
@@ -69,14 +69,14 @@ class TrainingProgress:
         self._next = 0.0
 
     def update(self) -> None:
-        """Brings the bar to what the training has told, every few seconds."""
+        """Updates the bar, every few seconds."""
         percent = self._full_experiment.percent
         if percent is not None and time.monotonic() >= self._next:
             self._show(percent)
             self._next = time.monotonic() + _PROGRESS_PERIOD_S
 
     def finish(self) -> None:
-        """Shows a training that has come to its end."""
+        """Shows that the training has reached its end."""
         if self._full_experiment.percent is not None:
             self._show(100.0)
 

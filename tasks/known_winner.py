@@ -1,4 +1,4 @@
-"""Telling what a study starts from, and how its winner compares with the last known one."""
+"""The known winner that a study starts from, and how the new winner compares with it."""
 
 from uuid import NAMESPACE_URL, uuid5
 
@@ -12,12 +12,12 @@ from trial_lib.study.driver import StudyDriver
 from trial_lib.study.known_winner import starting_from
 
 REGRESSION = "zerotune.regression"
-"""The event of a winner that is slower than the last known one; automations are triggered by it."""
+"""The Prefect event for a winner that is slower than the last known one. Automations are triggered by it."""
 
 
 @task(name="known winner", cache_policy=NO_CACHE, persist_result=False)
 def tell_start(driver: StudyDriver) -> None:
-    """Says to the study's log and to Prefect what it starts from, and what has changed since the last study."""
+    """Writes to the study's log and to Prefect where the study starts, and what has changed since the last one."""
     said = starting_from(driver)
     driver.log.info("%s", said)
     get_run_logger().info(said)
@@ -25,7 +25,7 @@ def tell_start(driver: StudyDriver) -> None:
 
 @task(name="since the last study", cache_policy=NO_CACHE, persist_result=False)
 def tell_since_last(driver: StudyDriver) -> None:
-    """Says how the winner compares with the last known one; where it is slower beyond the noise, by an event too."""
+    """Reports how the winner compares with the last known one. Emits an event if it is slower beyond the noise."""
     compared = since_last_study(driver)
     if compared is None:
         return
@@ -40,6 +40,6 @@ def tell_since_last(driver: StudyDriver) -> None:
             REGRESSION,
             resource={"prefect.resource.id": f"zerotune.experiment.{name}", "prefect.resource.name": name},
             payload={"study_id": driver.study_id, "folder": str(driver.paths.root), **compared.document()},
-            # Prefect keeps it once, however often a study is resumed; an automation may hear it again after minutes.
+            # Prefect stores it once, however often a study is resumed. An automation may run again after minutes.
             id=uuid5(NAMESPACE_URL, f"{REGRESSION}/{driver.study_id}"),
         )

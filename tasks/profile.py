@@ -1,4 +1,4 @@
-"""Telling what the profile trial found out."""
+"""The result of the profile trial, for the study, its log and Prefect."""
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
@@ -13,7 +13,7 @@ from trial_lib.study.profile_report import model_notes, program_notes, report_pr
 
 @task(name="profile", cache_policy=NO_CACHE, persist_result=False)
 def tell_profile(driver: StudyDriver) -> None:
-    """Writes the profile, and what each ZeRO stage would need, to the study, its log and Prefect."""
+    """Writes the profile, and the memory that each ZeRO stage needs, to the study, its log and Prefect."""
     assert driver.profile is not None
     assert driver.profile.profile is not None
     report = report_profile(
@@ -41,5 +41,5 @@ def tell_profile(driver: StudyDriver) -> None:
                 ]
             ),
             key="profile",
-            description="What the model needs.",
+            description="The memory that the model needs.",
         )

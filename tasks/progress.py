@@ -1,4 +1,4 @@
-"""What Prefect shows while a study runs: a progress bar and a growing leaderboard."""
+"""The progress bar and the leaderboard of a running study in Prefect."""
 
 import time
 from uuid import UUID
@@ -10,11 +10,11 @@ from trial_lib.report.leaderboard import leaderboard
 from trial_lib.study.driver import StudyDriver
 
 _ROWS = 100
-_SHARE = 0.05  # of the search's time, at most, goes into telling
+_SHARE = 0.05  # of the search's time at most is spent on updates
 
 
 class Progress:
-    """The two artifacts of a running study. They follow it as closely as a twentieth of its time allows."""
+    """The two artifacts of a running study. Their updates take `_SHARE` of the search's time at most."""
 
     def __init__(self, driver: StudyDriver) -> None:
         self._driver = driver
@@ -30,12 +30,12 @@ class Progress:
         return 100.0 * self._driver.searched / self._driver.arguments.max_trials
 
     def update(self) -> None:
-        """Brings both to what the study knows, unless that has just been done."""
+        """Updates both, unless that has just been done."""
         if time.monotonic() >= self._next:
             self._tell()
 
     def finish(self) -> None:
-        """Shows a search that has come to its end."""
+        """Shows the state at the end of the search."""
         self._tell()
 
     def _tell(self) -> None:

@@ -1,4 +1,4 @@
-"""What one process group does on the hosts of a Ray cluster, as one Prefect task run there."""
+"""The work of one process group on a Ray cluster, as one Prefect task run."""
 
 import contextvars
 import logging
@@ -29,7 +29,7 @@ from trial_lib.study.runner import Work
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def trial_on_ray(order: Callable[[], Order], label: str, metric: str, secrets: KnownSecrets) -> State:
-    """Does an order on the cluster; however its trials end, the task run is completed, and says how."""
+    """Carries out an order on the cluster. The task run always completes, and its state describes the outcome."""
     keep_secret(secrets)
     keep_secrets_from_prefect()
     delivery = carry_out(order())
@@ -40,24 +40,24 @@ def trial_on_ray(order: Callable[[], Order], label: str, metric: str, secrets: K
     elif delivery.ends:
         state = said_of_sizes(delivery.ends)
     else:
-        state = Completed(message="its ranks have ended on all hosts")
+        state = Completed(message="The ranks have ended on all hosts.")
     state.data = delivery
     return state
 
 
 @dataclass(frozen=True)
 class RayWork:
-    """Work on the cluster, as the flow waits for it.
+    """Work on the cluster that the flow waits for.
 
     Attributes:
-        wrapped_future: done when it has ended.
+        wrapped_future: done when the work has ended.
     """
 
     wrapped_future: "Future[Any]"
 
     @property
     def state(self) -> str:
-        """What is known of its end."""
+        """Its error, if it has failed."""
         return repr(self.wrapped_future.exception())
 
     def wait(self) -> None:
@@ -66,23 +66,23 @@ class RayWork:
 
 
 def submit_to_ray(driver: StudyDriver, work: Work) -> RayWork:
-    """Starts work beside the flow, somewhere on the cluster; how it ended arrives at `driver.next_ended`."""
+    """Starts work on the cluster, in the background. Its results arrive at `driver.next_ended`."""
     assert isinstance(driver.place, RayPlace)
     driver.place.send = lambda order: _SentByPrefect(order, driver.arguments.metric, driver.log)
     thread = ThreadPoolExecutor(1, thread_name_prefix=work.label)
-    # The flow's run is known by the context alone.
+    # Prefect finds the flow's run in the context.
     future = thread.submit(contextvars.copy_context().run, driver.run, work)
     thread.shutdown(wait=False)
     return RayWork(future)
 
 
 class _SentByPrefect:
-    """An order as a task run of prefect-ray: it asks for the trial's slots as resources.
+    """An order as a task run of prefect-ray, which requests the trial's slots as resources.
 
     Args:
-        order: what to do.
-        metric: what is optimised.
-        log: of the study.
+        order: the order.
+        metric: the metric that the study optimises.
+        log: the study's log.
     """
 
     def __init__(self, order: Order, metric: str, log: logging.Logger) -> None:
@@ -90,9 +90,9 @@ class _SentByPrefect:
         label = Work(order.plans, order.sweep).label
         name = "trial" if order.sweep is None else "sweep"
         named = trial_on_ray.with_options(name=name, task_run_name=label)
-        # The order travels as a function: Prefect would take it apart in search of futures.
+        # The order is passed as a function, because Prefect would search an object for futures.
         parameters = {"order": lambda: order, "label": label, "metric": metric, "secrets": known_here()}
-        # By the connection that there is.
+        # It uses the existing connection to Ray.
         with RayTaskRunner() as runner, remote_options(**options_of(order.share)):
             self._future = runner.submit(named, parameters)
 

@@ -1,4 +1,4 @@
-"""The end of a study: its answer, written down and shown."""
+"""The answer of a study, written to its folder and shown in Prefect."""
 
 import json
 
@@ -15,7 +15,7 @@ from trial_lib.study.driver import StudyDriver
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(driver: StudyDriver, answer: Answer, tracking_url: str) -> None:
-    """Writes the best configuration, its metrics and its command, and shows them in Prefect with a link to MLflow."""
+    """Writes the best configuration, its metrics and its command, and shows them in Prefect."""
     best, finding = answer.best, answer.finding
     candidate = driver.candidates[best.number]
     metric = driver.arguments.metric

@@ -1,4 +1,4 @@
-"""Prefect's own record of a flow run: complete before its server may go."""
+"""Prefect's own record of a flow run. It must be complete before the command stops its server."""
 
 import contextlib
 import time
@@ -16,12 +16,12 @@ _POLL_S = 0.2
 
 
 def wait_for_history(flow_run_name: str) -> bool:
-    """Waits until the server has recorded the end of every task run: their states arrive a little later than they are.
+    """Waits until the server has recorded the end of every task run. Their states arrive a little late.
 
-    Those of an earlier run of the same name, which was killed, never end.
+    Only the newest run of that name counts. An earlier one may have been killed, and its task runs never end.
 
     Returns:
-        Whether it has; False if it did not within ten seconds, or is away.
+        Whether the record is complete. It is False if the server does not answer or needs longer than `_PATIENCE_S`.
     """
     with contextlib.suppress(httpx.HTTPError), impatient(retries=1):
         return _wait_for_history(flow_run_name)
@@ -29,7 +29,7 @@ def wait_for_history(flow_run_name: str) -> bool:
 
 
 def _wait_for_history(flow_run_name: str) -> bool:
-    # What is logged after this would find the server gone.
+    # Later lines would not reach the server.
     APILogHandler().flush()
     deadline = time.monotonic() + _PATIENCE_S
     named = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))

@@ -1,4 +1,4 @@
-"""The state that a task run is told to have ended in: a trial's outcome has none of Prefect's names."""
+"""The final states of task runs. Prefect has no names for the outcomes of a trial."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from trial_lib.experiment.result import Outcome, TrialResult
 
 
 def said(result: TrialResult, metric: str) -> State:
-    """Returns the state of a task run that a trial has ended in, named for its outcome."""
+    """Returns the state of a trial's task run, named after the trial's outcome."""
     if result.outcome is Outcome.COMPLETED:
         return Completed(message=f"{metric} {SEARCH_METRICS[metric].shown(result.metrics.get(metric))}")
     return Completed(name=result.outcome.value.replace("_", " ").capitalize(), message=result.reason)
 
 
 def said_of_sizes(ends: Sequence[object]) -> State:
-    """Returns the state of a task run that has measured the sizes of a sweep, as far as they fit."""
+    """Returns the state of a sweep's task run."""
     completed = sum(isinstance(end, TrialResult) and end.outcome is Outcome.COMPLETED for end in ends)
     return Completed(message=f"{completed} of {len(ends)} sizes completed")

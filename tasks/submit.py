@@ -1,4 +1,4 @@
-"""Starting a trial or a sweep beside the flow, on this host or on a Ray cluster."""
+"""Starting a trial or a sweep in the background, on this host or on a Ray cluster."""
 
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -12,8 +12,8 @@ class TrialFuture(Protocol):
     """The task run of a trial or of a sweep.
 
     Attributes:
-        wrapped_future: done when it has ended.
-        state: what is known of its end.
+        wrapped_future: done when the task run has ended.
+        state: the state that it ended in.
     """
 
     wrapped_future: "Future[Any]"
@@ -24,12 +24,12 @@ class TrialFuture(Protocol):
 
 
 def submit(driver: StudyDriver, work: Work) -> TrialFuture:
-    """Starts work beside the flow; how it ended arrives at `driver.next_ended`."""
+    """Starts work in the background. Its results arrive at `driver.next_ended`."""
     if driver.arguments.ray_address is not None:
-        # Only such a study needs Ray.
+        # Other studies do not need Ray.
         from tasks.ray_trial import submit_to_ray
 
         return submit_to_ray(driver, work)
     kind = trial if work.sweep is None else sweep
-    # The work travels as a function: Prefect would take it apart in search of futures.
+    # The work is passed as a function, because Prefect would search an object for futures.
     return kind.with_options(task_run_name=work.label).submit(driver, work.label, lambda: work)

@@ -1,4 +1,4 @@
-"""What one process group does as one Prefect task run: a trial, or a sweep of several."""
+"""The work of one process group as one Prefect task run: a trial, or a sweep of several micro-batch sizes."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from trial_lib.study.runner import Work
 
 @task(name="trial", cache_policy=NO_CACHE, persist_result=False)
 def trial(driver: StudyDriver, label: str, work: Any) -> State:
-    """Runs one trial; however it ends, the task run is completed, and its state is named for the outcome."""
+    """Runs one trial. The task run always completes, and its state is named after the trial's outcome."""
     (result,) = driver.run(work())
     assert isinstance(result, TrialResult)
     state = said(result, driver.arguments.metric)
@@ -31,7 +31,7 @@ def trial(driver: StudyDriver, label: str, work: Any) -> State:
 
 @task(name="sweep", cache_policy=NO_CACHE, persist_result=False)
 def sweep(driver: StudyDriver, label: str, work: Any) -> State:
-    """Measures several micro-batch sizes in one process group; an artifact lists them."""
+    """Measures several micro-batch sizes in one process group, and lists them in an artifact."""
     swept: Work = work()
     ends = {end.number: end for end in driver.run(swept)}
     metric = driver.arguments.metric

@@ -1,7 +1,7 @@
-"""Everything that this process tells a Prefect server goes without the secrets that are known.
+"""Removal of known secrets from all requests of this process to a Prefect server.
 
-Prefect says much by itself: exceptions as the messages of states, parameters, logs, events. So this stands where all of
-it leaves: at the clients of its API and of its events.
+Prefect sends much by itself: parameters, logs, events, and exceptions as messages of states. So the filter sits in the
+clients of its API and of its events, which all of it passes through.
 """
 
 import json
@@ -13,15 +13,15 @@ from prefect.events.clients import EventsClient
 
 from trial_lib.experiment.known_secrets import KnownSecrets, known_here
 
-# What is Prefect's own: identities, and words of its protocol.
+# Prefect's own values: ids, and words of its protocol.
 _PROTOCOL = frozenset({"id", "key", "type", "sort", "event", "occurred", "timestamp", "kind", "operator"})
 _ENDINGS = ("_id", "_key", "_type", ".id", "_time", "_version")
-# What people have chosen names in: below it a name gives a secret away.
+# People choose the names below these keys, so a name may show that its value is a secret.
 _NAMED_BY_PEOPLE = ("parameters", "job_variables")
 
 
 def keep_secrets_from_prefect() -> None:
-    """Has Prefect's clients hide, from now on, what this process knows to be secret by the time that it is sent."""
+    """Has Prefect's clients hide the secrets that this process knows when it sends a request."""
     for client in (PrefectHttpxAsyncClient, PrefectHttpxSyncClient):
         if "build_request" not in vars(client):
             client.build_request = _build_request(client.build_request)  # type: ignore[method-assign]
@@ -45,12 +45,12 @@ async def _emit(client: EventsClient, event: Event) -> None:
 
 
 def hidden(value: Any, secrets: KnownSecrets, name: str = "") -> Any:
-    """Returns what Prefect is told as it may be shown.
+    """Returns a JSON value of a request to Prefect without its secrets.
 
     Args:
-        value: of JSON.
-        secrets: what is known.
-        name: that it stands under.
+        value: the JSON value.
+        secrets: the known secrets.
+        name: the value's key in the enclosing object.
     """
     if isinstance(value, dict):
         if name in _NAMED_BY_PEOPLE:

@@ -50,7 +50,7 @@ def test_sigkill_and_ctrl_c_leave_no_process_and_resume_goes_on_from_the_last_ch
     command.process.send_signal(signal.SIGINT)
     ended = command.end(timeout=20)
     assert ended.returncode == 130, ended.stderr
-    assert f"Go on with: zerotune train {folder.config} {folder.model} --resume" in ended.stderr
+    assert f"Resume with: zerotune train {folder.config} {folder.model} --resume" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert command.left_over(2) == []
     assert folder.record["status"] == "cancelled"

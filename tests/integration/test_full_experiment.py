@@ -295,7 +295,7 @@ def test_a_study_s_full_experiment_is_within_it_and_is_resumed_with_it(
     ended = command.end(timeout=20)
     study, paths = zerotune.study, zerotune.study.paths
     assert ended.returncode == 130, ended.stderr
-    assert f"Go on with: zerotune resume {paths.root}" in ended.stderr
+    assert f"Resume with: zerotune resume {paths.root}" in ended.stderr
     assert command.left_over(2) == []
     record = paths.full_experiment.root / "record.json"
     assert (study.record["status"], json.loads(record.read_text())["status"]) == ("cancelled", "cancelled")

@@ -123,7 +123,7 @@ def test_a_study_s_full_experiment_that_failed_is_gone_on_with_by_resume(
     study, paths = zerotune.study, zerotune.study.paths
     assert ended.returncode == 3, ended.stderr
     assert "The full experiment failed. The program raised RuntimeError: the disk is away" in ended.stderr
-    assert f"When that is mended, go on with: zerotune resume {paths.root}" in ended.stderr
+    assert f"Fix that, then resume with: zerotune resume {paths.root}" in ended.stderr
     assert study.record["status"] == "completed"
     history, answer = paths.history.read_text(), paths.best_ds_config.read_text()
 

@@ -189,7 +189,7 @@ def test_prefect_shows_a_growing_leaderboard_the_progress_the_profile_and_the_an
     pages = {key: data for key, kind, data in artifacts if kind == "markdown"}
     assert set(pages) == {"profile", "best-configuration"}
     (confirmation,) = [json.loads(json.loads(data)) for key, _, data in artifacts if key == "confirmation"]
-    assert confirmation[0]["configuration"] == "your own"
+    assert confirmation[0]["configuration"] == "your configuration"
     assert "| 3 |" in pages["profile"]
     assert "train_micro_batch_size_per_gpu" in pages["best-configuration"]
 

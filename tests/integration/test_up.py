@@ -149,7 +149,7 @@ def test_its_processes_hear_signals_and_a_second_one_is_refused(up: Up) -> None:
     assert int(ignored[1], 16) & (1 << (signal.SIGINT - 1)) == 0
     second = up.zerotune.run("up", timeout=60)
     assert second.returncode == 2
-    assert second.stderr == "zerotune: zerotune up: it runs already. `zerotune down` stops it, from any terminal.\n"
+    assert second.stderr == "zerotune up: it is already running. `zerotune down` stops it, from any terminal.\n"
 
 
 @pytest.mark.long
@@ -231,7 +231,7 @@ def test_a_run_that_dies_with_its_worker_is_crashed_by_its_missing_heartbeats_an
         up.command.wait_until(lambda: client.read_flow_run(run.id).state.is_final(), "the end of the run", MISSED_S)
         state = client.read_flow_run(run.id).state
     assert state.is_crashed(), state
-    assert state.message == "Its process has sent no heartbeat for 90 s. `zerotune resume` goes on with its study."
+    assert state.message == "Its process has sent no heartbeat for 90 s. `zerotune resume` resumes its study."
     assert time.monotonic() - killed_at < MISSED_S
     assert worker_heartbeat_s(up) == HEARTBEAT_S == 30
 
@@ -246,13 +246,13 @@ def worker_heartbeat_s(up: Up) -> int:
 def test_down_stops_everything_from_another_terminal(up: Up) -> None:
     up.command.look()
     down = up.zerotune.run("down", timeout=60)
-    assert (down.returncode, down.stderr) == (0, "Everything is stopped.\n")
+    assert (down.returncode, down.stderr) == (0, "Everything has stopped.\n")
     ended = up.command.end(timeout=10)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     assert up.command.left_over(1) == []
     again = up.zerotune.run("down", timeout=60)
-    assert (again.returncode, again.stderr) == (0, "zerotune up does not run.\n")
+    assert (again.returncode, again.stderr) == (0, "zerotune up is not running.\n")
 
 
 @pytest.mark.long

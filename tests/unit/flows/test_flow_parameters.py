@@ -85,7 +85,7 @@ def test_a_study_is_never_written_where_a_run_happens_to_be(tmp_path: Path) -> N
         work_folder(None)
     with pytest.raises(InputError, match="work_dir: studies is a relative path"):
         work_folder(Path("studies"))
-    with pytest.raises(InputError, match=r"work_dir: .*none is no folder"):
+    with pytest.raises(InputError, match=r"work_dir: .*none is not a folder"):
         work_folder(tmp_path / "none")
 
 

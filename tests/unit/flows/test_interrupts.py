@@ -89,14 +89,14 @@ def test_what_is_being_opened_is_opened_and_then_ended_in_good_order() -> None:
         _OPEN.format(opening="interrupt(); time.sleep(0.3); told('open')", patience=20, body="told(1)")
     )
     assert (ended.returncode, ended.stdout.split()) == (130, ["open"])
-    assert ended.stderr == "Interrupted. Go on with: zerotune resume s\n"
+    assert ended.stderr == "Interrupted. Resume with: zerotune resume s\n"
 
 
 def test_what_runs_is_noted_at_once_and_ends_where_it_looks_for_an_interrupt() -> None:
     body = "interrupt(); time.sleep(0.3); told('worked'); interrupts.check(); told('went on')"
     ended = _interrupted(_OPEN.format(opening="pass", patience=20, body=body))
     assert (ended.returncode, ended.stdout.split()) == (130, ["noted", "worked"])
-    assert ended.stderr == "Interrupted. Go on with: zerotune resume s\n"
+    assert ended.stderr == "Interrupted. Resume with: zerotune resume s\n"
 
 
 @pytest.mark.parametrize(("patience", "signals"), [(0.2, 1), (20, 2)])
@@ -106,7 +106,7 @@ def test_what_does_not_end_is_ended_after_a_while_or_by_another_signal(patience:
     ended = _interrupted(_OPEN.format(opening="pass", patience=patience, body=body))
     assert time.monotonic() - began < 15
     assert (ended.returncode, ended.stdout) == (130, "noted\n")
-    assert ended.stderr == "Interrupted. Go on with: zerotune resume s\n"
+    assert ended.stderr == "Interrupted. Resume with: zerotune resume s\n"
 
 
 def test_whatever_an_interrupt_makes_of_a_command_it_is_an_interrupt() -> None:

@@ -28,7 +28,7 @@ def test_where_nothing_runs_there_is_nothing_to_stop() -> None:
 
 def test_there_is_one_at_a_time() -> None:
     with hold():
-        with pytest.raises(InputError, match="zerotune up: it runs already"), hold():
+        with pytest.raises(InputError, match="zerotune up: it is already running"), hold():
             pass
         record = json.loads((up_folder() / "up.json").read_text())
         assert record == {"pid": os.getpid(), "start": start_of(os.getpid())}
@@ -40,7 +40,7 @@ def test_another_process_with_the_number_of_the_record_is_left_alone() -> None:
     with hold():
         # SIGTERM would end this test.
         write_record(os.getpid(), "another")
-        with pytest.raises(InputError, match="has not stopped within 0 s"):
+        with pytest.raises(InputError, match="did not stop within 0 s"):
             stop(timeout_s=0.3)
 
 
