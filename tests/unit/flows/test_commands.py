@@ -1,6 +1,7 @@
 """The list of commands, and how their words are read: lists, and what follows `--`, which belongs to the user."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -68,6 +69,20 @@ def test_every_option_is_explained_in_whole_sentences(name: str) -> None:
         assert said[0].isupper()
         assert said.endswith("."), said
         assert said.split()[0] != "Of", said
+
+
+def options_of(name: str) -> set[str]:
+    return {flag for param in cli.commands[name].params if isinstance(param, click.Option) for flag in param.opts}
+
+
+@pytest.mark.parametrize("name", ["asha", "binary", "random"])
+def test_an_option_of_one_method_stands_on_its_own_command_and_in_the_docs(name: str) -> None:
+    own = options_of(name) - options_of("tune")
+    assert own
+    written = (Path(__file__).parents[3] / "docs" / "experiment_file.md").read_text()
+    for flag in own:
+        (line,) = [line for line in written.splitlines() if line.startswith(f"| `{flag}` |")]
+        assert f"`{name}`" in line
 
 
 def typed_command() -> tuple[click.Group, dict[str, Any]]:
