@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-_DOTTED = re.compile(r"(?<![\w./-])(?:flows|tasks|trial_lib|benchmarks)\.[a-z_]\w*(?:\.[A-Za-z_]\w*)*")
+# Neither a page, as `benchmarks.md` is, nor what every package has.
+_DOTTED = re.compile(r"(?<![\w./-])(?:flows|tasks|trial_lib|benchmarks)\.(?!md\b)[a-z]\w*(?:\.[A-Za-z_]\w*)*")
 _FILE = re.compile(r"(?<![\w./-])(?:flows|tasks|trial_lib|benchmarks|tests|deployments)/[\w/]+\.py\b")
 _SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".cfg", ""}
 
