@@ -20,7 +20,7 @@ from flows.arguments import (
     tune_options,
     with_options,
 )
-from flows.commands import Commands, Section, TypedCommand
+from flows.command_group import Commands, Section, TypedCommand
 from flows.interrupts import interrupts
 from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
 from flows.service import ServerError

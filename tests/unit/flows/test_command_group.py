@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from flows.command_group import Section, TypedCommand, line_of, spread_lists
 from flows.command_line import cli
-from flows.commands import Section, TypedCommand, line_of, spread_lists
 from trial_lib.search.methods import METHODS
 
 LONGEST = 45
