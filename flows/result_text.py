@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from flows.interrupts import interrupts
-from flows.terminal import say
+from flows.terminal import say, say_ways
 from trial_lib.experiment.candidate import Purpose
 from trial_lib.experiment.environment import redact
 from trial_lib.experiment.metrics import SEARCH_METRICS
@@ -97,7 +97,7 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     say(f"Train with it: sh {study.paths.best_command}")
     if study.paths.report.exists():
         say(f"Report:        {study.paths.report}")
-    say(f"All trials:    {study.tracker.ui_command}")
+    say_ways("All trials:", study.tracker.ways)
     if study.tracker.last_error:
         say(f"Some records have not reached MLflow ({study.tracker.last_error}). The study's folder has them all.")
         say(f"Send it later: {shlex.join(['zerotune', 'sync', str(study.paths.root)])}")

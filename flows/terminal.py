@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -33,6 +34,20 @@ def say_error(error: Exception | str) -> None:
     """Prints why a command has ended. A message that already begins with the command's name gets no prefix."""
     message = str(error)
     say(message if message.startswith("zerotune ") else f"zerotune: {message}")
+
+
+def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:
+    """Prints how a person gets to a page of MLflow's.
+
+    Args:
+        label: what the page shows.
+        ways: of a tracker: what to type, if anything, and the page's address.
+        width: columns before the ways.
+    """
+    *commands, place = ways
+    for command in commands:
+        say(f"{label:<{width}}{command}")
+    say(f"{'  then open:' if commands else label:<{width}}{place}")
 
 
 def print_document(document: Any) -> None:

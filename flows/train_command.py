@@ -9,7 +9,7 @@ from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.prefect_server import prefect_server, require_home
 from flows.service import ServerError
-from flows.terminal import print_document, say
+from flows.terminal import print_document, say, say_ways
 from trial_lib.experiment.study import StudyStatus
 from trial_lib.study.folder import INTERRUPTED
 from trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
@@ -131,7 +131,7 @@ def _tell(full_experiment: FullExperiment) -> None:
         value = "" if record.best_metric is None else f", {metric} {record.best_metric:.6g}"
         say(f"Best checkpoint: {paths.checkpoints / record.best_checkpoint}{value}")
     say(f"Folder:          {paths.root}")
-    say(f"In MLflow:       {tracker.ui_command}")
+    say_ways("In MLflow:", tracker.ways, width=17)
     if tracker.last_error:
         say(f"Some records have not reached MLflow ({tracker.last_error}). The folder has them all.")
         say(f"Send it later:   {shlex.join(['zerotune', 'sync', str(paths.root)])}")

@@ -157,7 +157,7 @@ def run_study(study: OpenStudy) -> str | None:
     if answer is None:
         return no_answer(driver)
     tell_since_last(driver)
-    report(driver, answer, study.tracker.run_url)
+    report(driver, answer, study.tracker)
     if driver.arguments.run_full_experiment:
         train_with_winner(study)
     return None

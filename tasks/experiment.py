@@ -4,15 +4,11 @@ import time
 from uuid import UUID
 
 from prefect import get_run_logger, task
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.cancellation import hear_cancellation
+from tasks.mlflow_links import in_words, link_to_mlflow
 from tasks.telling import told_if_possible
 from trial_lib.launch.training import TrainingEnd
 from trial_lib.study.full_experiment import FullExperiment
@@ -39,7 +35,7 @@ def train(full_experiment: FullExperiment) -> TrainingEnd:
 @task(name="report training", cache_policy=NO_CACHE, persist_result=False)
 def report_training(full_experiment: FullExperiment) -> None:
     """Shows in Prefect how a full experiment ended, with a link to MLflow."""
-    record, paths, url = full_experiment.record, full_experiment.paths, full_experiment.tracker.run_url
+    record, paths, ways = full_experiment.record, full_experiment.paths, full_experiment.tracker.ways
     metric = full_experiment.experiment.config.searcher.metric
     lines = [f"## {record.experiment_id}: {record.status.value}"]
     if record.reason:
@@ -50,14 +46,13 @@ def report_training(full_experiment: FullExperiment) -> None:
         lines.append(f"- best checkpoint: `{paths.checkpoints / record.best_checkpoint}`")
     if record.best_metric is not None:
         lines.append(f"- its {metric}: {record.best_metric:.6g}")
-    lines += [f"- folder: `{paths.root}`", f"- in MLflow: {url}"]
+    lines += [f"- folder: `{paths.root}`", f"- in MLflow: {in_words(ways)}"]
     if full_experiment.validation:
         rows = [f"| {name} | {value:.6g} |" for name, value in full_experiment.validation.items()]
         lines += ["", "| last validation | |", "|---|---|", *rows]
     with told_if_possible(full_experiment.log):
         create_markdown_artifact("\n".join(lines), key="full-experiment", description="The result of the training.")
-        if url.startswith("http"):
-            create_link_artifact(url, key="mlflow-training", link_text="The full experiment in MLflow")
+        link_to_mlflow(ways, "mlflow-training", "The full experiment in MLflow")
 
 
 class TrainingProgress:

@@ -3,18 +3,20 @@
 import json
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.mlflow_links import in_words, link_to_mlflow
 from tasks.telling import told_if_possible
 from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.study.answer import winning_config
 from trial_lib.study.confirming import Answer
 from trial_lib.study.driver import StudyDriver
+from trial_lib.tracking.tracker import Tracker
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
-def report(driver: StudyDriver, answer: Answer, tracking_url: str) -> None:
+def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     """Writes the best configuration, its metrics and its command, and shows them in Prefect."""
     best, finding = answer.best, answer.finding
     candidate = driver.candidates[best.number]
@@ -39,11 +41,11 @@ def report(driver: StudyDriver, answer: Answer, tracking_url: str) -> None:
                     driver.paths.best_command.read_text().rstrip(),
                     "```",
                     f"- report, once the study has ended: `{driver.paths.report}`",
-                    f"- in MLflow: {tracking_url}",
+                    f"- trials in MLflow: {in_words(tracker.ways)}",
+                    f"- answer in MLflow: {in_words(tracker.run_ways)}",
                 ]
             ),
             key="best-configuration",
             description="The winning DeepSpeed configuration.",
         )
-        if tracking_url.startswith("http"):
-            create_link_artifact(tracking_url, key="mlflow", link_text="The study in MLflow")
+        link_to_mlflow(tracker.ways, "mlflow", "The trials in MLflow")

@@ -32,6 +32,7 @@ from trial_lib.launch.warm import WarmLauncher
 
 if TYPE_CHECKING:
     from full_experiment_fixtures import Folder
+    from playwright.sync_api import Browser
 
     from flows.prefect_server import PrefectServer
 
@@ -269,6 +270,15 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from full_experiment_fixtures import new_store
 
     return new_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """A browser. It closes with its module, because Playwright holds this thread's event loop until then."""
+    from browser_fixtures import open_browser
+
+    with open_browser() as browser:
+        yield browser
 
 
 @pytest.fixture

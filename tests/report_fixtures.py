@@ -56,6 +56,19 @@ def study_with_failures(folder: Path, **changes: Any) -> StudyPaths:
     return paths
 
 
+def with_results(paths: StudyPaths) -> StudyPaths:
+    """Writes the candidate and the result of each trial that the study's history records, as a driver does."""
+    candidates = {}
+    for line in map(json.loads, paths.history.read_text().splitlines()):
+        if "ask" in line:
+            candidates[line["ask"]] = line["candidate"]
+        elif "tell" in line:
+            trial = paths.trial(line["tell"])
+            trial.candidate.write_text(json.dumps(candidates[line["tell"]]))
+            trial.result.write_text(json.dumps(line["result"]))
+    return paths
+
+
 def only_history(paths: StudyPaths, lines: int) -> None:
     """Cuts a study off after so many lines of its history; what it had answered is gone."""
     paths.history.write_text("".join(paths.history.read_text().splitlines(keepends=True)[:lines]))

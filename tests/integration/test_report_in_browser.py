@@ -1,35 +1,18 @@
 """The report in a real browser: without a network, on a desk and on a phone, by day and by night."""
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from report_fixtures import CRASH, only_history, recorded_study, study_with_failures
 
 from trial_lib.experiment.study import StudyPaths
 from trial_lib.study.write_report import write_report
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DESK, PHONE = (1280, 800), (390, 844)
 ANSWER = "z0, micro-batch 64, accumulation 2: 2.53x [2.19, 2.92] your configuration."
 FIGURES = ["throughput", "memory", "progress", "knobs"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        own = playwright.chromium.executable_path
-        executable = own if Path(own).exists() else next(filter(None, map(shutil.which, BROWSERS)), None)
-        if executable is None:
-            pytest.skip(
-                f"no page was opened: there is no {', '.join(BROWSERS)} here; `playwright install chromium` brings one"
-            )
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

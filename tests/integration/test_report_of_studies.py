@@ -29,7 +29,8 @@ def test_a_finished_study_s_report_is_in_its_folder_and_in_mlflow(zerotune: Zero
     assert files >= {"report.html", "best_ds_config.json", "throughput.html", "memory.html", "progress.html"}
     assert files & FIGURES == {file.name for file in paths.figures.iterdir()}
     description = parent.data.tags["mlflow.note.content"]
-    for said in ("deepspeed train.py", "**Answer:**", "**Confirmed:**", "best_ds_config.json", "report.html"):
+    assert description.startswith(f"**{zerotune.study.record['finding']}**")
+    for said in ("deepspeed train.py", "samples/s", "best_ds_config.json", "report.html"):
         assert said in description
     trials = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     axes = {"zero_stage", "micro_batch_size", "zero_optimization.reduce_bucket_size"}

@@ -25,6 +25,7 @@ from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.tracking.sync import sync_study
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
+from trial_lib.tracking.trials_view import trials_view
 
 SYNC = """
 import sys
@@ -174,7 +175,7 @@ def test_all_of_a_study_arrives(where: str, request: pytest.FixtureRequest, tmp_
     assert parent.info.status == "FINISHED"
     assert parent.info.end_time == 2_000_000
     assert parent.data.metrics == {"throughput": 20.0, "gain": 1.5}
-    assert "1.50 times" in parent.data.tags["mlflow.note.content"]
+    assert parent.data.tags["mlflow.note.content"].startswith("**1.50x faster than your configuration")
     assert files_of(uri, parent) == {
         "experiment.redacted.yaml",
         "best_ds_config.json",
@@ -227,6 +228,30 @@ def test_a_run_that_was_created_twice_is_there_once(store: str, tmp_path: Path) 
     MlflowClient(tracking_uri=store).create_run(parent.info.experiment_id, tags=tags)
     sync_study(paths, store)
     assert_there_once(store, 1)
+
+
+def test_the_experiment_is_one_of_model_training_and_has_a_view_of_the_trials(store: str, tmp_path: Path) -> None:
+    client = MlflowClient(tracking_uri=store)
+    client.create_experiment("hello", tags={"mlflow.experimentKind": "genai_development_inferred"})
+    record = StudyRecord.model_validate_json(new_study(tmp_path, trials=2).record.read_text())
+    sync_study(StudyPaths(tmp_path / "hello-1"), store)
+    name, value = trials_view(record)
+    experiment = client.get_experiment_by_name("hello")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert experiment.tags[name] == value
+    shown = json.loads(json.loads(value)["state"])
+    order = "DESC" if not shown["orderByAsc"] else "ASC"
+    runs = client.search_runs(
+        [experiment.experiment_id], shown["searchFilter"], order_by=[f"{shown['orderByKey']} {order}"]
+    )
+    assert [run.data.tags["trial"] for run in runs] == ["0001", "0000"]
+
+
+def test_a_kind_that_a_person_has_chosen_stays(store: str, tmp_path: Path) -> None:
+    client = MlflowClient(tracking_uri=store)
+    client.create_experiment("hello", tags={"mlflow.experimentKind": "finetuning"})
+    sync_study(new_study(tmp_path, trials=1), store)
+    assert client.get_experiment_by_name("hello").tags["mlflow.experimentKind"] == "finetuning"
 
 
 def test_the_best_trial_is_found_by_its_parent(store: str, tmp_path: Path) -> None:
@@ -292,7 +317,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
 def test_the_tracker_sends_what_is_there_at_close(server: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=1, study_id="tracked")
     tracker = StudyTracker(paths, server)
-    assert tracker.run_url == server
+    assert tracker.ways == (server,)
     tracker.start()
     for number in range(1, 4):
         add_trial(paths, number)
@@ -304,7 +329,11 @@ def test_the_tracker_sends_what_is_there_at_close(server: str, tmp_path: Path) -
     assert_there_once(server, 4, "tracked")
     parent = parent_of(runs_of(server, "tracked"))
     assert parent.info.status == "FINISHED"
-    assert tracker.run_url == f"{server}/#/experiments/{parent.info.experiment_id}/runs/{parent.info.run_id}"
+    experiment = f"{server}/#/experiments/{parent.info.experiment_id}/runs"
+    assert tracker.run_ways == (f"{experiment}/{parent.info.run_id}?workflowType=machine_learning",)
+    [trials] = tracker.ways
+    assert trials.startswith(f"{experiment}?")
+    assert trials.endswith("viewStateShareKey=tracked")
 
 
 @pytest.mark.long

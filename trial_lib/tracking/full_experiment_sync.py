@@ -24,6 +24,7 @@ from trial_lib.tracking.run_content import (
 )
 from trial_lib.tracking.runs import SENT, Runs, milliseconds
 from trial_lib.tracking.sync import files_hash
+from trial_lib.tracking.tracking_uri import run_page
 
 _MEASURED = (TRAINING, VALIDATION, SYSTEM)
 
@@ -36,13 +37,12 @@ class FullExperimentSync:
     """Sends a full experiment's folder to MLflow, again and again as it grows. After an error, take a new one.
 
     Attributes:
-        experiment_id: MLflow's, once known.
-        run_id: the run's, once known.
+        page: the path of the run's page; None before MLflow has it.
+        run_page: the same.
     """
 
     def __init__(self, paths: FullExperimentPaths, tracking_uri: str) -> None:
-        self.experiment_id: str | None = None
-        self.run_id: str | None = None
+        self.page: str | None = None
         self._paths = paths
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
@@ -51,6 +51,11 @@ class FullExperimentSync:
         self._readers = {name: MetricsReader(path) for name, path in self._files.items()}
         self._sent = dict.fromkeys(self._files, 0)  # file -> bytes whose metrics MLflow has
         self._content_sent = ""
+
+    @property
+    def run_page(self) -> str | None:
+        """The path of the run's page."""
+        return self.page
 
     def run(self) -> None:
         """Sends what is new: metrics, and then the record, so that a run that has ended is whole.
@@ -63,7 +68,8 @@ class FullExperimentSync:
         record = FullExperimentRecord.model_validate_json(paths.record.read_text())
         runs = self._runs or self._connect(record)
         content = full_experiment_content(record, paths, self._parent_run_id)
-        self.run_id = run_id = runs.run_of(content)
+        run_id = runs.run_of(content)
+        self.page = run_page(runs.experiment_id, run_id)
         self._send_metrics(runs, run_id)
         if self._content_sent != fingerprint:
             runs.send(self._sendable(runs, content))
@@ -75,7 +81,6 @@ class FullExperimentSync:
         work_dir = work_dir_of(self._paths.root if record.study_id is None else self._paths.root.parent)
         secrets = KnownSecrets.of(self._paths.experiment, self._paths.record)
         runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir, FULL_EXPERIMENT)
-        self.experiment_id = runs.experiment_id
         if record.study_id is not None:
             study = next(runs.search(f"tags.{RECORD_ID} = '{record.study_id}'"), None)
             if study is None:

@@ -3,27 +3,28 @@
 import json
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from trial_lib.experiment.candidate import Candidate
 from trial_lib.experiment.catalogue import KNOBS
 from trial_lib.experiment.environment import redact, redact_text
 from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
 from trial_lib.experiment.knobs import get_knob
-from trial_lib.experiment.metrics import SEARCH_METRICS
 from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.experiment.result import Outcome, TrialDevice, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus, TrialPaths
+from trial_lib.tracking.descriptions import as_text, flatten, study_description, training_description, trial_description
 
 STUDY_ID = "study_id"
 RECORD_ID = "record_id"  # the tag a run is known by: a study's id, a trial's or a full experiment's
 KIND = "kind"  # the tag that full experiments have and others have not
+PURPOSE = "purpose"  # the tag that trials have and others have not
+STAGE_PARAM = "zero_stage"
+MICRO_BATCH_PARAM = "micro_batch_size"
+ACCUMULATION_PARAM = ACCUMULATION
 FULL_EXPERIMENT = "full_experiment"
 _PARENT = "mlflow.parentRunId"
 IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags that runs are looked for by
@@ -91,7 +92,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         "finding": record.finding,
         # Where there is one, so that a search for the tag finds those studies alone.
         **({"regression": record.regression} if record.regression else {}),
-        _DESCRIPTION: _description(record, paths, answer),
+        _DESCRIPTION: study_description(record, paths, answer),
     }
     params = {"method": record.method, "metric": record.metric, "model_dir": record.model_dir, **record.arguments}
     return RunContent(
@@ -138,12 +139,13 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         STUDY_ID: record.study_id,
         RECORD_ID: result.trial_id,
         "trial": f"{result.number:04d}",
-        "purpose": result.purpose.value,
+        PURPOSE: result.purpose.value,
         "outcome": result.outcome.value,
         "measured": "swept" if result.swept else "fresh",
         "reason": redact_text(result.reason),
         "host": result.host,
         "config_hash": result.config_hash,
+        _DESCRIPTION: trial_description(result, record.metric),
         **_device_tags(result.devices),
         **{f"version.{name}": version for name, version in result.versions.items()},
     }
@@ -183,10 +185,10 @@ def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
     knobs = {
         **{path: value for path in KNOBS if (value := get_knob(complete, path)) is not None},
         **flatten(candidate.knobs),
-        "micro_batch_size": candidate.micro_batch_size,
-        ACCUMULATION: candidate.gradient_accumulation_steps,
+        MICRO_BATCH_PARAM: candidate.micro_batch_size,
+        ACCUMULATION_PARAM: candidate.gradient_accumulation_steps,
         "slots": candidate.slots,
-        "zero_stage": complete.get("zero_optimization", {}).get("stage", 0),
+        STAGE_PARAM: complete.get("zero_optimization", {}).get("stage", 0),
     }
     if TRAIN_BATCH in candidate.overrides:
         knobs[TRAIN_BATCH] = candidate.overrides[TRAIN_BATCH]
@@ -224,55 +226,6 @@ def _device_metrics(devices: Sequence[TrialDevice]) -> dict[str, float]:
     }
 
 
-def _description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, Any]) -> str:
-    """Returns the Markdown that the parent run's page opens with."""
-    metric = SEARCH_METRICS[record.metric]
-    tuned = (
-        f"The `{record.method}` search tunes the DeepSpeed configuration of **{record.name}** for `{metric.name}` "
-        f"({metric.unit}){_program(record, paths)}."
-    )
-    if record.best_number is None or not answer:
-        return f"{tuned}\n\nStatus: {record.status.value}. {redact_text(record.reason)}".rstrip()
-    value = answer["metrics"][record.metric]
-    lines = [tuned, f"**Answer:** trial {record.best_number:04d}, {metric.shown(value)}."]
-    if record.regression:
-        lines.append(f"**Slower than before:** {record.regression}")
-    if record.finding:
-        lines.append(f"**Confirmed:** {record.finding}")
-        lines.append(
-            "\n".join(f"- {redact_text(note)}" for note in (answer.get("confirmation") or {}).get("notes", ()))
-        )
-    elif record.gain is None:
-        lines.append("The submitted configuration did not complete, so there is no gain to state.")
-    else:
-        lines.append(f"**Gain:** {record.gain:.2f} times the submitted configuration.")
-    lines.append(_changes(record, paths))
-    command = redact_text(paths.best_command.read_text().rstrip())
-    lines.append(f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
-    if paths.report.exists():
-        lines.append("Every figure and every trial: `report.html`, among the artifacts.")
-    return "\n\n".join(filter(None, lines))
-
-
-def _program(record: StudyRecord, paths: StudyPaths) -> str:
-    """Returns what is trained, as the experiment says it; empty where that is not known."""
-    entrypoint: Any = record.arguments.get("command") or None
-    if entrypoint is None and paths.shown_experiment.exists():
-        entrypoint = yaml.safe_load(paths.shown_experiment.read_text()).get("entrypoint")
-    words = entrypoint if isinstance(entrypoint, str) or entrypoint is None else shlex.join(map(str, entrypoint))
-    return f": `{redact_text(words)}` in `{record.model_dir}`" if words else ""
-
-
-def _changes(record: StudyRecord, paths: StudyPaths) -> str:
-    """Returns what the winner changes in the user's configuration, as a table; empty where there is nothing to say."""
-    if not paths.best_ds_config.exists() or not record.ds_config:
-        return ""
-    own, best = flatten(redact(record.ds_config)), flatten(redact(json.loads(paths.best_ds_config.read_text())))
-    changed = [name for name in dict.fromkeys([*own, *best]) if name in best and own.get(name) != best[name]]
-    rows = [f"| {name} | {_text(own[name]) if name in own else ''} | {_text(best[name])} |" for name in changed]
-    return "\n".join(["| setting | yours | winner |", "|---|---|---|", *rows]) if rows else ""
-
-
 def full_experiment_content(
     record: FullExperimentRecord, paths: FullExperimentPaths, parent_run_id: str | None
 ) -> RunContent:
@@ -294,11 +247,11 @@ def full_experiment_content(
         "batches": "" if record.batches is None else str(record.batches),
         "best_checkpoint": record.best_checkpoint or "",
         **best,
-        _DESCRIPTION: _training_description(record, paths),
+        _DESCRIPTION: training_description(record, paths),
     }
     params = {
         **record.ds_config,
-        "zero_stage": (record.ds_config.get("zero_optimization") or {}).get("stage", 0),
+        STAGE_PARAM: (record.ds_config.get("zero_optimization") or {}).get("stage", 0),
         "model_dir": record.model_dir,
         "hyperparameters": record.hparams,
     }
@@ -321,33 +274,9 @@ def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
     return [paths.shown_experiment, paths.ds_config]
 
 
-def _training_description(record: FullExperimentRecord, paths: FullExperimentPaths) -> str:
-    lines = [f"The full experiment of **{record.name}**: trained at full length."]
-    lines.append(f"Status: {record.status.value}. {redact_text(record.reason)}".rstrip())
-    if record.best_checkpoint is not None:
-        lines.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
-    return "\n\n".join(lines)
-
-
-def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested sections as one level of dotted names.
-
-    Example:
-        >>> flatten({"zero_optimization": {"stage": 2}})
-        {'zero_optimization.stage': 2}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _params(values: Mapping[str, Any]) -> dict[str, str]:
     shown = flatten(redact(values))
-    return {legal_name(key): cut(_text(value), PARAM_CHARACTERS) for key, value in shown.items()}
+    return {legal_name(key): cut(as_text(value), PARAM_CHARACTERS) for key, value in shown.items()}
 
 
 def _tags(values: Mapping[str, str]) -> dict[str, str]:
@@ -357,10 +286,6 @@ def _tags(values: Mapping[str, str]) -> dict[str, str]:
 def _points(values: Mapping[str, float]) -> list[Point]:
     # MLflow turns an infinite value into the largest float, which then wins every comparison.
     return [Point(legal_name(name), value) for name, value in values.items() if math.isfinite(value)]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def legal_name(name: str) -> str:

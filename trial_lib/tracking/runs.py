@@ -18,6 +18,10 @@ from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 from trial_lib.tracking.without_secrets import shown_copy, without_secrets
 
 SENT = "sent"  # the tag that says what a run has; set last
+_EXPERIMENT_KIND = "mlflow.experimentKind"
+_MODEL_TRAINING = "custom_model_development"
+# What MLflow's pages have guessed, and nobody has chosen.
+_GUESSED_KINDS = ("", "no_inferred_type", "custom_model_development_inferred", "genai_development_inferred")
 _SCHEMA_TIMEOUT_S = 120.0
 _BATCH = 100  # params, or tags, in one request
 _METRICS_BATCH = 800  # metrics: a request takes 1,000 of all three together
@@ -75,6 +79,9 @@ class Runs:
                 if experiment is None
                 else experiment.experiment_id
             )
+        self._tags: dict[str, str] = {} if experiment is None else experiment.tags
+        if self._tags.get(_EXPERIMENT_KIND, "") in _GUESSED_KINDS:
+            self.tag_experiment(_EXPERIMENT_KIND, _MODEL_TRAINING)
         self.found: dict[str, Any] = {}
         # A run whose creation was answered too late has been created once more: the one that was gone on with stays.
         for run in sorted(self.search(wanted), key=lambda run: SENT not in run.data.tags):
@@ -85,6 +92,11 @@ class Runs:
                 continue
             self.found[run.data.tags[RECORD_ID]] = run
         self._ids: dict[str, str] = {record_id: run.info.run_id for record_id, run in self.found.items()}
+
+    def tag_experiment(self, name: str, value: str) -> None:
+        """Tags the experiment, unless it has this tag already."""
+        if self._tags.get(name) != value:
+            self._client.set_experiment_tag(self.experiment_id, name, value)
 
     def search(self, wanted: str) -> Iterator[Any]:
         """Yields the experiment's runs that a filter finds."""

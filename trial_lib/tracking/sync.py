@@ -15,6 +15,8 @@ from trial_lib.experiment.known_secrets import KnownSecrets
 from trial_lib.experiment.study import StudyPaths, StudyRecord, TrialPaths, work_dir_of
 from trial_lib.tracking.run_content import STUDY_ID, RunContent, study_artifacts, study_content, trial_content
 from trial_lib.tracking.runs import SENT, Runs
+from trial_lib.tracking.tracking_uri import run_page, trials_page
+from trial_lib.tracking.trials_view import trials_view, view_key
 
 
 def sync_study(paths: StudyPaths, tracking_uri: str) -> None:
@@ -34,13 +36,13 @@ class StudySync:
     """Sends a study's folder to MLflow, again and again as it grows. After an error, take a new one.
 
     Attributes:
-        experiment_id: MLflow's, once known.
-        run_id: the parent run's, once known.
+        page: the path of the page with the study's trials; None before MLflow has it.
+        run_page: the path of the page of the study's own run; None before MLflow has it.
     """
 
     def __init__(self, paths: StudyPaths, tracking_uri: str) -> None:
-        self.experiment_id: str | None = None
-        self.run_id: str | None = None
+        self.page: str | None = None
+        self.run_page: str | None = None
         self._paths = paths
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
@@ -54,12 +56,14 @@ class StudySync:
         record = StudyRecord.model_validate_json(paths.record.read_text())
         study = study_content(record, paths)
         runs = self._runs or self._connect(record)
-        self.run_id = runs.run_of(study)
+        run_id = runs.run_of(study)
+        self.page = trials_page(runs.experiment_id, view_key(record.study_id))
+        self.run_page = run_page(runs.experiment_id, run_id)
         if paths.trial(0).root.name not in self._settled:
             # The first trial, the profile, may find some in the code.
             runs.secrets = KnownSecrets.of_study(paths)
         for name in sorted({*os.listdir(paths.trials)} - self._settled):  # noqa: PTH208 - names alone, thousands of them
-            if self._send_trial(runs, record, TrialPaths(paths.trials / name), self.run_id):
+            if self._send_trial(runs, record, TrialPaths(paths.trials / name), run_id):
                 self._settled.add(name)
         if self._sent.get(record.study_id) != fingerprint:
             self._send(runs, study, fingerprint)
@@ -68,7 +72,7 @@ class StudySync:
         wanted = f"tags.{STUDY_ID} = '{record.study_id}'"
         work_dir, secrets = work_dir_of(self._paths.root), KnownSecrets.of_study(self._paths)
         self._runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir)
-        self.experiment_id = self._runs.experiment_id
+        self._runs.tag_experiment(*trials_view(record))
         self._sent = {record_id: run.data.tags.get(SENT, "") for record_id, run in self._runs.found.items()}
         return self._runs
 

@@ -17,15 +17,15 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Sync(Protocol):
-    """Sends a folder, again and again as it grows.
+    """Sends a folder, again and again as it grows."""
 
-    Attributes:
-        experiment_id: MLflow's, once known.
-        run_id: the folder's run, once known.
-    """
+    @property
+    def page(self) -> str | None:
+        """The path of the page that shows what the folder holds; None before MLflow has it."""
 
-    experiment_id: str | None
-    run_id: str | None
+    @property
+    def run_page(self) -> str | None:
+        """The path of the page of the folder's own run; None before MLflow has it."""
 
     def run(self) -> None:
         """Sends what is new; after an error, a new one has to be taken."""
@@ -83,16 +83,14 @@ class Tracker:
         return arrived
 
     @property
-    def run_url(self) -> str:
-        """The run's page, or what names it; the tracking URI until there is one."""
-        if self._sync.experiment_id is None or self._sync.run_id is None:
-            return self.tracking_uri
-        return uris.run_url(self._uri, self._sync.experiment_id, self._sync.run_id)
+    def ways(self) -> tuple[str, ...]:
+        """How a person gets to what MLflow shows of the folder: what to type, if anything, and the page's address."""
+        return uris.ways_to(self._uri, self._sync.page)
 
     @property
-    def ui_command(self) -> str:
-        """What to type, or to open, to see all runs."""
-        return uris.ui_command(self._uri)
+    def run_ways(self) -> tuple[str, ...]:
+        """The same for the page of the folder's own run, which opens with its description."""
+        return uris.ways_to(self._uri, self._sync.run_page)
 
     @property
     def _closing(self) -> bool:

@@ -6,7 +6,7 @@ import re
 import shlex
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from trial_lib.experiment.errors import InputError
 
@@ -14,6 +14,9 @@ _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 # The same by the name of its driver. Of the other MLflow makes the parent folder as it is spelled, quoted or not.
 _SQLITE_DRIVER = "sqlite+pysqlite:///"
+_LOCAL_UI = "http://127.0.0.1:5000"  # `mlflow ui` answers there if no option says otherwise
+# Without it MLflow opens its pages for traces of language models, until a person has once chosen the others.
+_MODEL_TRAINING = "workflowType=machine_learning"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # those that MLflow writes to itself
 
 
@@ -106,15 +109,30 @@ def is_server(tracking_uri: str) -> bool:
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
-def run_url(tracking_uri: str, experiment_id: str, run_id: str) -> str:
-    """Returns the page of a run on a server; of a store that has none, its URI and the run's id."""
-    shown = without_password(tracking_uri)
-    if is_server(tracking_uri):
-        return f"{shown.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
-    return f"run {run_id} in {shown}"
+def run_page(experiment_id: str, run_id: str) -> str:
+    """Returns the path of a run's page on an MLflow server."""
+    return f"/#/experiments/{experiment_id}/runs/{run_id}?{_MODEL_TRAINING}"
 
 
-def ui_command(tracking_uri: str) -> str:
-    """Returns what to type, or to open, to see all runs."""
-    shown = without_password(tracking_uri)
-    return f"mlflow ui --backend-store-uri {shlex.quote(shown)}" if is_database(tracking_uri) else shown
+def trials_page(experiment_id: str, view_key: str) -> str:
+    """Returns the path of the page that shows a study's trials as a table, best first, with what they measured.
+
+    Args:
+        experiment_id: MLflow's.
+        view_key: of the study's view (see `trials_view`).
+    """
+    view = urlencode({"compareRunsMode": "TABLE", "viewStateShareKey": view_key})
+    return f"/#/experiments/{experiment_id}/runs?{_MODEL_TRAINING}&{view}"
+
+
+def ways_to(tracking_uri: str, page: str | None) -> tuple[str, ...]:
+    """Returns how a person gets to a page of MLflow's: what to type, where that is necessary, and the page's address.
+
+    Args:
+        tracking_uri: MLflow's store or server.
+        page: its path; None for the first page.
+    """
+    shown, path = without_password(tracking_uri), page or ""
+    if is_database(tracking_uri):
+        return f"mlflow ui --backend-store-uri {shlex.quote(shown)}", f"{_LOCAL_UI}{path}"
+    return (f"{shown.rstrip('/')}{path}" if is_server(tracking_uri) else shown,)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flows.terminal import print_document, say
+from flows.terminal import print_document, say, say_ways
 from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret
 
 SECRET = "hunter-two-22"
@@ -25,6 +25,16 @@ def test_people_and_programs_are_told_no_secret(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr()
     assert told.err == "it said <redacted>\n"
     assert json.loads(told.out) == {"reason": "it said <redacted>", "ds_config": {"api_key": "<redacted>"}}
+
+
+def test_what_has_to_be_typed_before_a_page_opens_stands_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    say_ways("All trials:", ("http://host:5000/#/a",))
+    say_ways("All trials:", ("mlflow ui", "http://127.0.0.1:5000/#/a"))
+    assert capsys.readouterr().err.splitlines() == [
+        "All trials:    http://host:5000/#/a",
+        "All trials:    mlflow ui",
+        "  then open:   http://127.0.0.1:5000/#/a",
+    ]
 
 
 SAYS = """

@@ -12,6 +12,7 @@ from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperi
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync, NoStudyRunError
 from trial_lib.tracking.sync import sync_study
+from trial_lib.tracking.tracking_uri import run_page
 
 RECORD = FullExperimentRecord(
     experiment_id="hello-1",
@@ -64,7 +65,8 @@ def test_a_run_that_runs_has_its_configuration_and_its_metrics_so_far(paths: Ful
     sync = FullExperimentSync(paths, store)
     sync.run()
     (run,) = runs_of(store)
-    assert (run.info.run_id, run.info.run_name, run.info.status) == (sync.run_id, "hello-1", "RUNNING")
+    assert (run.info.run_name, run.info.status) == ("hello-1", "RUNNING")
+    assert sync.page == sync.run_page == run_page(run.info.experiment_id, run.info.run_id)
     assert run.data.params == {
         "train_batch_size": "8",
         "zero_optimization.stage": "2",

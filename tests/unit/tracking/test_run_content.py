@@ -8,10 +8,10 @@ from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperi
 from trial_lib.experiment.result import Memory, ModelProfile, Neighbour, Outcome, TrialDevice, TrialResult
 from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.study.profile_report import report_profile
+from trial_lib.tracking.descriptions import flatten
 from trial_lib.tracking.run_content import (
     Point,
     RunContent,
-    flatten,
     full_experiment_content,
     study_content,
     trial_content,
@@ -81,6 +81,16 @@ def test_metrics_memory_and_phases_arrive_and_steps_have_numbers(tmp_path: Path)
     assert content.ended_at == 103.0
 
 
+def test_what_a_trial_measured_has_units_that_people_read(tmp_path: Path) -> None:
+    metrics = {"throughput": 12.5, "forward": 0.0123, "FLOPS_per_gpu": 6.13e10, "loss_first": 5.7}
+    paths = StudyPaths(tmp_path).trial(7)
+    trial(tmp_path, Candidate(micro_batch_size=1), metrics=metrics, memory=Memory(peak=[10, 434_110_464]))
+    content = trial_content(RECORD.model_copy(update={"metric": "forward"}), paths, "parent")
+    assert content.tags["mlflow.note.content"] == (
+        "forward 12.3 ms, throughput 12.5 samples/s, FLOPS_per_gpu 61.3 GFLOP/s, peak memory 414 MiB"
+    )
+
+
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [
@@ -104,6 +114,7 @@ def test_the_outcome_is_a_tag_and_a_status(outcome: Outcome, status: str, tmp_pa
         "reason": "why",
         "host": "",
         "config_hash": "abc",
+        "mlflow.note.content": "" if outcome is Outcome.COMPLETED else f"**{outcome.value.replace('_', ' ')}:** why",
         "version.torch": "2",
     }
 
@@ -141,7 +152,7 @@ def test_a_study_that_runs_says_so(tmp_path: Path) -> None:
     assert content.ended_at is None
     assert content.params["settings.divisor"] == "2"
     assert content.params["zero_stages"] == "[1, 2]"
-    assert content.tags["mlflow.note.content"].endswith("Status: running.")
+    assert content.tags["mlflow.note.content"].startswith("**Status: running.**\n\nThe `asha` search tuned")
 
 
 def test_what_of_the_profile_is_a_figure_arrives(tmp_path: Path) -> None:
@@ -163,18 +174,36 @@ def test_what_of_the_profile_is_a_figure_arrives(tmp_path: Path) -> None:
     assert not {"profile.uncounted", "profile.bytes_per_param"} & found.keys()
 
 
-@pytest.mark.parametrize(("gain", "said"), [(1.5, "1.50 times the submitted"), (None, "did not complete")])
-def test_the_description_holds_the_answer_the_gain_and_the_command(
-    gain: float | None, said: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("gain", "finding", "said"),
+    [
+        (1.5, "", "1.50x faster than your configuration, by one reading: it was not confirmed."),
+        (1.0, "", "No configuration was faster than yours."),
+        (None, "", "Your own configuration did not complete, so there is no gain to state."),
+        (1.5, "It is faster.", "It is faster."),
+    ],
+)
+def test_the_description_begins_with_the_answer_and_holds_what_it_measured_and_the_command(
+    gain: float | None, finding: str, said: str, tmp_path: Path
 ) -> None:
     paths = StudyPaths(tmp_path)
-    paths.best_ds_metrics.write_text(json.dumps({"metrics": {"throughput": 12.5}}))
+    measured = {"throughput": 12.5, "FLOPS_per_gpu": 6.13e10, "latency": 0.583, "step": 0.1}
+    paths.best_ds_metrics.write_text(json.dumps({"metrics": measured}))
     paths.best_command.write_text("deepspeed train.py\n")
-    ended = RECORD.model_copy(update={"status": StudyStatus.COMPLETED, "best_number": 3, "gain": gain, "ended_at": 9.0})
+    ended = RECORD.model_copy(
+        update={
+            "status": StudyStatus.COMPLETED,
+            "best_number": 3,
+            "gain": gain,
+            "finding": finding,
+            "ended_at": 9.0,
+        }
+    )
     content = study_content(ended, paths)
     description = content.tags["mlflow.note.content"]
-    assert "trial 0003, 12.5 samples/s" in description
-    assert said in description
+    assert description.startswith(
+        f"**{said}**\n\nTrial 0003: throughput 12.5 samples/s, FLOPS_per_gpu 61.3 GFLOP/s, latency 583.0 ms.\n\n"
+    )
     assert "deepspeed train.py" in description
     assert content.status == "FINISHED"
     assert paths.best_command in content.artifacts

@@ -20,6 +20,9 @@ class Runs:
         self.found: dict[str, object] = {}
         self.sent: list[str] = []
 
+    def tag_experiment(self, name: str, value: str) -> None:
+        pass
+
     def run_of(self, content: RunContent) -> str:
         return content.record_id
 

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 import sqlalchemy
@@ -11,9 +12,10 @@ from trial_lib.experiment.study import work_dir_of
 from trial_lib.tracking.tracking_uri import (
     artifact_location,
     default_tracking_uri,
-    run_url,
+    run_page,
     sqlite_file,
-    ui_command,
+    trials_page,
+    ways_to,
     without_password,
 )
 
@@ -55,20 +57,35 @@ def test_artifacts_of_a_team_s_database_stay_in_the_work_folder(uri: str) -> Non
 
 
 def test_a_run_on_a_server_has_a_page() -> None:
-    assert run_url("http://localhost:5000/", "1", "ab") == "http://localhost:5000/#/experiments/1/runs/ab"
+    [place] = ways_to("http://localhost:5000/", run_page("1", "ab"))
+    assert place == "http://localhost:5000/#/experiments/1/runs/ab?workflowType=machine_learning"
 
 
-def test_a_run_in_a_database_is_named() -> None:
-    assert run_url("sqlite:////w/mlflow.db", "1", "ab") == "run ab in sqlite:////w/mlflow.db"
+def test_the_page_of_the_trials_opens_as_a_table_in_the_view_of_their_study() -> None:
+    [place] = ways_to("http://localhost:5000", trials_page("1", "my model-1"))
+    path, _, query = place.partition("?")
+    assert path == "http://localhost:5000/#/experiments/1/runs"
+    assert parse_qs(query) == {
+        "workflowType": ["machine_learning"],
+        "compareRunsMode": ["TABLE"],
+        "viewStateShareKey": ["my model-1"],
+    }
 
 
-def test_the_command_quotes_a_folder_with_a_space() -> None:
-    assert ui_command("sqlite:////my work/mlflow.db") == "mlflow ui --backend-store-uri 'sqlite:////my work/mlflow.db'"
+@pytest.mark.parametrize(("page", "path"), [(run_page("1", "ab"), run_page("1", "ab")), (None, "")])
+def test_the_pages_of_a_database_are_those_of_the_server_that_is_started_first(page: str | None, path: str) -> None:
+    command, place = ways_to("sqlite:////my work/mlflow.db", page)
+    assert command == "mlflow ui --backend-store-uri 'sqlite:////my work/mlflow.db'"
+    assert place == f"http://127.0.0.1:5000{path}"
 
 
 @pytest.mark.parametrize("uri", ["http://host:5000", "databricks", "databricks://profile"])
 def test_a_server_has_its_own_pages(uri: str) -> None:
-    assert ui_command(uri) == uri
+    assert ways_to(uri, None) == (uri,)
+
+
+def test_a_page_that_has_no_known_address_is_named_by_its_server() -> None:
+    assert ways_to("databricks", run_page("1", "ab")) == ("databricks",)
 
 
 def test_a_password_is_not_shown() -> None:
@@ -78,8 +95,8 @@ def test_a_password_is_not_shown() -> None:
     for unescaped in ("se/cret", "se#cret", "se?cret", "1/2@3", "a@b/c"):
         assert without_password(f"postgresql://me:{unescaped}@host/db") == "postgresql://me:***@host/db"
     assert without_password("mysql://host/db?user=me&password=secret&x=1") == "mysql://host/db?user=me&password=***&x=1"
-    assert "secret" not in run_url("https://me:secret@host", "1", "ab")
-    assert "secret" not in ui_command("postgresql://me:secret@host/db")
+    for uri in ("https://me:secret@host", "postgresql://me:secret@host/db"):
+        assert "secret" not in " ".join(ways_to(uri, run_page("1", "ab")))
 
 
 def test_importing_the_tracker_does_not_import_mlflow() -> None:

@@ -1,0 +1,118 @@
+"""The Markdown that a run's page opens with: of a study, a trial and a full experiment. The answer stands first."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from trial_lib.experiment.environment import redact, redact_text
+from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
+from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.experiment.study import StudyPaths, StudyRecord
+from trial_lib.experiment.units import bytes_shown
+
+_SHOWN_OF_A_TRIAL = ("throughput", "FLOPS_per_gpu", "latency")
+
+
+def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, Any]) -> str:
+    """Returns the description of a study's run; `answer` is what `best_ds_metrics.json` holds, empty without one."""
+    metric = SEARCH_METRICS[record.metric]
+    tuned = (
+        f"The `{record.method}` search tuned the DeepSpeed configuration of **{record.name}** for `{metric.name}` "
+        f"({metric.unit}){_program(record, paths)}."
+    )
+    if record.best_number is None or not answer:
+        return f"**Status: {record.status.value}.** {redact_text(record.reason)}".rstrip() + f"\n\n{tuned}"
+    lines = [
+        f"**{_answer(record)}**",
+        f"Trial {record.best_number:04d}: {_measured(answer['metrics'], record.metric)}.",
+    ]
+    if record.regression:
+        lines.append(f"**Slower than before:** {record.regression}")
+    if record.finding:
+        lines.append(
+            "\n".join(f"- {redact_text(note)}" for note in (answer.get("confirmation") or {}).get("notes", ()))
+        )
+    lines.append(_changes(record, paths))
+    command = redact_text(paths.best_command.read_text().rstrip())
+    lines.append(f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
+    lines.append(tuned)
+    if paths.report.exists():
+        lines.append("Every figure and every trial: `report.html`, among the artifacts.")
+    return "\n\n".join(filter(None, lines))
+
+
+def _answer(record: StudyRecord) -> str:
+    if record.finding:
+        return record.finding
+    if record.gain is None:
+        return "Your own configuration did not complete, so there is no gain to state."
+    if record.gain <= 1:
+        return "No configuration was faster than yours."
+    return f"{record.gain:.2f}x faster than your configuration, by one reading: it was not confirmed."
+
+
+def trial_description(result: TrialResult, metric: str) -> str:
+    """Returns the description of a trial's run: what it measured, the study's metric first, or why it failed."""
+    if result.outcome is not Outcome.COMPLETED:
+        outcome = result.outcome.value.replace("_", " ")
+        return f"**{outcome}:** {redact_text(result.reason)}" if result.reason else f"**{outcome}**"
+    peak = f"peak memory {bytes_shown(max(result.memory.peak))}" if result.memory.peak else ""
+    return ", ".join(filter(None, [_measured(result.metrics, metric), peak]))
+
+
+def _measured(metrics: Mapping[str, float], first: str) -> str:
+    names = [name for name in dict.fromkeys((first, *_SHOWN_OF_A_TRIAL)) if name in metrics]
+    return ", ".join(f"{name} {SEARCH_METRICS[name].shown(metrics[name])}" for name in names)
+
+
+def training_description(record: FullExperimentRecord, paths: FullExperimentPaths) -> str:
+    """Returns the description of a full experiment's run."""
+    lines = [f"**Status: {record.status.value}.** {redact_text(record.reason)}".rstrip()]
+    if record.best_checkpoint is not None:
+        lines.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
+    lines.append(f"The full experiment of **{record.name}**: trained at full length.")
+    return "\n\n".join(lines)
+
+
+def _program(record: StudyRecord, paths: StudyPaths) -> str:
+    """Returns the trained program, as the experiment names it; empty if the experiment does not."""
+    entrypoint: Any = record.arguments.get("command") or None
+    if entrypoint is None and paths.shown_experiment.exists():
+        entrypoint = yaml.safe_load(paths.shown_experiment.read_text()).get("entrypoint")
+    words = entrypoint if isinstance(entrypoint, str) or entrypoint is None else shlex.join(map(str, entrypoint))
+    return f": `{redact_text(words)}` in `{record.model_dir}`" if words else ""
+
+
+def _changes(record: StudyRecord, paths: StudyPaths) -> str:
+    """Returns a table of the settings that the winner changes; empty if there are none."""
+    if not paths.best_ds_config.exists() or not record.ds_config:
+        return ""
+    own, best = flatten(redact(record.ds_config)), flatten(redact(json.loads(paths.best_ds_config.read_text())))
+    changed = [name for name in dict.fromkeys([*own, *best]) if name in best and own.get(name) != best[name]]
+    rows = [f"| {name} | {as_text(own[name]) if name in own else ''} | {as_text(best[name])} |" for name in changed]
+    return "\n".join(["| setting | yours | winner |", "|---|---|---|", *rows]) if rows else ""
+
+
+def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested sections as one level of dotted names.
+
+    Example:
+        >>> flatten({"zero_optimization": {"stage": 2}})
+        {'zero_optimization.stage': 2}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def as_text(value: Any) -> str:
+    """Returns a setting's value as MLflow gets it: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
