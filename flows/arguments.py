@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from flows.options import Decorator, option
-from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.search.settings import SearchSettings
 from trial_lib.study.arguments import BATCH_POLICY, StudyArguments

@@ -23,12 +23,12 @@ from flows.arguments import (
 from flows.command_group import Commands, Section, TypedCommand
 from flows.interrupts import interrupts
 from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
-from flows.service import ServerError
+from flows.servers.service import ServerError
 from flows.terminal import open_streams, say_error
-from trial_lib.experiment.errors import InputError
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.disk_room import DiskFullError
+from trial_lib.study.kept.disk_room import DiskFullError
+from trial_lib.wire.errors import InputError
 
 FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
 
@@ -90,7 +90,7 @@ def resume(study: Path, as_json: bool) -> None:
 
     STUDY is its folder in zerotune-studies. A study whose full experiment failed is resumed as well.
     """
-    from flows.command import resume_command
+    from flows.commands.tuning import resume_command
 
     _run(lambda: resume_command(study, as_json))
 
@@ -104,7 +104,7 @@ def show(study: str | None, as_json: bool) -> None:
     STUDY is a folder, a study's id, or the name of an experiment, whose newest study is shown. Without it the newest
     study in zerotune-studies is shown. The study may be running, completed or interrupted.
     """
-    from flows.show_command import show_command
+    from flows.commands.show import show_command
 
     _run(lambda: show_command(study, as_json))
 
@@ -118,7 +118,7 @@ def _estimate(**options: Any) -> None:
     """
 
     def command() -> int:
-        from flows.estimate_command import estimate_command
+        from flows.commands.estimate import estimate_command
 
         return estimate_command(**options)
 
@@ -135,8 +135,8 @@ def _train(resume: bool, as_json: bool, **options: Any) -> None:
     """
 
     def command() -> int:
-        from flows.train_command import train_command
-        from trial_lib.study.full_experiment import TrainingArguments
+        from flows.commands.train import train_command
+        from trial_lib.full_experiment.driver import TrainingArguments
 
         return train_command(TrainingArguments(**options), resume, as_json)
 
@@ -164,7 +164,7 @@ def up(prefect_port: int, mlflow_port: int) -> None:
     """
 
     def command() -> int:
-        from flows.up import up_command
+        from flows.servers.up import up_command
 
         return up_command(prefect_port, mlflow_port)
 
@@ -179,7 +179,7 @@ def down() -> None:
     """
 
     def command() -> int:
-        from flows.up import down_command
+        from flows.servers.up import down_command
 
         return down_command()
 
@@ -193,7 +193,7 @@ def doctor(as_json: bool) -> None:
 
     Each problem is listed with its remedy. The exit code is 1 if a check fails.
     """
-    from flows.doctor_command import doctor_command
+    from flows.commands.doctor import doctor_command
 
     _run(lambda: doctor_command(as_json))
 
@@ -205,7 +205,7 @@ def sync(folder: Path) -> None:
 
     FOLDER is a study, or a full experiment, that ran while MLflow did not answer.
     """
-    from flows.sync_command import sync_command
+    from flows.commands.sync import sync_command
 
     _run(lambda: sync_command(folder))
 
@@ -233,7 +233,7 @@ def _record(output: Path, micro_batch_sizes: tuple[int, ...], repeats: int, **op
     """
 
     def command() -> int:
-        from flows.record_command import record_command
+        from flows.commands.record import record_command
 
         arguments = _checked("record", "adaptive", {}, options)
         return record_command(arguments, sorted(set(micro_batch_sizes)), repeats, output)
@@ -250,7 +250,7 @@ def _tune(method: str, options: dict[str, Any]) -> None:
     settings = {name: value for name, value in own.items() if value is not None}
 
     def command() -> int:
-        from flows.command import tune_command
+        from flows.commands.tuning import tune_command
 
         return tune_command(_checked(method, method, settings, options), as_json)
 
@@ -272,8 +272,8 @@ def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: 
         options["metric"] = "throughput"
 
     def command() -> int:
-        from flows.command import tune_command
-        from trial_lib.study.typed_command import check_mappings
+        from flows.commands.tuning import tune_command
+        from trial_lib.study.opening.typed_command import check_mappings
 
         given = {**options, "command": typed, "model_dir": Path.cwd(), "arg_mappings": check_mappings(mappings)}
         return tune_command(_checked(name, chosen, {}, given), as_json)

@@ -1,7 +1,7 @@
 """The end of a study: it is written down, and drawn."""
 
-from trial_lib.experiment.study import StudyStatus
-from trial_lib.study.open_study import OpenStudy
+from trial_lib.records.study_folder import StudyStatus
+from trial_lib.study.opening.open_study import OpenStudy
 
 
 def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
@@ -21,7 +21,7 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
 def _report(study: OpenStudy) -> None:
     """Writes the report; if that fails, the study has not failed."""
     # Only a study that ends needs what draws it.
-    from trial_lib.study.write_report import write_report
+    from trial_lib.report.write_report import write_report
 
     try:
         write_report(study.paths)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flows.interrupts import Aside, interrupts
-from flows.prefect_server import PrefectServer, require_configured_server
+from flows.servers.prefect_server import PrefectServer, require_configured_server
 
 if TYPE_CHECKING:
     from prefect import Flow

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import say, shown
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome
-from trial_lib.experiment.study import StudyPaths
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.leaderboard import Row, ranked, row_of
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.history import Asked, AskedSweep, HistoryReader, Told, Withdrawn
+from trial_lib.study.kept.history import Asked, AskedSweep, HistoryReader, Told, Withdrawn
 from trial_lib.study.study_metric import metric_with
 
 _REFRESH_S = 0.5

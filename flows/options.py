@@ -11,7 +11,7 @@ import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trial_lib.experiment.named import NameOf
+from trial_lib.records.named import NameOf
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 _ArgumentsT = TypeVar("_ArgumentsT", bound=BaseModel)
 _Function = Callable[..., Any]

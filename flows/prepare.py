@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 from flows.interrupts import interrupts
-from flows.prefect_server import is_configured, migrate_own_database
-from trial_lib.launch import bootstrap
+from flows.servers.prefect_server import is_configured, migrate_own_database
 from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.processes import bootstrap
 
 OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
 
@@ -17,7 +17,7 @@ def prepare() -> int:
         print("migrating Prefect's database", file=sys.stderr, flush=True)
         migrate_own_database()
     subprocess.run(
-        bootstrap.command(sys.executable, "trial_lib.launch.jit_builds", *OPS),
+        bootstrap.command(sys.executable, "trial_lib.launch.processes.jit_builds", *OPS),
         env=rank_environment(),
         check=True,
     )

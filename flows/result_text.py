@@ -6,18 +6,18 @@ from typing import Any
 
 from flows.interrupts import interrupts
 from flows.terminal import say, say_ways
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.environment import redact
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome
-from trial_lib.experiment.study import StudyStatus
+from trial_lib.full_experiment.open import read_full_experiment
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import Outcome
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.study_folder import StudyStatus
 from trial_lib.report.leaderboard import Row, leaderboard
+from trial_lib.report.log_ends import first_failed
 from trial_lib.search.methods import METHODS
-from trial_lib.study.confirming import NOTHING_COMPLETED, Answer, answer_of, since_last_study, untried
+from trial_lib.secrets.by_name import redact
+from trial_lib.study.confirm.of_study import NOTHING_COMPLETED, Answer, answer_of, since_last_study, untried
 from trial_lib.study.driver import SUBMITTED_NUMBER
-from trial_lib.study.log_ends import first_failed
-from trial_lib.study.open_full_experiment import read_full_experiment
-from trial_lib.study.open_study import OpenStudy
+from trial_lib.study.opening.open_study import OpenStudy
 
 _LAST_LINES = 15
 

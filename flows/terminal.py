@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from trial_lib.experiment.plain_text import plain
+from trial_lib.wire.plain_text import plain
 
 
 def shown(text: str) -> str:
     """Returns a text without secrets and control characters."""
     # `zerotune --help` has no time for this import.
-    from trial_lib.experiment.known_secrets import known_here
+    from trial_lib.secrets.by_value import known_here
 
     return known_here().hide(plain(text))
 
@@ -52,7 +52,7 @@ def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:
 
 def print_document(document: Any) -> None:
     """Prints one JSON document on standard output."""
-    from trial_lib.experiment.known_secrets import known_here
+    from trial_lib.secrets.by_value import known_here
 
     click.echo(json.dumps(known_here().hide_in(document), indent=2))
 

@@ -22,24 +22,24 @@ from tasks.report import report
 from tasks.submit import TrialFuture, submit
 from tasks.telling import impatient_if_away
 from tasks.without_secrets import keep_secrets_from_prefect
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.study import STUDIES, StudyPaths, StudyStatus
+from trial_lib.full_experiment.driver import LONGEST_END_S
+from trial_lib.full_experiment.open import full_experiment_of
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.study.accepted_config import require_accepted_config
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyStatus
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirming import answer_of, next_confirming_plan, no_answer
-from trial_lib.study.disk_room import DiskFullError, disk_full_told
+from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan, no_answer
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.earlier_studies import record_of
-from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
-from trial_lib.study.full_experiment import LONGEST_END_S
-from trial_lib.study.interrupted import ElsewhereError
-from trial_lib.study.known_winner import holds, next_known_plan
-from trial_lib.study.open_full_experiment import full_experiment_of
-from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+from trial_lib.study.earlier.earlier_studies import record_of
+from trial_lib.study.earlier.known_winner import holds, next_known_plan
+from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
+from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
+from trial_lib.study.opening.accepted_config import require_accepted_config
+from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.profile_report import profile_failure
 from trial_lib.study.runner import Ended, Work
+from trial_lib.study.unfinished import ElsewhereError
+from trial_lib.wire.errors import InputError
 
 Running = list[tuple[Work, TrialFuture]]
 """Running work, with its task runs."""

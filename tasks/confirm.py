@@ -5,10 +5,10 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.telling import told_if_possible
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.study.confirming import answer_of
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.study.confirm.finding import Confirmed
+from trial_lib.study.confirm.of_study import answer_of
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.finding import Confirmed
 
 
 @task(name="confirm", cache_policy=NO_CACHE, persist_result=False)

@@ -10,8 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from tasks.cancellation import hear_cancellation
 from tasks.mlflow_links import in_words, link_to_mlflow
 from tasks.telling import told_if_possible
-from trial_lib.launch.training import TrainingEnd
-from trial_lib.study.full_experiment import FullExperiment
+from trial_lib.full_experiment.driver import FullExperiment
+from trial_lib.launch.full_training import TrainingEnd
 
 _POLL_S = 0.5
 _PROGRESS_PERIOD_S = 5.0

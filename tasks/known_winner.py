@@ -7,9 +7,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from tasks.telling import told_if_possible
-from trial_lib.study.confirming import since_last_study
+from trial_lib.study.confirm.of_study import since_last_study
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.known_winner import starting_from
+from trial_lib.study.earlier.known_winner import starting_from
 
 REGRESSION = "zerotune.regression"
 """The Prefect event for a winner that is slower than the last known one. Automations are triggered by it."""

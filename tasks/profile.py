@@ -5,10 +5,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.telling import told_if_possible
-from trial_lib.experiment.files import write_whole
-from trial_lib.experiment.units import bytes_shown
+from trial_lib.records.units import bytes_shown
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.profile_report import model_notes, program_notes, report_profile
+from trial_lib.wire.whole_files import write_whole
 
 
 @task(name="profile", cache_policy=NO_CACHE, persist_result=False)

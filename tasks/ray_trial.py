@@ -18,11 +18,11 @@ from prefect_ray.context import remote_options
 from tasks.states import said, said_of_sizes
 from tasks.telling import told_if_possible
 from tasks.without_secrets import keep_secrets_from_prefect
-from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret, known_here
-from trial_lib.experiment.result import TrialResult
-from trial_lib.launch.ray_order import Delivery, Order
-from trial_lib.launch.ray_place import HostLostError, RayPlace
-from trial_lib.launch.ray_work import carry_out, is_loss, options_of
+from trial_lib.launch.ray.order import Delivery, Order
+from trial_lib.launch.ray.place import HostLostError, RayPlace
+from trial_lib.launch.ray.work import carry_out, is_loss, options_of
+from trial_lib.records.result import TrialResult
+from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
 

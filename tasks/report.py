@@ -8,9 +8,9 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.mlflow_links import in_words, link_to_mlflow
 from tasks.telling import told_if_possible
-from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.study.answer import winning_config
-from trial_lib.study.confirming import Answer
+from trial_lib.study.confirm.of_study import Answer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.tracking.tracker import Tracker
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from prefect.states import Completed, State
 
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
 
 
 def said(result: TrialResult, metric: str) -> State:

@@ -9,10 +9,10 @@ from prefect.states import State
 
 from tasks.states import said, said_of_sizes
 from tasks.telling import told_if_possible
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.history import Withdrawn
+from trial_lib.study.kept.history import Withdrawn
 from trial_lib.study.runner import Work
 
 

@@ -11,7 +11,7 @@ from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.events import Event
 from prefect.events.clients import EventsClient
 
-from trial_lib.experiment.known_secrets import KnownSecrets, known_here
+from trial_lib.secrets.by_value import KnownSecrets, known_here
 
 # Prefect's own values: ids, and words of its protocol.
 _PROTOCOL = frozenset({"id", "key", "type", "sort", "event", "occurred", "timestamp", "kind", "operator"})

@@ -16,10 +16,10 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.experiment.full_experiment import FullExperimentPaths
-from trial_lib.launch.training import TrainingEnd
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments
+from trial_lib.launch.full_training import TrainingEnd
+from trial_lib.records.full_experiment_folder import FullExperimentPaths
 
 PROGRAM = Path(__file__).parent / "programs" / "full_experiment"
 SCRIPT = "python3 train.py --deepspeed_config ds_config.json"

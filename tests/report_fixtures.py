@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.study import StudyPaths
+from trial_lib.records.study_folder import StudyPaths
 
 RECORDED = Path(__file__).parent / "recorded_study"
 STUDY_ID = "programs-20261122-043110-37dd"

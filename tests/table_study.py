@@ -20,16 +20,16 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.replay.space_of_table import nearest  # noqa: E402
 from benchmarks.replay.table import TableWorld  # noqa: E402
-from trial_lib.experiment.candidate import Candidate  # noqa: E402
-from trial_lib.experiment.result import Outcome, TrialResult  # noqa: E402
 from trial_lib.launch import sweep, trial  # noqa: E402
-from trial_lib.launch.launcher import Ending, LaunchRequest  # noqa: E402
-from trial_lib.measure.sweep import SizeMemory, will_fit  # noqa: E402
+from trial_lib.launch.rank_starter import Ending, LaunchRequest  # noqa: E402
+from trial_lib.measure.figures.will_fit import SizeMemory, will_fit  # noqa: E402
+from trial_lib.records.candidate import Candidate  # noqa: E402
+from trial_lib.records.result import Outcome, TrialResult  # noqa: E402
 from trial_lib.study import open_study  # noqa: E402
 from trial_lib.study.arguments import StudyArguments  # noqa: E402
-from trial_lib.study.confirming import next_confirming_plan  # noqa: E402
+from trial_lib.study.confirm.of_study import next_confirming_plan  # noqa: E402
 from trial_lib.study.driver import StudyDriver  # noqa: E402
-from trial_lib.study.open_study import OpenStudy, new_study, resume_study  # noqa: E402
+from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study  # noqa: E402
 from trial_lib.study.runner import Work  # noqa: E402
 
 REPLAY = ROOT / "benchmarks" / "replay"

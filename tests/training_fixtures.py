@@ -13,11 +13,11 @@ from typing import Any
 from device_fixtures import need
 
 from trial_lib.device.host.this_host import this_host
-from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.launcher import Ending, Launcher, LaunchRequest
-from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program, rank_requests
+from trial_lib.launch.rank_starter import Ending, Launcher, LaunchRequest
+from trial_lib.slots.ports import reserved_port
+from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TRIAL_CLASSES = Path(__file__).parent / "programs" / "trial_classes"

@@ -16,7 +16,7 @@ import psutil
 from server_fixtures import free_port
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive
 
-from flows.local_servers import HEARTBEAT_S
+from flows.servers.local_servers import HEARTBEAT_S
 
 POOL = "tests"
 TUNE = "flows.tune.tune"
@@ -171,7 +171,7 @@ def process_worker(folder: Path, home: Path, api_url: str, name: str = "tests") 
 @contextlib.contextmanager
 def whole_server(folder: Path) -> Iterator[str]:
     """Yields the API of a Prefect server with all its services, as `zerotune up` starts it."""
-    from flows.local_servers import prefect_service
+    from flows.servers.local_servers import prefect_service
 
     port = free_port()
     service = prefect_service(port, folder)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trial_lib import core as core
     from trial_lib import dsat as dsat
-    from trial_lib.experiment.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
-    from trial_lib.experiment.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
+    from trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
+    from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
     from trial_lib.integrations.cluster_info import LOG_FORMAT as LOG_FORMAT
     from trial_lib.integrations.cluster_info import get_cluster_info as get_cluster_info
     from trial_lib.training.callbacks import PyTorchCallback as PyTorchCallback
     from trial_lib.training.context import DeepSpeedTrialContext as DeepSpeedTrialContext
-    from trial_lib.training.data_loader import DataLoader as DataLoader
-    from trial_lib.training.data_loader import TorchData as TorchData
+    from trial_lib.training.data.data_loader import DataLoader as DataLoader
+    from trial_lib.training.data.data_loader import TorchData as TorchData
     from trial_lib.training.deepspeed_trial import DeepSpeedTrial as DeepSpeedTrial
     from trial_lib.training.hparams import AttrDict as AttrDict
     from trial_lib.training.model_parallel import ModelParallelUnit as ModelParallelUnit
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttrDict": "trial_lib.training.hparams",
     "Batch": "trial_lib.training.trainer",
-    "DataLoader": "trial_lib.training.data_loader",
+    "DataLoader": "trial_lib.training.data.data_loader",
     "DeepSpeedTrial": "trial_lib.training.deepspeed_trial",
     "DeepSpeedTrialContext": "trial_lib.training.context",
     "Epoch": "trial_lib.training.trainer",
@@ -40,12 +40,12 @@ _HOMES = {
     "ModelParallelUnit": "trial_lib.training.model_parallel",
     "PyTorchCallback": "trial_lib.training.callbacks",
     "Record": "trial_lib.training.trainer",
-    "TorchData": "trial_lib.training.data_loader",
+    "TorchData": "trial_lib.training.data.data_loader",
     "Trainer": "trial_lib.training.trainer",
     "get_cluster_info": "trial_lib.integrations.cluster_info",
-    "get_ds_config_from_hparams": "trial_lib.experiment.overrides",
+    "get_ds_config_from_hparams": "trial_lib.deepspeed_config.overrides",
     "init": "trial_lib.training.trainer",
-    "overwrite_deepspeed_config": "trial_lib.experiment.overrides",
+    "overwrite_deepspeed_config": "trial_lib.deepspeed_config.overrides",
 }
 
 _MODULES = ("core", "dsat")

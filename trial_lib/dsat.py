@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trial_lib.experiment.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
-from trial_lib.experiment.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
 from trial_lib.integrations.huggingface_arguments import get_hf_args_with_overwrites as get_hf_args_with_overwrites
 
 

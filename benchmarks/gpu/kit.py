@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import Report
+from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.candidate import Candidate, Purpose, Sweep
-from trial_lib.experiment.overrides import config_hash
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.study import TrialPaths
-from trial_lib.experiment.training_spec import TrainingSpec
-from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import ColdLauncher, rank_environment
-from trial_lib.launch.launcher import Launcher
-from trial_lib.launch.lock_dir import host_lock_dir
-from trial_lib.launch.ports import reserved_port
 from trial_lib.launch.program import Program
-from trial_lib.launch.slots import held_slots
+from trial_lib.launch.rank_starter import Launcher
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.launch.warm import WarmLauncher
+from trial_lib.records.candidate import Candidate, Purpose, Sweep
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.slots.lock_dir import host_lock_dir
+from trial_lib.slots.ports import reserved_port
+from trial_lib.slots.slots import held_slots
+from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.training_spec import TrainingSpec
 
 MODELS = Path(__file__).with_name("models")
 GIB = 2**30

@@ -109,8 +109,8 @@ def be_stage(stage: str, device: str, out: Path) -> int:
     """Runs a stage in this process."""
     from benchmarks.gpu.kit import Kit
     from trial_lib.device.host.this_host import this_host
-    from trial_lib.launch.lock_dir import host_lock_dir
-    from trial_lib.launch.own_folder import own_folder
+    from trial_lib.slots.lock_dir import host_lock_dir
+    from trial_lib.slots.own_folder import own_folder
 
     report = reports.Report(out / f"{stage}.json", stage, device)
     host = this_host()

@@ -11,11 +11,11 @@ from statistics import mean, median
 from rich.console import Console
 from rich.table import Table
 
-from trial_lib.estimate.memory_model import MemoryModel
-from trial_lib.estimate.zero_settings import arm_label
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.table import RecordedTable, TableRow, read_table
+from trial_lib.memory.memory_model import MemoryModel
+from trial_lib.memory.zero_settings import arm_label
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.table import RecordedTable, TableRow, read_table
 
 TABLES = Path(__file__).parents[1] / "replay" / "tables"
 RESULTS = Path(__file__).parents[1] / "results" / "memory_model.json"

@@ -8,8 +8,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trial_lib.launch import channel
-from trial_lib.launch.launcher import Launched, LaunchRequest
+from trial_lib.launch.processes import channel
+from trial_lib.launch.rank_starter import Launched, LaunchRequest
 
 MIB = 2**20
 PROFILE = {

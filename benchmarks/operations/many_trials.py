@@ -1,6 +1,6 @@
 """What a study of thousands of trials costs beside its trials: seconds a trial, the driver's memory, the live table.
 
-The command, its flow, its Prefect server and MLflow's store are the real ones; a trial's training takes no time.
+The tuning, its flow, its Prefect server and MLflow's store are the real ones; a trial's training takes no time.
 """
 
 import argparse
@@ -67,9 +67,10 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     os.chdir(folder)
     os.environ["FORCE_COLOR"] = "1"  # the table, as in a terminal
     from benchmarks.operations.instant_launcher import InstantLauncher, stand_in
-    from flows import command, live
-    from trial_lib.study import places
+    from flows import live
+    from flows.commands import tuning
     from trial_lib.study.arguments import StudyArguments
+    from trial_lib.study.opening import choose_place
     from trial_lib.tracking import sync
 
     refreshes: list[tuple[int, float]] = []  # trials so far, seconds that a refresh of the table took
@@ -88,7 +89,7 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
         return wrap
 
     launched = InstantLauncher.launched
-    stand_in(places, "WarmLauncher", lambda _: InstantLauncher)
+    stand_in(choose_place, "WarmLauncher", lambda _: InstantLauncher)
     for step in ("_read", "_picture"):
         stand_in(live.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
     stand_in(sync.StudySync, "_send", timed(sends.append))
@@ -104,7 +105,7 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     )
     began = time.monotonic()
     with Samples(lambda: len(launched)) as samples, contextlib.redirect_stdout(io.StringIO()) as told:
-        code = command.tune_command(arguments, as_json=True)
+        code = tuning.tune_command(arguments, as_json=True)
     ended = time.monotonic()
     assert code == 0, told.getvalue()
     return figures(launched, samples, refreshes, shown, sends, ended - began, ended)
@@ -167,7 +168,7 @@ def home() -> Iterator[Path]:
         os.environ["XDG_DATA_HOME"] = f"{folder}/home"
         for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
             os.environ.pop(name, None)
-        migrate = "from flows.prefect_server import migrate_own_database; migrate_own_database()"
+        migrate = "from flows.servers.prefect_server import migrate_own_database; migrate_own_database()"
         subprocess.run([sys.executable, "-c", migrate], check=True)
         yield Path(folder)
 

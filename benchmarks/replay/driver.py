@@ -9,10 +9,10 @@ from itertools import count
 
 from benchmarks.replay.stopping import stopped_after
 from benchmarks.replay.world import START_UP, World
-from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.table import key_of
-from trial_lib.measure.sweep import SizeMemory, will_fit
+from trial_lib.measure.figures.will_fit import SizeMemory, will_fit
+from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.table import key_of
 from trial_lib.search.base import Search
 
 

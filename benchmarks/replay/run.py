@@ -24,7 +24,7 @@ from benchmarks.replay.regret import Course
 from benchmarks.replay.stopping import replay_stopping
 from benchmarks.replay.table import TableWorld
 from benchmarks.replay.world import World
-from trial_lib.experiment.table import read_table
+from trial_lib.records.table import read_table
 
 TABLES = Path(__file__).parent / "tables"
 RESULTS = Path(__file__).parents[1] / "results" / "replay.json"

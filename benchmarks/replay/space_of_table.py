@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trial_lib.experiment.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
+from trial_lib.space.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
 
 _ZERO = "zero_optimization"
 _COARSE = ("stage", "offload_optimizer", "offload_param")
 
-# The best guess, which stands first, as in `trial_lib/experiment/catalogue.py`: DeepSpeed's defaults
+# The best guess, which stands first, as in `trial_lib/space/catalogue.py`: DeepSpeed's defaults
 # (deepspeed/runtime/zero/config.py, `DeepSpeedZeroConfig`; `overlap_comm` is None there, which its validator makes True
 # at stage 3 and False below), and on a CPU, where all tables come from, gradients that are not copied.
 _FIRST: Mapping[str, float] = {

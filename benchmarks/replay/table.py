@@ -20,12 +20,12 @@ from typing import Any
 from benchmarks.replay.denoise import Cell, expected_logs
 from benchmarks.replay.space_of_table import nearest, space_of
 from benchmarks.replay.world import START_UP, World
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.knobs import SearchSpace
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.experiment.result import Memory, Outcome, TrialResult
-from trial_lib.experiment.table import RecordedTable, TableRow, read_table
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Memory, Outcome, TrialResult
+from trial_lib.records.table import RecordedTable, TableRow, read_table
 from trial_lib.search.base import SearchProblem
+from trial_lib.space.knobs import SearchSpace
 
 
 class TableWorld(World):

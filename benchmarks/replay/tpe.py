@@ -2,8 +2,8 @@
 
 import optuna
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.settings import SearchSettings
 

@@ -21,10 +21,10 @@ sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parents[1])]
 from report_fixtures import recorded_study  # noqa: E402
 
 from flows.live import LiveView  # noqa: E402
-from trial_lib.experiment.study import StudyPaths, StudyRecord  # noqa: E402
+from trial_lib.records.study_folder import StudyPaths, StudyRecord  # noqa: E402
+from trial_lib.report.read_study import read_study  # noqa: E402
+from trial_lib.report.write_report import write_report  # noqa: E402
 from trial_lib.study.arguments import StudyArguments  # noqa: E402
-from trial_lib.study.read_study import read_study  # noqa: E402
-from trial_lib.study.write_report import write_report  # noqa: E402
 
 LINES = 28  # of the history: a trial runs
 WIDTH, HEIGHT = 1100, 1680

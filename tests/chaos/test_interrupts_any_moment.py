@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from study_fixtures import BIN, Zerotune
 
-from trial_lib.experiment.result import Outcome
-from trial_lib.study.host_checks import abandoned_buffers
+from trial_lib.doctor.host import abandoned_buffers
+from trial_lib.records.result import Outcome
 
 MARK = "ZEROTUNE_TEST_OF"
 STUDY = ("random", "-mt", "3", "-z", "1", "-mct", "1", "-m", "throughput")

@@ -8,9 +8,9 @@ import pytest
 from study_fixtures import Study, Zerotune
 from worker_fixtures import alive, pids_of
 
-from flows.prefect_server import PrefectServer
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import Outcome
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import Outcome
 
 KILLS = 5
 LONGEST_LIFE_S = 8.0

@@ -17,8 +17,8 @@ from mlflow.tracking import MlflowClient
 from study_fixtures import Running, Study, Zerotune, is_alive, query, words_of
 from worker_fixtures import alive, is_training, pids_of, wait_until, with_sessions_of_its_own
 
-from flows.prefect_server import PrefectServer
-from trial_lib.experiment.result import Outcome
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.records.result import Outcome
 from trial_lib.study.driver import PROFILE_NUMBER, SUBMITTED_NUMBER
 from trial_lib.tracking.sync import sync_study
 

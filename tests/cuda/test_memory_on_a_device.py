@@ -10,7 +10,7 @@ import pytest
 from device_fixtures import host_of_tests
 
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.window import StepWindow
+from trial_lib.wire.step_window import StepWindow
 
 pytestmark = pytest.mark.devices(1, "cuda")
 

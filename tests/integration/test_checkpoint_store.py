@@ -11,10 +11,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trial_lib.training import checkpoints, random_states, universal
-from trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.saved import checkpoints, random_states, universal
+from trial_lib.training.saved.checkpoints import CheckpointStore, load_rank_state, save_rank_state
 
 RANKS = 3
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from study_fixtures import Zerotune
 
-from trial_lib.experiment.result import Outcome
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.warm import WarmLauncher
+from trial_lib.records.result import Outcome
 
 SOUND: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,

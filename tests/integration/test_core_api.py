@@ -14,15 +14,15 @@ from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 from training_fixtures import Training, Trainings
 
-from flows.prefect_server import PrefectServer
-from trial_lib.experiment.full_experiment import FullExperimentPaths
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.stop_request import StopRequest
-from trial_lib.experiment.study import StudyStatus
-from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
-from trial_lib.experiment.window import StepWindow
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
-from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments
+from trial_lib.full_experiment.open import go_on_with_newest, new_full_experiment
+from trial_lib.records.full_experiment_folder import FullExperimentPaths
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.study_folder import StudyStatus
+from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.stop_request import StopRequest
+from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 ANY = PROGRAMS / "any"

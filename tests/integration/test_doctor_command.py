@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from tls_fixtures import serve_by_https
 
-from flows.prefect_check import check_prefect
+from flows.servers.prefect_check import check_prefect
 from trial_lib.device.host.this_host import this_host
-from trial_lib.experiment.check import Verdict
-from trial_lib.experiment.errors import InputError
-from trial_lib.launch import build_checks, tried_devices
-from trial_lib.tracking.tracking_check import check_mlflow
+from trial_lib.doctor import builds
+from trial_lib.doctor.check import Verdict
+from trial_lib.doctor.mlflow import check_mlflow
+from trial_lib.launch.processes import tried_devices
+from trial_lib.wire.errors import InputError
 
 BIN = Path(sys.executable).parent
 IN_SECONDS = 30.0  # some five on an idle machine
@@ -87,13 +88,13 @@ def test_everything_that_is_broken_is_told_with_how_to_mend_it(tmp_path: Path) -
 def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pynvml.py").write_text("import time\n\ndef nvmlInit():\n    time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(build_checks, "_REPORT_S", 3.0)
+    monkeypatch.setattr(builds, "_REPORT_S", 3.0)
     with pytest.raises(InputError, match="the NVIDIA driver: it has not said within 3 s which GPUs there are"):
-        build_checks.devices()
+        builds.devices()
 
 
 def test_the_devices_are_those_of_this_process() -> None:
-    found = build_checks.devices()
+    found = builds.devices()
     assert found.host == this_host()
     assert (found.driver is not None) or found.host.device == "cpu"
 

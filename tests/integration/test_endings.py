@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from trial_lib.experiment.window import StepWindow
+from trial_lib.wire.step_window import StepWindow
 
 # Never enough by itself: a program ends first.
 UNTIL_THE_END = StepWindow(3, 5, max_steps=1000, max_seconds=60, relative_error=0.0)

@@ -11,13 +11,14 @@ import pytest
 from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 
-from flows.prefect_server import PrefectServer
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.study import StudyStatus
-from trial_lib.launch import training
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.full_experiment import driver
+from trial_lib.full_experiment.open import go_on_with_newest, new_full_experiment
+from trial_lib.launch import full_training
 from trial_lib.launch.cold import ColdLauncher
-from trial_lib.study import full_experiment, program
-from trial_lib.study.open_full_experiment import go_on_with_newest, new_full_experiment
+from trial_lib.records.study_folder import StudyStatus
+from trial_lib.study import build_program
+from trial_lib.wire.errors import InputError
 
 
 def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) -> None:
@@ -30,8 +31,8 @@ def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) 
 
 
 def test_the_same_crash_further_on_is_started_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
-    monkeypatch.setattr(training, "_FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(build_program, "TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(full_training, "_FIRST_PAUSE_S", 0.1)
     arguments = folder.write_class(batches=6, max_restarts=5, hparams={"fails_after": 2})
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
     assert folder.record["attempts"] == 3
@@ -41,7 +42,7 @@ def test_the_same_crash_further_on_is_started_again(folder: Folder, monkeypatch:
 def test_a_script_that_somebody_kills_again_and_again_is_started_again(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(full_training, "_FIRST_PAUSE_S", 0.1)
     arguments = folder.write_script("--steps", "30", "--step_seconds", "0.05", max_restarts=2)
     running = new_full_experiment(arguments, folder.root)
     killed: set[int] = set()
@@ -59,7 +60,7 @@ def test_a_script_that_somebody_kills_again_and_again_is_started_again(
 
 
 def test_the_pause_before_a_restart_ends_with_the_command(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr(full_training, "_FIRST_PAUSE_S", 30.0)
     running = new_full_experiment(folder.write_script("--crashes", "1", max_restarts=1), folder.root)
     running.begin()
     while "it starts again in 30 s" not in folder.paths.log.read_text():
@@ -82,7 +83,7 @@ def test_a_folder_stays_locked_until_the_training_s_processes_are_gone(
         may_end.wait(30)
 
     monkeypatch.setattr(ColdLauncher, "_build", held)
-    monkeypatch.setattr(full_experiment, "_CANCEL_S", 0.2)
+    monkeypatch.setattr(driver, "_CANCEL_S", 0.2)
     arguments = folder.write_script()
     running = new_full_experiment(arguments, folder.root)
     running.begin()
@@ -99,7 +100,7 @@ def test_a_folder_stays_locked_until_the_training_s_processes_are_gone(
 
 
 def test_what_holds_hyperparameters_is_for_the_user_alone(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(build_program, "TRIAL_CLASS_MODULE", "stand_in")
     arguments = folder.write_class(batches=2, hparams={"api_key": "a_secret"})
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
     for file in folder.paths.root.rglob("*"):

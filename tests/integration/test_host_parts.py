@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from conftest import Trials
 
-from trial_lib.experiment.window import StepWindow
-from trial_lib.launch.carried import unpack
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.launcher import Ending
 from trial_lib.launch.program import Part
-from trial_lib.launch.ray_host import HostSetup, RayHost
+from trial_lib.launch.rank_starter import Ending
+from trial_lib.launch.ray.host import HostSetup, RayHost
+from trial_lib.launch.ray.transfer import unpack
 from trial_lib.launch.trial import take_result
+from trial_lib.wire.step_window import StepWindow
 
 # Parts of this machine stand for hosts, each with a core of its own.
 pytestmark = pytest.mark.devices(2, "cpu")

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from trial_lib.experiment.arms import Request, without_effect
-from trial_lib.experiment.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
-from trial_lib.experiment.effects import Surroundings
-from trial_lib.experiment.knobs import STAGE, ZERO_STAGES, set_knob
-from trial_lib.experiment.overrides import overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.space.arms import Request, without_effect
+from trial_lib.space.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
+from trial_lib.space.effects import Surroundings
+from trial_lib.space.knobs import STAGE, ZERO_STAGES, set_knob
 
 pytestmark = pytest.mark.long
 

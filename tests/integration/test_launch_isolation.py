@@ -10,9 +10,9 @@ import textwrap
 
 import pytest
 
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.cold import rank_environment
+from trial_lib.records.candidate import Purpose
+from trial_lib.wire.step_window import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 
@@ -61,7 +61,7 @@ def test_a_rank_has_its_own_output_environment_and_cores(inspected):
     assert ranks[0]["environment"]["MASTER_PORT"] == ranks[1]["environment"]["MASTER_PORT"]
     # What records and orchestrates stays with the driver. (DeepSpeed itself imports pydantic.)
     for found in ranks:
-        assert not {"prefect", "trial_lib.launch.trial", "trial_lib.experiment.result"} & set(found["modules"])
+        assert not {"prefect", "trial_lib.launch.trial", "trial_lib.records.result"} & set(found["modules"])
 
 
 def test_a_rank_has_the_variables_that_deepspeeds_launcher_gives_it(trials, tmp_path):
@@ -88,7 +88,11 @@ def test_what_we_run_in_a_rank_imports_neither_pydantic_nor_prefect_nor_mlflow()
     # DeepSpeed imports pydantic, and mlflow where there is one: so this interpreter only imports ours.
     source = """
         import sys
-        from trial_lib.launch import fork_server, guard, jit_builds, leash, rank_process
+        from trial_lib.launch.processes import fork_server
+        from trial_lib.launch.processes import guard
+        from trial_lib.launch.processes import jit_builds
+        from trial_lib.launch.processes import leash
+        from trial_lib.launch.processes import rank_process
         from trial_lib.measure import probe, rank
         print([name for name in ("pydantic", "prefect", "mlflow", "deepspeed", "click") if name in sys.modules])
     """

@@ -13,10 +13,10 @@ import time
 import pytest
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.errors import InputError
-from trial_lib.launch import ports
-from trial_lib.launch.ports import reserved_port
-from trial_lib.launch.slots import held_slots
+from trial_lib.slots import ports
+from trial_lib.slots.ports import reserved_port
+from trial_lib.slots.slots import held_slots
+from trial_lib.wire.errors import InputError
 
 SPAWN = multiprocessing.get_context("spawn")
 SLOTS = ["0", "1", "2"]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from trial_lib.launch.cold import ColdLauncher, rank_environment
-from trial_lib.launch.launcher import LaunchRequest, RankRequest
+from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
 
 # DeepSpeed's part of an op: one takes its time, one lacks a compiler, one a library, and one there is not here.
 DEEPSPEED = """

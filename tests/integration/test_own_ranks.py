@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.experiment.result import Outcome
+from trial_lib.records.result import Outcome
 
 LAUNCHES = {
     "a launcher": (

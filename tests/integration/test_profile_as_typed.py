@@ -6,13 +6,13 @@ import json
 import pytest
 from conftest import CONFIG, Trials
 
-from trial_lib.experiment.batch import Batch
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.experiment.window import StepWindow
+from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.study.profiling import profile_candidate, run_profile
+from trial_lib.wire.step_window import StepWindow
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
 

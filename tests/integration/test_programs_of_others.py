@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from others_fixtures import Copied, Triple, Tuned, Typed, engine_of, expect_answered, stage_of
 
-from flows.prefect_server import PrefectServer
-from trial_lib.experiment.result import Outcome, TrialResult
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.records.result import Outcome, TrialResult
 
 # The micro-batch, the accumulation and the global batch of two ranks, as each program's user has typed them.
 TYPED: dict[str, Triple] = {

@@ -9,8 +9,8 @@ import pytest
 from ray_fixtures import LocalCluster, local_cluster
 from study_fixtures import Zerotune, query, words_of
 
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.launch.lock_dir import host_lock_dir
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.slots.lock_dir import host_lock_dir
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
 

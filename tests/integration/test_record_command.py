@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune
 
-from trial_lib.experiment.result import Outcome
-from trial_lib.experiment.table import read_table
+from trial_lib.records.result import Outcome
+from trial_lib.records.table import read_table
 
 SPACE = """
 search_space:

@@ -7,8 +7,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 from report_fixtures import CRASH, only_history, recorded_study, study_with_failures
 
-from trial_lib.experiment.study import StudyPaths
-from trial_lib.study.write_report import write_report
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.report.write_report import write_report
 
 DESK, PHONE = (1280, 800), (390, 844)
 ANSWER = "z0, micro-batch 64, accumulation 2: 2.53x [2.19, 2.92] your configuration."

@@ -15,13 +15,13 @@ import pytest
 from conftest import Trials
 from study_fixtures import Study, Zerotune
 
-from flows.prefect_server import PrefectServer
+from flows.servers.prefect_server import PrefectServer
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import ColdLauncher, rank_environment
-from trial_lib.launch.slots import held_slots
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.launch.warm import WarmLauncher
+from trial_lib.slots.slots import held_slots
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = Host("cpu", ["0", "1", "2"], 2**30)

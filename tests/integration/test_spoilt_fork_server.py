@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.launcher import LaunchRequest, RankRequest
+from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
 from trial_lib.launch.warm import WarmLauncher
 
 # As a library does that initialises a GPU: it opens the driver's file, takes memory, and leaves a thread.

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune, left_in
 
-from trial_lib.experiment.errors import InputError
 from trial_lib.launch.starter import NoLaunch, follow_starter
-from trial_lib.study.followed import Followed, followed
+from trial_lib.study.opening.followed import Followed, followed
+from trial_lib.wire.errors import InputError
 
 BIN = str(Path(sys.executable).parent)
 LAUNCHER = """

@@ -19,9 +19,9 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Memory, Outcome, TrialResult
-from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Memory, Outcome, TrialResult
+from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.tracking.sync import sync_study
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
@@ -30,7 +30,7 @@ from trial_lib.tracking.trials_view import trials_view
 SYNC = """
 import sys
 from pathlib import Path
-from trial_lib.experiment.study import StudyPaths
+from trial_lib.records.study_folder import StudyPaths
 from trial_lib.tracking.sync import sync_study
 print("ready", flush=True)
 sync_study(StudyPaths(Path(sys.argv[1])), sys.argv[2])

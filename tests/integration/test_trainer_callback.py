@@ -12,8 +12,8 @@ from device_fixtures import TRAINER_FLAGS
 from test_core_api import ANY, run_trial
 from training_fixtures import Training, Trainings
 
-from trial_lib.experiment.result import Outcome
-from trial_lib.experiment.stop_request import StopRequest
+from trial_lib.records.result import Outcome
+from trial_lib.wire.stop_request import StopRequest
 
 SCRIPT = "trainer_core_api.py"
 OVERWRITES = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}

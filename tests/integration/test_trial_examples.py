@@ -6,7 +6,7 @@ import pytest
 from training_fixtures import EXAMPLES, Trainings
 
 from trial_lib.experiment.hparams import merged_hparams
-from trial_lib.experiment.yaml_file import read_experiment
+from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.launch.warm import WarmLauncher
 
 

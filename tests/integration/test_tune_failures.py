@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from study_fixtures import Running, Zerotune, query
 
-from trial_lib.experiment.result import Outcome
+from trial_lib.records.result import Outcome
 
 # The command, but the first two times that the flow waits for the result of trial 2 it fails.
 FAILS_TWICE = """

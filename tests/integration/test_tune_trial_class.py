@@ -11,9 +11,9 @@ from full_experiment_fixtures import runs_of
 from study_fixtures import Zerotune
 from training_fixtures import TRIAL_CLASSES
 
-from flows.prefect_server import PrefectServer
-from trial_lib.experiment.full_experiment import FullExperimentPaths
-from trial_lib.experiment.result import Outcome
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.records.full_experiment_folder import FullExperimentPaths
+from trial_lib.records.result import Outcome
 
 EXPERIMENT = {
     "name": "tiny-class",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune
 
-from trial_lib.experiment.result import Outcome
+from trial_lib.records.result import Outcome
 
 # Of the program itself: what an argument has to survive.
 ARGUMENTS = ["two words", 'it\'s "quoted"', "", "$HOME *", "ünï", "-z", "1", "2", "line\nline"]

@@ -14,8 +14,8 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from study_fixtures import Running, Study, Zerotune, query
 
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import Outcome, TrialResult
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 
-from flows.local_servers import HEARTBEAT_S, POOL
+from flows.servers.local_servers import HEARTBEAT_S, POOL
 
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"

@@ -28,7 +28,7 @@ def test_no_two_modules_need_each_other() -> None:
     TopologicalSorter(needs).prepare()
 
 
-@pytest.mark.parametrize("module", ["flows.command_line", "flows.command"])
+@pytest.mark.parametrize("module", ["flows.command_line", "flows.commands.tuning"])
 def test_the_command_line_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     imported = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
@@ -52,12 +52,12 @@ def test_every_module_says_what_it_is() -> None:
 
 
 # They try devices, or keep an import from them, before there is a rank: in processes of their own.
-_TOUCH_A_DEVICE = ("trial_lib/launch/tried_devices.py", "trial_lib/launch/asked_device.py")
+_TOUCH_A_DEVICE = ("trial_lib/launch/processes/tried_devices.py", "trial_lib/launch/processes/asked_device.py")
 _ASKS_A_DEVICE = re.compile(r"torch\.cuda\b|\bdevice(\.type)? [!=]= [\"']")
 
 
 def test_what_differs_from_device_to_device_is_asked_in_one_place() -> None:
-    rooms = [ROOT / "trial_lib" / room for room in ("measure", "launch", "study")]
+    rooms = [ROOT / "trial_lib" / room for room in ("measure", "leave_alone", "flops", "launch", "study")]
     files = [file for room in rooms for file in room.rglob("*.py")]
     asking = {
         f"{file.relative_to(ROOT)}:{number}"

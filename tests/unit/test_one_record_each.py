@@ -7,12 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WITH_TOYS = """
-from trial_lib.experiment import metrics
+from trial_lib.records import search_metrics
 from trial_lib.search import methods
 from trial_lib.search.settings import RandomSettings
 
-tokens = metrics.Metric("tokens_per_second", "tokens/s")
-metrics.SEARCH_METRICS[tokens.name] = tokens
+tokens = search_metrics.Metric("tokens_per_second", "tokens/s")
+search_metrics.SEARCH_METRICS[tokens.name] = tokens
 toy = methods.Method("toy", "Draws as random does.", "toy_search:ToySearch", RandomSettings)
 methods.METHODS[toy.name] = toy
 """
@@ -38,8 +38,8 @@ simulate(search, world, 1, 1)
 assert search.best is not None
 """
 REPORT = """
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.report.leaderboard import leaderboard
 
 def ended(number, tokens):

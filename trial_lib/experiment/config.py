@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trial_lib.command.mapping_targets import MAPPING_TARGET
 from trial_lib.experiment.field_types import (
     BatchKey,
     EnvironmentVariables,
@@ -30,7 +31,6 @@ from trial_lib.experiment.field_types import (
     none_for_zero,
 )
 from trial_lib.experiment.hyperparameter_values import plain_deepspeed_value, plain_value
-from trial_lib.experiment.mapping_targets import MAPPING_TARGET
 from trial_lib.experiment.section import NotUsed, Section
 
 

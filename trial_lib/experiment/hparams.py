@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.config import Hyperparameters
-from trial_lib.experiment.overrides import (
+from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     CONFIG,
     DEEPSPEED_KEYS,
@@ -18,6 +17,7 @@ from trial_lib.experiment.overrides import (
     TRAIN_BATCH,
     inline_ds_config,
 )
+from trial_lib.experiment.config import Hyperparameters
 
 
 def merged_hparams(

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from trial_lib.experiment.config import ExperimentConfig
-from trial_lib.experiment.files import write_whole
+from trial_lib.wire.whole_files import write_whole
 
 SCHEMA_PATH = Path(__file__).with_name("experiment.schema.json")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.files import read_bounded
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import read_bounded
 
 
 @dataclass(frozen=True)

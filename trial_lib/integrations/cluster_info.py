@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from trial_lib.experiment.training_spec import TrainingSpec, training_spec_of_this_rank
 from trial_lib.training.hparams import AttrDict
+from trial_lib.wire.training_spec import TrainingSpec, training_spec_of_this_rank
 
 LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)s] %(name)s: %(message)s"
 """For `logging.basicConfig(format=...)`: the process tells the ranks apart."""

@@ -16,14 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trial_lib.experiment.stop_request import StopRequest
-from trial_lib.experiment.training_spec import TrainingSpec, training_spec_of_this_rank
 from trial_lib.integrations.core_checkpoints import CheckpointContext, KeptCheckpoints, LooseCheckpoints
 from trial_lib.integrations.core_progress import CoreProgress
-from trial_lib.training.checkpoints import CheckpointStore
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.errors import InvalidTrialError
 from trial_lib.training.records import Recorder
+from trial_lib.training.saved.checkpoints import CheckpointStore
+from trial_lib.wire.stop_request import StopRequest
+from trial_lib.wire.training_spec import TrainingSpec, training_spec_of_this_rank
 
 # The largest number of 32 bits: some code makes a tensor of a length.
 _LONGER_THAN_ANY_TRIAL = 2**31 - 1

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.integrations.core_progress import CoreProgress
-from trial_lib.training.checkpoints import CheckpointStore
 from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.saved.checkpoints import CheckpointStore
 
 METADATA = "metadata.json"
 """The file of a checkpoint that holds what was passed as its metadata."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.files import write_whole
-from trial_lib.training.checkpoints import CheckpointStore
 from trial_lib.training.records import Recorder
+from trial_lib.training.saved.checkpoints import CheckpointStore
+from trial_lib.wire.whole_files import write_whole
 
 
 class CoreProgress:

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.files import write_whole
-from trial_lib.experiment.overrides import (
+from trial_lib.deepspeed_config.overrides import (
     OVERWRITES,
     TRAINING_ARGUMENTS,
     DeepSpeedConfig,
     overwrite_deepspeed_config,
 )
-from trial_lib.experiment.training_spec import training_spec_of_this_rank
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.training_spec import training_spec_of_this_rank
+from trial_lib.wire.whole_files import write_whole
 
 _CONFIG_FLAG = "--deepspeed"
 _FLAGS = {key: f"--{name}" for key, name in TRAINING_ARGUMENTS.items()}

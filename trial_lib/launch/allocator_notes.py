@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trial_lib.experiment.result import Memory
+from trial_lib.records.result import Memory
 
 # Share of the device that lies idle in pieces before it is worth a word.
 _LARGE = 0.1

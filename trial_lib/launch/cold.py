@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch import bootstrap, channel
-from trial_lib.launch.config_check import Judgement
-from trial_lib.launch.jit_builds import clear_stale_locks
-from trial_lib.launch.launcher import Launched, LaunchRequest
 from trial_lib.launch.op_builds import OpBuilds
-from trial_lib.launch.torch_cache import remove_empty_torch_cache
+from trial_lib.launch.processes import bootstrap, channel
+from trial_lib.launch.processes.config_check import Judgement
+from trial_lib.launch.processes.jit_builds import clear_stale_locks
+from trial_lib.launch.processes.torch_cache import remove_empty_torch_cache
+from trial_lib.launch.rank_starter import Launched, LaunchRequest
 
 
 class ColdLauncher:
@@ -44,14 +44,14 @@ class ColdLauncher:
         self._builders = builders
         self._ahead = ahead
         self._environment = environment
-        here = {"this host": bootstrap.command(sys.executable, "trial_lib.launch.build_guard")}
+        here = {"this host": bootstrap.command(sys.executable, "trial_lib.launch.processes.build_guard")}
         self._builds = OpBuilds({**here, **(hosts or {})}, interpreter, environment, note)
         self._judge: subprocess.Popen[str] | None = None
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Starts a guard, which starts the ranks."""
         self._prepare(request)
-        guard = self._start_guard("trial_lib.launch.guard", request.to_json(), request)
+        guard = self._start_guard("trial_lib.launch.processes.guard", request.to_json(), request)
         return Launched(guard, len(request.ranks))
 
     def _prepare(self, request: LaunchRequest) -> None:
@@ -102,7 +102,7 @@ class ColdLauncher:
         with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
             try:
                 self._judge = subprocess.Popen(
-                    bootstrap.command(self._interpreter, "trial_lib.launch.config_check", str(write)),
+                    bootstrap.command(self._interpreter, "trial_lib.launch.processes.config_check", str(write)),
                     pass_fds=[write],
                     env=self._environment,
                     stdin=subprocess.PIPE,

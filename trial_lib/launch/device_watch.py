@@ -13,7 +13,7 @@ import psutil
 
 from trial_lib.device.host.base import DeviceState, Host, Tenant
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.result import Neighbour, TrialDevice
+from trial_lib.records.result import Neighbour, TrialDevice
 
 _PERIOD_S = 2.0
 _PATIENCE_S = 10.0

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Protocol
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.candidate import Sweep, Withdrawal
-from trial_lib.experiment.result import TrialResult
-from trial_lib.launch.launcher import Launcher
+from trial_lib.launch.rank_starter import Launcher
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
+from trial_lib.records.candidate import Sweep, Withdrawal
+from trial_lib.records.result import TrialResult
 
 Note = Callable[[str], None]
 """Is told what holds trials up, for people."""

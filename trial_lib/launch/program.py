@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.launch.launcher import RankRequest
+from trial_lib.launch.rank_starter import RankRequest
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.outcome import RankRecord
+from trial_lib.launch.classify import RankRecord
 
 _TAIL_BYTES = 20_000
 

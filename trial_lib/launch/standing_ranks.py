@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 2.0
-# As `trial_lib.measure.endings` names the end of a rank.
+# As `trial_lib.measure.ends.endings` names the end of a rank.
 _ENDED, _WORKS = "ended", "works"
 # To the next word of a trial, and how many times as long it is to the one after that.
 _AGAIN_S, _LONGER = 120.0, 2.0

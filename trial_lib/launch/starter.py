@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
-from trial_lib.experiment.launcher_process import launcher_in, python_target
-from trial_lib.experiment.starter_code import may_start_ranks, mentions, module_file
+from trial_lib.command.starter_code import may_start_ranks, mentions, module_file
 from trial_lib.launch import in_starter
 from trial_lib.launch.in_starter.sitecustomize import ARRIVED
-from trial_lib.launch.leash import Leashed
+from trial_lib.launch.processes.leash import Leashed
+from trial_lib.wire.launcher_process import launcher_in, python_target
 
 _POLL_S = 0.05
 _FIRST_WORD_S, _NEXT_WORD_S, _GIVEN_UP_S = 15.0, 30.0, 600.0

@@ -13,15 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.build_times import seconds as build_seconds
-from trial_lib.experiment.candidate import Sweep, Withdrawal
-from trial_lib.experiment.files import OWNERS_FOLDER
-from trial_lib.experiment.host_memory import kernel_kills
-from trial_lib.experiment.result import Outcome, TrialDevice, TrialResult
 from trial_lib.launch.device_watch import tell_devices, watched
-from trial_lib.launch.launcher import Ending, Launcher
-from trial_lib.launch.ports import reserved_port
-from trial_lib.launch.slots import held_slots
+from trial_lib.launch.rank_starter import Ending, Launcher
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial import (
     TrialPlan,
@@ -35,6 +28,13 @@ from trial_lib.launch.trial import (
     write_candidate,
 )
 from trial_lib.launch.trial_files import put_away
+from trial_lib.records.candidate import Sweep, Withdrawal
+from trial_lib.records.result import Outcome, TrialDevice, TrialResult
+from trial_lib.slots.ports import reserved_port
+from trial_lib.slots.slots import held_slots
+from trial_lib.wire.build_times import seconds as build_seconds
+from trial_lib.wire.free_host_memory import kernel_kills
+from trial_lib.wire.whole_files import OWNERS_FOLDER
 
 _ENTRY = "trial_lib.measure.rank:sweep"
 _POLL_S = 0.05

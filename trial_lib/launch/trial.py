@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.arrival import Arrival
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
-from trial_lib.experiment.host_memory import kernel_kills
-from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialDevice, TrialResult
-from trial_lib.experiment.shared_memory import OF_NCCL
-from trial_lib.experiment.study import TrialPaths
-from trial_lib.experiment.training_spec import TrainingSpec
-from trial_lib.experiment.window import StepWindow
 from trial_lib.launch.allocator_notes import allocator_note
+from trial_lib.launch.classify import classify, is_from_outside
 from trial_lib.launch.device_watch import tell_devices, watched
-from trial_lib.launch.launcher import Ending, Launcher, LauncherClosedError, LaunchRequest
-from trial_lib.launch.leavings import LEFT, REMOVED
-from trial_lib.launch.outcome import classify, is_from_outside
-from trial_lib.launch.ports import reserved_port
+from trial_lib.launch.processes.leavings import LEFT, REMOVED
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
-from trial_lib.launch.slots import held_slots
+from trial_lib.launch.rank_starter import Ending, Launcher, LauncherClosedError, LaunchRequest
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial_files import layer_for, put_away, remove
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialDevice, TrialResult
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.slots.ports import reserved_port
+from trial_lib.slots.slots import held_slots
+from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.free_host_memory import kernel_kills
+from trial_lib.wire.shared_segments import OF_NCCL
+from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.training_spec import TrainingSpec
+from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
 
 ENTRY = "trial_lib.measure.rank:run"
 """What each rank of a trial calls."""

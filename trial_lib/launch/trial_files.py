@@ -4,8 +4,8 @@ A trial changes nothing of the user's. Two ways lead there, and the trial's reco
 
 * *layered*: the ranks see the program's folder through a layer of their own (`layer_mount`), whatever they write with:
   SQLite, Arrow or another program that they start find there what any of them has written.
-* *intercepted*: Python's own functions are replaced in each rank (`trial_lib.measure.user_files`). It needs nothing of
-  the host, sees less, and is used besides for whatever lies outside the layer.
+* *intercepted*: Python's own functions are replaced in each rank (`trial_lib.leave_alone.user_files`). It needs nothing
+  of the host, sees less, and is used besides for whatever lies outside the layer.
 
 The layer is over the program's own folder, or the checkout that it is in, and not over more: what a program writes goes
 to the file system of the study's folder, and a data set that is prepared elsewhere may find no room there. So there
@@ -28,9 +28,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trial_lib.experiment.layer import Layer, caches, home_folder, read_layer, store_of
-from trial_lib.experiment.study import TrialPaths
-from trial_lib.launch import bootstrap
+from trial_lib.launch.processes import bootstrap
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.wire.layer import Layer, caches, home_folder, read_layer, store_of
 
 
 def layer_for(model_dir: Path, paths: TrialPaths, environment: Mapping[str, str]) -> Layer | None:
@@ -66,7 +66,7 @@ def _checkout(folder: Path) -> Path:
 def layer_refusal(folder: Path) -> str | None:
     """Returns why this host puts no layer over what is in a folder, in the kernel's words; None where it does."""
     with _emptied(Path(tempfile.mkdtemp(dir=folder))) as tried:
-        command = bootstrap.command(sys.executable, "trial_lib.launch.layer_mount", str(tried))
+        command = bootstrap.command(sys.executable, "trial_lib.launch.processes.layer_mount", str(tried))
         said = subprocess.run(command, capture_output=True, text=True, check=False)
     return said.stdout.strip() or said.stderr.strip() or None
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import psutil
 
-from trial_lib.experiment.files import open_own
-from trial_lib.launch import bootstrap, channel, rank_process
-from trial_lib.launch.blas_threads import NUMBER
 from trial_lib.launch.cold import ColdLauncher
-from trial_lib.launch.config_check import CHECK, CHECKED, Judgement
-from trial_lib.launch.launcher import Launched, LauncherClosedError, LaunchRequest
+from trial_lib.launch.processes import bootstrap, channel, rank_process
+from trial_lib.launch.processes.blas_threads import NUMBER
+from trial_lib.launch.processes.config_check import CHECK, CHECKED, Judgement
+from trial_lib.launch.rank_starter import Launched, LauncherClosedError, LaunchRequest
+from trial_lib.wire.whole_files import open_own
 
 _CLOSE_S = 10
 _LOOK_S = 2.0
@@ -77,7 +77,7 @@ class WarmLauncher:
         with theirs, open_own(Path(self._log), "ab") as log:
             self._server = subprocess.Popen(
                 bootstrap.command(
-                    self._interpreter, "trial_lib.launch.fork_server", str(theirs.fileno()), *self._builders
+                    self._interpreter, "trial_lib.launch.processes.fork_server", str(theirs.fileno()), *self._builders
                 ),
                 pass_fds=[theirs.fileno()],
                 env={**_FIT_TO_FORK, **self._environment, **_ONE_THREAD},

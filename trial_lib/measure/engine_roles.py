@@ -6,7 +6,7 @@ A frozen teacher, a reference or a reward model keeps the configuration that its
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 
 _BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
 

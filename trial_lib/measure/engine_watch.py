@@ -6,12 +6,19 @@ from typing import Any, Protocol
 import torch
 
 from trial_lib.device.rank.base import Device
-from trial_lib.experiment.arrival import Arrival
+from trial_lib.flops.direct_calls import DirectCalls
 from trial_lib.measure.backward_passes import BackwardPasses
-from trial_lib.measure.batch_shape import batch_sizes, elements_in, shapes_of, tensors_in, tokens_in, tokens_per_row
-from trial_lib.measure.direct_calls import DirectCalls
-from trial_lib.measure.model_counter import ModelCounter, StageCounter
-from trial_lib.measure.step_clock import PartTimer, StepClock
+from trial_lib.measure.batches.batch_shape import (
+    batch_sizes,
+    elements_in,
+    shapes_of,
+    tensors_in,
+    tokens_in,
+    tokens_per_row,
+)
+from trial_lib.measure.figures.model_counter import ModelCounter, StageCounter
+from trial_lib.measure.figures.step_clock import PartTimer, StepClock
+from trial_lib.wire.arrival import Arrival
 
 # Of what has arrived, by the dimension that has the rows.
 _ROWS = ("rows_in_first", "rows_in_second")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from trial_lib.measure.compiled_programs import can_run_eagerly
+from trial_lib.flops.compiled_programs import can_run_eagerly
 from trial_lib.measure.engine_watch import EngineWatch
 
 

@@ -12,28 +12,28 @@ from typing import Any
 
 import torch
 
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.device.rank import expected
 from trial_lib.device.rank.base import Device
 from trial_lib.device.rank.here import UnknownDeviceError, device_of
-from trial_lib.experiment.arrival import Arrival
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.experiment.window import StepWindow
-from trial_lib.measure.compiled_programs import NewCompilations
-from trial_lib.measure.counted_steps import CountedStep, CountedSteps, model_profile
-from trial_lib.measure.current_probe import CurrentProbe
+from trial_lib.flops.compiled_programs import NewCompilations
+from trial_lib.measure.batches.loader_batches import loader_batches
+from trial_lib.measure.batches.longest_batch import StretchedWarmUp
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
-from trial_lib.measure.interception import intercept
-from trial_lib.measure.loader_batches import loader_batches
-from trial_lib.measure.longest_batch import StretchedWarmUp
-from trial_lib.measure.over_ranks import most
+from trial_lib.measure.figures.counted_steps import CountedStep, CountedSteps, model_profile
+from trial_lib.measure.figures.enough_steps import is_enough, next_moment
+from trial_lib.measure.figures.over_ranks import most
+from trial_lib.measure.figures.rank_memory import RankMemory
+from trial_lib.measure.figures.step_losses import StepLosses
+from trial_lib.measure.figures.too_slow import is_hopeless, looks_after, too_slow_reason
+from trial_lib.measure.libraries.current_probe import CurrentProbe
+from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.rank_memory import RankMemory
-from trial_lib.measure.step_losses import StepLosses
 from trial_lib.measure.surveys import Surveys
-from trial_lib.measure.too_slow import is_hopeless, looks_after, too_slow_reason
-from trial_lib.measure.window import is_enough, next_moment
+from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.step_window import StepWindow
 
 current: "Probe | None" = None
 """The probe of this process; None where it is no rank of a trial."""
@@ -375,7 +375,7 @@ class Probe:
 
     @property
     def progress(self) -> dict[str, int]:
-        """How far this rank has come, as `trial_lib.measure.endings.RankEnd` has it."""
+        """How far this rank has come, as `trial_lib.measure.ends.endings.RankEnd` has it."""
         return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted.steps)}
 
     @property

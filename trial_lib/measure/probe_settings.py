@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from trial_lib.experiment.arrival import Arrival
-from trial_lib.experiment.window import StepWindow
-from trial_lib.measure.batch_source import BatchSource
+from trial_lib.measure.batches.batch_source import BatchSource
+from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.step_window import StepWindow
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trial_lib.experiment.arrival import Arrival
-from trial_lib.measure.program_options import options_read
+from trial_lib.measure.batches.program_options import options_read
+from trial_lib.wire.arrival import Arrival
 
 
 @dataclass
@@ -90,7 +90,7 @@ class ProgramFacts:
         In a run of the program as it was typed.
         """
         # Brings torch, which an engine has brought.
-        from trial_lib.measure import precision
+        from trial_lib.measure.figures import precision
 
         self.settled = precision.settled(engine)
         self.note_formats(precision.formats(engine))

@@ -19,20 +19,20 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from trial_lib.device.rank import expected
-from trial_lib.experiment.files import write_whole
-from trial_lib.experiment.next_size import NextSize
-from trial_lib.measure.config_refusal import named_refusal
-from trial_lib.measure.endings import EndedEarlyError, WaitsForEverError
-from trial_lib.measure.own_swaps import swap_into_own_folder
-from trial_lib.measure.shared_memory import NotedMemory
-from trial_lib.measure.timed_builds import note_builds
+from trial_lib.leave_alone.noted_segments import NotedMemory
+from trial_lib.leave_alone.own_swaps import swap_into_own_folder
+from trial_lib.leave_alone.timed_builds import note_builds
+from trial_lib.measure.ends.config_refusal import named_refusal
+from trial_lib.measure.ends.endings import EndedEarlyError, WaitsForEverError
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
+from trial_lib.wire.next_size import NextSize
+from trial_lib.wire.whole_files import write_whole
 
 # Libraries of the user's that a training may spend its time in.
 _ALSO_DECIDE_SPEED = ("accelerate", "bitsandbytes", "flash-attn", "peft", "transformers", "triton", "xformers")
 # The program's own is another one in a trial.
 _exit_now = os._exit
-_INITIALIZE_FRAME = ("trial_lib/measure/interception.py", "initialize")
+_INITIALIZE_FRAME = ("trial_lib/measure/libraries/interception.py", "initialize")
 
 
 def run(payload: dict[str, Any], rank: int) -> None:
@@ -152,14 +152,15 @@ def train(payload: dict[str, Any], rank: int) -> None:
         rank: this rank.
     """
     try:
-        from trial_lib.measure import accelerate, hugging_face, post_import, zero_init
+        from trial_lib.intercept import post_import
+        from trial_lib.measure.libraries import accelerate, hugging_face, zero_init
 
         expected.expect(payload["device"])
         hugging_face.adopt(payload["ds_config"], payload["is_in_code"])
         zero_init.adopt(payload["ds_config"], payload["is_in_code"])
         if payload["is_in_code"]:
             # Brings torch: not for a program that has no use for it.
-            from trial_lib.measure import interception
+            from trial_lib.measure.libraries import interception
 
             interception.adopt(payload["ds_config"])
             accelerate.adopt()
@@ -186,7 +187,7 @@ def train(payload: dict[str, Any], rank: int) -> None:
 
 def _let_config_count(_deepspeed: ModuleType) -> None:
     # Brings torch, which DeepSpeed has brought.
-    from trial_lib.measure import interception
+    from trial_lib.measure.libraries import interception
 
     interception.let_config_count()
 

@@ -18,35 +18,29 @@ from typing import Any, NoReturn
 
 import torch
 
-from trial_lib.experiment.arrival import Arrival
-from trial_lib.experiment.files import OWNERS_FILE, write_whole
-from trial_lib.experiment.layer import read_layer
-from trial_lib.experiment.next_size import NextSize
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
-from trial_lib.experiment.window import StepWindow
-from trial_lib.measure import (
-    accelerate,
-    compiled_programs,
-    file_functions,
-    hugging_face,
-    own_ends,
-    own_ranks,
-    program_options,
-    trackers,
-    zero_init,
-)
-from trial_lib.measure.batch_source import BatchSource
-from trial_lib.measure.closing import Closing
-from trial_lib.measure.ended_run import EndedRun
-from trial_lib.measure.layered_files import LayeredFiles
-from trial_lib.measure.loader_batches import loader_batches
-from trial_lib.measure.meeting import Meeting
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.flops import compiled_programs
+from trial_lib.leave_alone import file_functions, trackers
+from trial_lib.leave_alone.layered_files import LayeredFiles
+from trial_lib.measure.batches import program_options
+from trial_lib.measure.batches.batch_source import BatchSource
+from trial_lib.measure.batches.loader_batches import loader_batches
+from trial_lib.measure.ends import own_ends, own_ranks
+from trial_lib.measure.ends.closing import Closing
+from trial_lib.measure.ends.ended_run import EndedRun
+from trial_lib.measure.ends.meeting import Meeting
+from trial_lib.measure.ends.waiting import Watcher
+from trial_lib.measure.figures.will_fit import SizeMemory, will_fit
+from trial_lib.measure.libraries import accelerate, hugging_face, zero_init
 from trial_lib.measure.probe import Probe
 from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.sweep import SizeMemory, will_fit
 from trial_lib.measure.user_program import forget_program
-from trial_lib.measure.waiting import Watcher
+from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.layer import read_layer
+from trial_lib.wire.next_size import NextSize
+from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
 
 _MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
 # To come to an engine again, as a multiple of what the first run took, and at least.

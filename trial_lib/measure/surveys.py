@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+from trial_lib.measure.batches.longest_batch import SequenceSurvey
+from trial_lib.measure.batches.size_survey import SizeSurvey
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.flop_survey import FlopSurvey
-from trial_lib.measure.longest_batch import SequenceSurvey
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.size_survey import SizeSurvey
 
 
 class Surveys:

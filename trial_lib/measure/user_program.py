@@ -10,7 +10,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-_OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep for name in ("measure", "launch"))
+from trial_lib.intercept.own_rooms import OWN_ROOMS
+
+_OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep for name in (*OWN_ROOMS, "launch"))
 _OF_PACKAGES = ("/site-packages/", "/dist-packages/")
 _IMPORT = "<frozen importlib._bootstrap"
 _RUNPY = ("<frozen runpy>", runpy.__file__)

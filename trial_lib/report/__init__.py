@@ -1,1 +1,1 @@
-"""Tables and figures of a study."""
+"""A study read from its folder, and shown: tables, figures, a page."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trial_lib.experiment.failure_cause import cause_of
-from trial_lib.experiment.result import Outcome
+from trial_lib.records.failure_cause import cause_of
+from trial_lib.records.result import Outcome
 from trial_lib.report.study_view import TrialView
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.report.study_view import StudyView, TrialView
 
 Array = npt.NDArray[np.float64]

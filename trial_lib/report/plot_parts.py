@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from trial_lib.experiment.candidate import Purpose
+from trial_lib.records.candidate import Purpose
 from trial_lib.report.study_view import Interval, TrialView
 
 # Told apart by people who are colour-blind, on white and on black; an arm has a symbol of its own besides.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import Outcome
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import Outcome
 from trial_lib.report.leaderboard import Row
 
 INTERRUPTED = "interrupted"

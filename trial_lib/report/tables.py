@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.knob_effects import knob_effects, percent
 from trial_lib.report.study_view import Interval, StudyView, duration, setting_text

@@ -15,9 +15,9 @@ from math import exp, log
 
 import numpy as np
 
-from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.experiment.overrides import MICRO_BATCH
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, answers, completed, kept, stopped
 from trial_lib.search.arm_limits import ArmLimits, Failures
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import log
 from statistics import median
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.result import TrialResult
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import TrialResult
 from trial_lib.search.cost_model import Point
 
 # What the models are given of a long history: the best and the latest.

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from trial_lib.experiment.candidate import Withdrawal
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.candidate import Withdrawal
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.cost_model import Point
 
 _FAILURES_OF_AN_ARM = 2

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate, Sweep, Withdrawal
-from trial_lib.experiment.knobs import SearchSpace
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.overrides import ACCUMULATION
-from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
+from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.search.settings import SearchSettings
 from trial_lib.search.shared_reasons import SharedReasons
+from trial_lib.space.knobs import SearchSpace
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import exp
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.result import TrialResult
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import TrialResult
 from trial_lib.search.base import FreeBatchGain
 from trial_lib.search.cost_model import CostModel, Point
 

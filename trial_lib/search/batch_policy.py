@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.search.base import SearchProblem
+from trial_lib.wire.errors import InputError
 
 # Sizes with more significant bits than this are left out: neighbours are then 6 to 12 % apart, less than what noise
 # lets a search tell apart, and large sizes stay multiples of the powers of two that matrix units like.

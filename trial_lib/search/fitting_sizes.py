@@ -4,9 +4,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trial_lib.estimate.host_memory import HostMemory
-from trial_lib.estimate.memory_model import MemoryModel
-from trial_lib.experiment.candidate import Candidate, Sweep
+from trial_lib.memory.host_memory import HostMemory
+from trial_lib.memory.memory_model import MemoryModel
+from trial_lib.records.candidate import Candidate, Sweep
 from trial_lib.search.base import SearchProblem
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.memory_risk import EVEN_ODDS

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import log
 
-from trial_lib.experiment.knobs import Arm, get_knob
+from trial_lib.space.knobs import Arm, get_knob
 
 # Of a step without offload, as shares. Stages 0 to 2 send 2 values a parameter, stage 3 sends 3 (Rajbhandari et al.,
 # ZeRO, arXiv 1910.02054, section 7): half as much again of a share that is some tenth. Stage 3 also gathers and

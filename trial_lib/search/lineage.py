@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate
+from trial_lib.records.candidate import Candidate
 
 
 @dataclass(eq=False)

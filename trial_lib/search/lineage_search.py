@@ -7,13 +7,13 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
-from trial_lib.estimate.states import first_guess, precision_of
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.knobs import ZERO_STAGES
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.memory.states import first_guess, precision_of
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.lineage import Lineage, Proposal
 from trial_lib.search.settings import SearchSettings
+from trial_lib.space.knobs import ZERO_STAGES
 
 
 class LineageSearch(Search):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
-from trial_lib.experiment.knobs import ZeroStage
-from trial_lib.experiment.named import NameOf
+from trial_lib.records.named import NameOf
 from trial_lib.search.settings import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings, SearchSettings
+from trial_lib.space.knobs import ZeroStage
 
 if TYPE_CHECKING:
     from trial_lib.search.base import Search

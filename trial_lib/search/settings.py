@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from trial_lib.experiment.knobs import ZeroStage
-from trial_lib.experiment.metrics import MetricName
+from trial_lib.records.search_metrics import MetricName
+from trial_lib.space.knobs import ZeroStage
 
 
 def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.failure_cause import cause_of
-from trial_lib.experiment.knobs import STAGE, SearchSpace, get_knob, leaves
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.failure_cause import cause_of
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.space_coordinates import plain
+from trial_lib.space.knobs import STAGE, SearchSpace, get_knob, leaves
 
 # A deadline that is over may be a busy machine, a loss that is not finite the data.
 _LIES_IN_SETTINGS = (Outcome.CRASHED, Outcome.INVALID)

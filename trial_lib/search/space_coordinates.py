@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trial_lib.experiment.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
+from trial_lib.space.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
 
 Array = npt.NDArray[np.float64]
 

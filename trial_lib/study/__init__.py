@@ -1,1 +1,1 @@
-"""One run of the tuning flow: its arguments, its history, its trials and its answer. Knows no Prefect."""
+"""Driving one study: its plans, its trials, its answer. Knows no Prefect."""

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from trial_lib.deepspeed_config.rules import broken_rules
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.estimate.host_memory import RESERVE, HostMemory
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.host_memory import available_bytes
-from trial_lib.experiment.result import ModelProfile, Outcome
-from trial_lib.experiment.rules import broken_rules
-from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.memory.host_memory import RESERVE, HostMemory
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, Outcome
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.history import Decided
+from trial_lib.study.kept.history import Decided
 from trial_lib.study.runner import NotRun
+from trial_lib.wire.free_host_memory import available_bytes
 
 
 class Admission:

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.files import write_whole
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.study import StudyPaths
-from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.training_command import training_command
+from trial_lib.wire.whole_files import write_whole
 
 # Sections of a DeepSpeed configuration that only a tuner reads.
 TUNING_KEYS = ("autotuning",)

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from trial_lib.experiment.knobs import ZeroStage
-from trial_lib.experiment.metrics import MetricName
+from trial_lib.records.search_metrics import MetricName
 from trial_lib.search.methods import METHODS, MethodName
+from trial_lib.space.knobs import ZeroStage
 
 BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
 """What only methods with a batch policy know: dsat's have their own way with the batch and with memory."""

@@ -1,8 +1,8 @@
 """How long a trial may take before something must be wrong. Pure."""
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.result import TrialResult
-from trial_lib.experiment.window import StepWindow
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import TrialResult
+from trial_lib.wire.step_window import StepWindow
 
 # Nothing is known yet; a large model may be read from a slow disk.
 PROFILE_DEADLINE_S = 1800.0

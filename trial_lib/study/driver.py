@@ -8,34 +8,34 @@ from dataclasses import replace
 from typing import Any
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret
-from trial_lib.experiment.result import ProgramProfile, TrialResult
-from trial_lib.experiment.study import StudyPaths
-from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
+from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.records.result import ProgramProfile, TrialResult
+from trial_lib.records.study_folder import StudyPaths
 from trial_lib.search.base import Search
+from trial_lib.secrets.by_value import KnownSecrets, keep_secret
 from trial_lib.study.admission import Admission
 from trial_lib.study.answer import best_result, ignored_batch_reason, write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.earlier_studies import earlier_studies_of
-from trial_lib.study.edits import Edits
-from trial_lib.study.fingerprint import fingerprint_in
-from trial_lib.study.head_start import HeadStart
-from trial_lib.study.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
-from trial_lib.study.interrupted import left_of, stays_open, unheard
+from trial_lib.study.build_program import CommandChanges, environment_of
+from trial_lib.study.earlier.earlier_studies import earlier_studies_of
+from trial_lib.study.earlier.fingerprint import fingerprint_in
+from trial_lib.study.earlier.head_start import HeadStart
+from trial_lib.study.kept.edits import Edits
+from trial_lib.study.kept.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
 from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.mapped_values import held_against, mapped_places
 from trial_lib.study.measured_configs import MeasuredConfigs
-from trial_lib.study.needed_ops import with_ops_built
+from trial_lib.study.opening.mapped_values import held_against, mapped_places
+from trial_lib.study.opening.needed_ops import with_ops_built
+from trial_lib.study.opening.open_search import kept_batch, open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
-from trial_lib.study.problem import kept_batch, open_search
 from trial_lib.study.profiling import profile_candidate, run_profile
-from trial_lib.study.program import CommandChanges, environment_of
 from trial_lib.study.runner import Ended, Runner, Work, seconds_of
 from trial_lib.study.study_metric import metric_with
+from trial_lib.study.unfinished import left_of, stays_open, unheard
+from trial_lib.wire.errors import InputError
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 

@@ -5,17 +5,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.estimate.host_memory import HostMemory
-from trial_lib.estimate.memory_model import MemoryModel, measured_above_initialize
-from trial_lib.estimate.zero_settings import arm_key, arm_label
-from trial_lib.experiment.batch import resolve_batch
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.knobs import ZERO_STAGES
-from trial_lib.experiment.overrides import ACCUMULATION
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.study.known_trials import KnownTrials
+from trial_lib.memory.host_memory import HostMemory
+from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
+from trial_lib.memory.zero_settings import arm_key, arm_label
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.space.knobs import ZERO_STAGES
+from trial_lib.study.earlier.known_trials import KnownTrials
+from trial_lib.wire.errors import InputError
 
 CONFIDENCE = 0.9
 # Beyond it no size is of interest, however small the model.

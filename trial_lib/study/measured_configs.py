@@ -1,7 +1,7 @@
 """Which configurations have been measured: none is run twice for having two names, or for another purpose. Pure."""
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import TrialResult
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import TrialResult
 
 
 class MeasuredConfigs:

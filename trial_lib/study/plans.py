@@ -4,25 +4,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.estimate.host_bytes import host_bytes
-from trial_lib.experiment.arrival import Arrival
-from trial_lib.experiment.batch import resolve_batch
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.overrides import config_hash
-from trial_lib.experiment.result import ModelProfile, ProgramProfile, TrialResult
-from trial_lib.experiment.study import StudyPaths, TrialPaths
-from trial_lib.experiment.window import StepWindow
-from trial_lib.experiment.yaml_file import Experiment
+from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.memory.host_bytes import host_bytes
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, ProgramProfile, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.study_folder import StudyPaths, TrialPaths
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.build_program import program_of
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.program import program_of
-from trial_lib.study.training_spec import trial_spec
+from trial_lib.study.spec_for_ranks import trial_spec
+from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.step_window import StepWindow
 
 # Sections of a DeepSpeed configuration that decide on the formats of numbers.
 _PRECISION = {"amp", "bf16", "bfloat16", "data_types", "fp16", "torch_autocast"}

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trial_lib.estimate.states import first_guess, on_a_device, precision_of, state_bytes
-from trial_lib.experiment.knobs import ZERO_STAGES
-from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.experiment.units import bytes_shown
+from trial_lib.memory.states import first_guess, on_a_device, precision_of, state_bytes
+from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.records.units import bytes_shown
+from trial_lib.space.knobs import ZERO_STAGES
 
 _MOST_NAMED = 4
 

@@ -9,10 +9,10 @@ loss) is profiled at the smallest size that works, at last at its own.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.overrides import TRAIN_BATCH
-from trial_lib.experiment.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.launch.trial import TrialPlan, write_unstarted
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 
 # What only the run at a small size looks for, and what two sizes tell better than one.
 _OF_THE_DATA = (

@@ -5,14 +5,14 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.knobs import SearchSpace
-from trial_lib.experiment.overrides import ACCUMULATION
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.table import RecordedTable, TableHead, TableRow, append_line, key_of, read_table
+from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.table import RecordedTable, TableHead, TableRow, append_line, key_of, read_table
+from trial_lib.space.knobs import SearchSpace
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
+from trial_lib.wire.errors import InputError
 
 
 def record_table(

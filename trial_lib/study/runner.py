@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from trial_lib.experiment.candidate import Purpose, Sweep, Withdrawal
-from trial_lib.experiment.result import Outcome, TrialResult
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
-from trial_lib.study.disk_room import DiskFullError, check_end, check_room, disk_full_told
-from trial_lib.study.history import Withdrawn
+from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.study.kept.disk_room import DiskFullError, check_end, check_room, disk_full_told
+from trial_lib.study.kept.history import Withdrawn
 
 Ended = TrialResult | Withdrawn
 """How a trial ended, or that a size of a sweep is not measured after all."""

@@ -1,7 +1,7 @@
 """Which metric a study goes by: the one that it was asked for, unless that is no figure with this model."""
 
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import ModelProfile, TrialResult
+from trial_lib.records.result import ModelProfile, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
 
 INSTEAD = (
     "The study goes by throughput: the model's FLOPs could not be counted, and FLOPS_per_gpu would say nothing. With "

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.entrypoint import Entrypoint
+from trial_lib.command.launchers import CLUSTER_LAUNCHERS
+from trial_lib.command.trial_command import trial_command
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.entrypoint import Entrypoint
-from trial_lib.experiment.environment import redact
-from trial_lib.experiment.files import write_all
-from trial_lib.experiment.launchers import CLUSTER_LAUNCHERS
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
-from trial_lib.experiment.study import StudyPaths
-from trial_lib.experiment.trial_command import trial_command
-from trial_lib.experiment.yaml_file import Experiment
-from trial_lib.study.program import interpreter_of
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.secrets.by_name import redact
+from trial_lib.study.build_program import interpreter_of
+from trial_lib.wire.whole_files import write_all
 
 
 def training_command(
@@ -120,7 +120,7 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
     if entrypoint.launched_by != "accelerate":
         return [program, *rest]
     # Only such a command needs it.
-    from trial_lib.experiment.accelerate_rewrite import accelerate_words
+    from trial_lib.command.accelerate_rewrite import accelerate_words
 
     shown = entrypoint.model_copy(update={"launcher": (program, *rest)})
     return accelerate_words(

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from trial_lib.experiment.environment import redact, redact_text
-from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome, TrialResult
-from trial_lib.experiment.study import StudyPaths, StudyRecord
-from trial_lib.experiment.units import bytes_shown
+from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.study_folder import StudyPaths, StudyRecord
+from trial_lib.records.units import bytes_shown
+from trial_lib.secrets.by_name import redact, redact_text
 
 _SHOWN_OF_A_TRIAL = ("throughput", "FLOPS_per_gpu", "latency")
 

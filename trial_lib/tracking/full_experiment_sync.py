@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
-from trial_lib.experiment.known_secrets import KnownSecrets
-from trial_lib.experiment.metrics_file import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
-from trial_lib.experiment.study import work_dir_of
+from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.study_folder import work_dir_of
+from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.tracking.run_content import (
     FULL_EXPERIMENT,
     RECORD_ID,
@@ -25,6 +24,7 @@ from trial_lib.tracking.run_content import (
 from trial_lib.tracking.runs import SENT, Runs, milliseconds
 from trial_lib.tracking.sync import files_hash
 from trial_lib.tracking.tracking_uri import run_page
+from trial_lib.wire.metrics_file import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
 
 _MEASURED = (TRAINING, VALIDATION, SYSTEM)
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.catalogue import KNOBS
-from trial_lib.experiment.environment import redact, redact_text
-from trial_lib.experiment.full_experiment import FullExperimentPaths, FullExperimentRecord
-from trial_lib.experiment.knobs import get_knob
-from trial_lib.experiment.overrides import ACCUMULATION, TRAIN_BATCH
-from trial_lib.experiment.result import Outcome, TrialDevice, TrialResult
-from trial_lib.experiment.study import StudyPaths, StudyRecord, StudyStatus, TrialPaths
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.result import Outcome, TrialDevice, TrialResult
+from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus, TrialPaths
+from trial_lib.secrets.by_name import redact, redact_text
+from trial_lib.space.catalogue import KNOBS
+from trial_lib.space.knobs import get_knob
 from trial_lib.tracking.descriptions import as_text, flatten, study_description, training_description, trial_description
 
 STUDY_ID = "study_id"

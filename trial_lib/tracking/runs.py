@@ -11,11 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from trial_lib.experiment.files import OWNERS_FILE, OWNERS_FOLDER, make_own
-from trial_lib.experiment.known_secrets import KnownSecrets
+from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.tracking.run_content import KIND, RECORD_ID, RunContent
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 from trial_lib.tracking.without_secrets import shown_copy, without_secrets
+from trial_lib.wire.whole_files import OWNERS_FILE, OWNERS_FOLDER, make_own
 
 SENT = "sent"  # the tag that says what a run has; set last
 _EXPERIMENT_KIND = "mlflow.experimentKind"

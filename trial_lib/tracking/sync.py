@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from trial_lib.experiment.known_secrets import KnownSecrets
-from trial_lib.experiment.study import StudyPaths, StudyRecord, TrialPaths, work_dir_of
+from trial_lib.records.study_folder import StudyPaths, StudyRecord, TrialPaths, work_dir_of
+from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.tracking.run_content import STUDY_ID, RunContent, study_artifacts, study_content, trial_content
 from trial_lib.tracking.runs import SENT, Runs
 from trial_lib.tracking.tracking_uri import run_page, trials_page

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from trial_lib.experiment.full_experiment import FullExperimentPaths
-from trial_lib.experiment.study import StudyPaths
+from trial_lib.records.full_experiment_folder import FullExperimentPaths
+from trial_lib.records.study_folder import StudyPaths
 from trial_lib.tracking import tracking_uri as uris
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.sync import StudySync

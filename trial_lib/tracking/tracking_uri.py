@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"

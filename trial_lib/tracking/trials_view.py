@@ -8,8 +8,8 @@ link that names its key opens it.
 import json
 from typing import Any
 
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.study import StudyRecord
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.study_folder import StudyRecord
 from trial_lib.tracking.run_content import ACCUMULATION_PARAM, MICRO_BATCH_PARAM, PURPOSE, STAGE_PARAM, STUDY_ID
 
 _TAG = "mlflow.sharedViewState."

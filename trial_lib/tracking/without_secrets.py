@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.known_secrets import KnownSecrets
+from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.tracking.run_content import IDS, PARAM_CHARACTERS, TAG_CHARACTERS, RunContent, cut
 
 _PAGES = (".html",)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from trial_lib.experiment.training_spec import TrainingSpec
 from trial_lib.training import pipeline
 from trial_lib.training.device import move_to
 from trial_lib.training.distributed import DistributedContext
@@ -15,6 +14,7 @@ from trial_lib.training.hparams import AttrDict
 from trial_lib.training.length import Pace
 from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit
 from trial_lib.training.reducers import MetricReducer, Reducers
+from trial_lib.wire.training_spec import TrainingSpec
 
 
 class DeepSpeedTrialContext:

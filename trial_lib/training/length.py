@@ -6,8 +6,8 @@ long; where that is no multiple of the accumulation, an epoch ends within the ba
 
 from dataclasses import dataclass
 
-from trial_lib.experiment.training_spec import Length
 from trial_lib.training.errors import InvalidTrialError
+from trial_lib.wire.training_spec import Length
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.files import write_whole
-from trial_lib.experiment.training_spec import TrainingSpec
-from trial_lib.training import random_states
 from trial_lib.training.callbacks import Callbacks
-from trial_lib.training.checkpoints import (
+from trial_lib.training.context import DeepSpeedTrialContext
+from trial_lib.training.data.loaders import CountedData, Loaders, build_loaders, micro_batches, training_iterator
+from trial_lib.training.deepspeed_trial import DeepSpeedTrial
+from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.length import Pace
+from trial_lib.training.metrics import MetricAverager, as_metrics, detached
+from trial_lib.training.records import Recorder
+from trial_lib.training.saved import random_states
+from trial_lib.training.saved.checkpoints import (
     Checkpoint,
     CheckpointStore,
     load_rank_state,
     save_rank_state,
 )
-from trial_lib.training.context import DeepSpeedTrialContext
-from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.errors import InvalidTrialError
-from trial_lib.training.length import Pace
-from trial_lib.training.loaders import CountedData, Loaders, build_loaders, micro_batches, training_iterator
-from trial_lib.training.metrics import MetricAverager, as_metrics, detached
-from trial_lib.training.records import Recorder
-from trial_lib.training.universal import loadable
+from trial_lib.training.saved.universal import loadable
 from trial_lib.training.validation import Validator
+from trial_lib.wire.training_spec import TrainingSpec
+from trial_lib.wire.whole_files import write_whole
 
 
 def train_built(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.experiment.files import open_own
+from trial_lib.wire.whole_files import open_own
 
 
 class Recorder:

@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 from benchmarks.gpu.kit import Kit
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.launch.blas_threads import NUMBER
-from trial_lib.launch.build_checks import environment_report
+from trial_lib.doctor.builds import environment_report
+from trial_lib.launch.processes.blas_threads import NUMBER
 
 # What a driver keeps of a card's memory for itself, at most.
 LEAST_SHARE = 0.95
@@ -30,7 +30,7 @@ AS_IN_THE_FORK_SERVER = {NUMBER: "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # What the fork server does before it forks, one by one.
 FORKS = """
 import json, os, sys
-from trial_lib.launch.priming import doubt
+from trial_lib.launch.processes.priming import doubt
 found = {"nothing": doubt()}
 sys.modules["mlflow"] = None
 import torch

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from benchmarks.gpu.kit import GIB, Kit, Shape
-from trial_lib.estimate.memory_model import MemoryModel, measured_above_initialize
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
-from trial_lib.experiment.window import StepWindow
+from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.wire.step_window import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 SIZES = (1, 4, 16)

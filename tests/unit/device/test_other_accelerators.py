@@ -7,7 +7,7 @@ import pytest
 
 from trial_lib.device.host import cuda, kfd, others
 from trial_lib.device.host.this_host import this_host
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 
 class Machine:

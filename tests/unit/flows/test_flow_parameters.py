@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from flows.parameters import checked, shows, work_folder
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.metrics import SEARCH_METRICS
+from trial_lib.full_experiment.driver import TrainingArguments
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.full_experiment import TrainingArguments
+from trial_lib.wire.errors import InputError
 
 
 @shows(StudyArguments, derived=("zero_stages",))

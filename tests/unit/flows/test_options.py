@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, PositiveInt
 
 from flows.options import descriptions, option
-from trial_lib.experiment.named import NameOf
+from trial_lib.records.named import NameOf
 
 
 class Base(BaseModel):

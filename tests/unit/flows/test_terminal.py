@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from flows.terminal import print_document, say, say_ways
-from trial_lib.experiment.known_secrets import KnownSecrets, keep_secret
+from trial_lib.secrets.by_value import KnownSecrets, keep_secret
 
 SECRET = "hunter-two-22"
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trial_lib.experiment.known_secrets._OfProcess.secrets", None)
+    monkeypatch.setattr("trial_lib.secrets.by_value._OfProcess.secrets", None)
     keep_secret(KnownSecrets.within({"token": SECRET}))
 
 

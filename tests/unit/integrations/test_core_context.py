@@ -10,9 +10,9 @@ import torch
 
 import trial_lib as det
 from trial_lib import core, dsat
-from trial_lib.experiment.stop_request import StopRequest
-from trial_lib.experiment.training_spec import SPEC_VARIABLE, TrainingSpec
 from trial_lib.training.errors import InvalidTrialError
+from trial_lib.wire.stop_request import StopRequest
+from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 
 
 class Rank:

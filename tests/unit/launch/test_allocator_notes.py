@@ -2,8 +2,8 @@
 
 import pytest
 
-from trial_lib.experiment.result import Memory
 from trial_lib.launch.allocator_notes import allocator_note
+from trial_lib.records.result import Memory
 
 GIB = 2**30
 # The second rank has 20 GiB in pieces, of 80.

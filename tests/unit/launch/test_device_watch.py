@@ -11,9 +11,9 @@ import pytest
 from nvml_fixtures import PretendGpu, Process, pretend_gpus
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.result import TrialDevice
 from trial_lib.launch import device_watch
 from trial_lib.launch.device_watch import company_now, tell_devices, watched
+from trial_lib.records.result import TrialDevice
 
 GIB = 2**30
 INIT, NOBODY = 1, 2**22 - 3

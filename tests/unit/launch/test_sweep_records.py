@@ -14,11 +14,11 @@ import pytest
 from conftest import Trials
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.candidate import Sweep, Withdrawal
-from trial_lib.experiment.result import TrialResult
-from trial_lib.launch.launcher import Ending, LaunchRequest
+from trial_lib.launch.rank_starter import Ending, LaunchRequest
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.candidate import Sweep, Withdrawal
+from trial_lib.records.result import TrialResult
 
 HOST = Host("cpu", ["0", "1"], 2**30)
 ENDED, KILLED = Ending("ranks", [0]), Ending("ranks", [-9])

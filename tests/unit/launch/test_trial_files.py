@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.experiment.layer import Layer, store_of
-from trial_lib.experiment.study import TrialPaths
 from trial_lib.launch import trial_files
 from trial_lib.launch.trial_files import layer_for, put_away
-from trial_lib.measure.layered_files import LayeredFiles
+from trial_lib.leave_alone.layered_files import LayeredFiles
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.wire.layer import Layer, store_of
 
 
 def write(folder: Path, *paths: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from trial_lib.device.rank import cpu
-from trial_lib.launch import rank_process
-from trial_lib.measure import waiting
+from trial_lib.launch.processes import rank_process
+from trial_lib.measure.ends import waiting
 
 _SET_NAME, _GET_NAME = 15, 16
 # As long as a name may be: in the middle of a character.

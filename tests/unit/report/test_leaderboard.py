@@ -1,7 +1,7 @@
 """The order of the leaderboard."""
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Memory, Outcome, TrialResult
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Memory, Outcome, TrialResult
 from trial_lib.report.leaderboard import leaderboard
 
 CANDIDATES = {

@@ -3,11 +3,11 @@
 import random
 from dataclasses import dataclass, field
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import ModelProfile, Outcome, TrialResult
-from trial_lib.experiment.space_for import space_for
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
+from trial_lib.space.of_program import space_for
 
 PARAMS = 10_000_000_000
 GB = 10**9

@@ -17,14 +17,14 @@ from adaptive_world import (
     trials,
 )
 
-from trial_lib.estimate.memory_model import MemoryModel
-from trial_lib.experiment.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.experiment.errors import InputError
-from trial_lib.experiment.knobs import get_knob, set_knob
-from trial_lib.experiment.result import Outcome
+from trial_lib.memory.memory_model import MemoryModel
+from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.records.result import Outcome
 from trial_lib.search.adaptive import _key
 from trial_lib.search.memory_risk import USUAL_RISK, memory_risk
 from trial_lib.search.settings import AdaptiveSettings
+from trial_lib.space.knobs import get_knob, set_knob
+from trial_lib.wire.errors import InputError
 
 FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGED]
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from simulated_model import SMALL, Model, asked, drive, failed, ran, replay, result, search, told
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.knobs import SearchSpace
-from trial_lib.experiment.metrics import SEARCH_METRICS
-from trial_lib.experiment.result import Outcome
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.search import methods
+from trial_lib.space.knobs import SearchSpace
 
 METHODS = sorted(methods.METHODS.keys() - {"adaptive", "micro_batch"})
 BOUNDS = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)

@@ -3,8 +3,8 @@
 import pytest
 from adaptive_world import SPACE, SimulatedModel, adaptive, drive, problem, trials
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.experiment.result import Outcome
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome
 from trial_lib.search.methods import METHODS as OWN
 
 METHODS = ["adaptive", "asha", "binary", "random"]

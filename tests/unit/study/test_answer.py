@@ -2,8 +2,8 @@
 
 import pytest
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.answer import best_result, gain, ignored_batch_reason, without_tuning_keys
 
 

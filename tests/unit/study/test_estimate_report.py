@@ -1,8 +1,8 @@
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.study.earlier.known_trials import KnownTrials
 from trial_lib.study.estimate_report import estimate_report
 from trial_lib.study.known_program import completed_config
-from trial_lib.study.known_trials import KnownTrials
 
 MIB = 2**20
 PROFILE = ModelProfile(

@@ -1,8 +1,8 @@
 """What the program has shown completes what the experiment says of it."""
 
-from trial_lib.experiment.batch import Batch
-from trial_lib.experiment.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.experiment.result import ProgramProfile
+from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.records.result import ProgramProfile
 from trial_lib.study.known_program import KnownProgram, completed_config
 
 TYPED = ProgramProfile(typed_batch=Batch(32, 8, 2))

@@ -1,7 +1,7 @@
 """Which configurations a study has measured already."""
 
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import Outcome, TrialResult
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.measured_configs import MeasuredConfigs
 
 HASH = "a" * 16

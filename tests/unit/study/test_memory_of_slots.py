@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.study import StudyPaths
-from trial_lib.experiment.yaml_file import read_experiment
+from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.launch.place import ThisHost
+from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trial_lib.experiment.candidate import Purpose
-from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.study.profile_report import model_notes, profile_failure, program_notes
 
 BEFORE = {"start": 0.1}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from trial_lib.experiment.batch import Batch
-from trial_lib.experiment.candidate import Candidate, Purpose
-from trial_lib.experiment.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.experiment.study import TrialPaths
+from trial_lib.deepspeed_config.batch import Batch
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.records.study_folder import TrialPaths
 from trial_lib.study.profiling import profile_candidate, run_profile, sizes_below
 
 TYPED = ProgramProfile(typed_batch=Batch(32, 8, 2), rows_per_sample=2)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from trial_lib.device.host.base import Host
-from trial_lib.experiment.study import StudyPaths
-from trial_lib.study.program import environment_of
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.build_program import environment_of
+from trial_lib.study.opening.typed_command import read_command
 from trial_lib.study.training_command import training_command
-from trial_lib.study.typed_command import read_command
 
 SLOTS = ["0", "1", "2", "3"]
 

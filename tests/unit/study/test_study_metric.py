@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from simulated_studies import PROFILE, Experiment
 
-from trial_lib.experiment.candidate import Candidate
-from trial_lib.study.confirming import answer_of
+from trial_lib.records.candidate import Candidate
+from trial_lib.study.confirm.of_study import answer_of
 from trial_lib.study.study_metric import INSTEAD
 
 ASKED = {"metric": "FLOPS_per_gpu", "from_earlier": False}

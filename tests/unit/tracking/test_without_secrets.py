@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.experiment.known_secrets import KnownSecrets
+from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.tracking.run_content import RunContent
 from trial_lib.tracking.without_secrets import shown_copy, without_secrets
 

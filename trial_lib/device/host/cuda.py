@@ -12,7 +12,7 @@ from trial_lib.device.host.kfd import HIP_VARIABLE, amd_gpus, is_driver_there
 from trial_lib.device.host.nvml import Gpu, driver_version, found_gpus, session
 from trial_lib.device.host.nvml_states import condition_of, load_of, state_of, tenants_of
 from trial_lib.device.host.visible import VARIABLE, Visible, every_device, hides_all, named_devices
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 _DEV = Path("/dev")
 

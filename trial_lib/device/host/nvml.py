@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 
 from trial_lib.device.host.memory import host_memory
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 _NO_INSTANCE = "MIG is on, and it is cut into no instances"
 

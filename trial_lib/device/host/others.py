@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 _DEV, _ACCEL = Path("/dev"), Path("/sys/class/accel")
 DEEPSPEEDS_CHOICE = "DS_ACCELERATOR"

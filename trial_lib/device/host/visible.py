@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trial_lib.device.host.nvml import Gpu
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # By these Slurm, and the container toolkit, show a process none.

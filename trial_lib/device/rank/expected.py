@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from trial_lib.experiment.errors import InputError
+from trial_lib.wire.errors import InputError
 
 _ON_CORES = "set CUDA_VISIBLE_DEVICES= (to nothing) to tune on this host's cores."
 

@@ -1,0 +1,1 @@
+"""Servers: Prefect's, MLflow's, and all that `zerotune up` starts."""

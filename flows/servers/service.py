@@ -1,0 +1,111 @@
+"""A server as a child process. It ends when the process that has started it ends."""
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flows.interrupts import interrupts
+from trial_lib.launch.processes.leash import Leashed
+
+LOOPBACK = "127.0.0.1"
+_READY_S = 180.0
+_POLL_S = 0.05
+
+
+class ServerError(RuntimeError):
+    """A server does not answer. ZeroTune has started it, or it is the user's own."""
+
+
+@dataclass
+class Service:
+    """A server process.
+
+    Attributes:
+        name: for messages, such as `The MLflow UI`.
+        command: the words of its command. No shell is used.
+        environment: all of its environment variables.
+        log: the file with its output since its start.
+        health: a URL that answers once it is ready. None for a process that listens to no port.
+        shares_log: whether other processes write to the same log.
+    """
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    log: Path
+    health: str | None = None
+    shares_log: bool = False
+    _process: Leashed | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Starts it. A log that it does not share begins anew, and the previous one is kept as `log_before`."""
+        if not self.shares_log:
+            with contextlib.suppress(FileNotFoundError):
+                self.log.replace(self.log_before)
+        self._process = Leashed(self.command, self.environment, self.log)
+
+    @property
+    def log_before(self) -> Path:
+        """The file with the output of its previous run."""
+        return self.log.with_suffix(".before.log")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is alive."""
+        return self._process is not None and self._process.is_running
+
+    def wait_until_ready(self) -> None:
+        """Waits until it answers.
+
+        Raises:
+            ServerError: it ended, or did not answer within `_READY_S`.
+            KeyboardInterrupt: a signal has arrived.
+        """
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline and self.is_running:
+            interrupts.check()
+            if self._answers():
+                return
+            time.sleep(_POLL_S)
+        raise ServerError(f"{self.name} did not start. Its log is {self.log}.")
+
+    def _answers(self) -> bool:
+        if self.health is None:
+            return True
+        # `zerotune --help` has no time for this import.
+        import urllib.request
+
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with contextlib.suppress(OSError), direct.open(self.health, timeout=2):
+            return True
+        return False
+
+    def close(self) -> None:
+        """Ends it and all processes that it has started. Returns when they are gone."""
+        if self._process is not None:
+            self._process.close()
+
+
+def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> tuple[int, str]:
+    """Runs a command to its end. Returns its exit code and its output. It ends when this process ends.
+
+    Args:
+        command: its words. No shell is used.
+        environment: all of its environment variables.
+        folder: its working folder.
+        log: the file for its output, which begins anew.
+
+    Raises:
+        KeyboardInterrupt: a signal has arrived. The command has been ended.
+    """
+    log.unlink(missing_ok=True)
+    process = Leashed(command, environment, log, folder)
+    try:
+        while process.is_running:
+            interrupts.check()
+            time.sleep(_POLL_S)
+    finally:
+        process.close()
+    return process.status or 0, log.read_text(errors="replace").strip()

@@ -1,0 +1,173 @@
+"""`zerotune up` and `zerotune down`: a Prefect server, the MLflow UI and a worker, on loopback."""
+
+import contextlib
+import importlib
+import os
+import shlex
+import socket
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from flows.interrupts import interrupts
+from flows.servers.local_servers import mlflow_service, prefect_service, worker_service
+from flows.servers.prefect_server import own_home, past_proxies
+from flows.servers.running_servers import hold, stop, up_folder
+from flows.servers.service import ServerError, Service
+from flows.terminal import say
+from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
+from trial_lib.wire.errors import InputError
+
+_WATCH_S = 0.5
+_END_S = 70.0  # runs are cancelled first, and a training may save a checkpoint
+_TOO_SHORT_S = 30.0  # a service that ends so soon after its start would end again
+
+
+def up_command(prefect_port: int, mlflow_port: int) -> int:
+    """Starts all services, prints their addresses, and stops them when a signal arrives.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: it is already running, or a port is taken. Nothing was started.
+        ServerError: a service did not start, or ended soon after its start.
+    """
+    work_dir = Path.cwd()
+    store = default_tracking_uri(work_dir)
+    with interrupts.opening(), contextlib.ExitStack() as held:
+        held.enter_context(hold())
+        _check_port(prefect_port, "--prefect-port")
+        _check_port(mlflow_port, "--mlflow-port")
+        to_close = held.pop_all()
+    interrupts.resume_command = "zerotune up"
+    # Python may search the working folder for modules. The user's may contain any names.
+    os.chdir(own_home())
+    with to_close, interrupts.noting(lambda: None, _END_S):
+        try:
+            with contextlib.ExitStack() as open_services:
+                services = _start(work_dir, store, prefect_port, mlflow_port, open_services)
+                interrupts.is_heeded = True
+                _watch(services)
+        except (KeyboardInterrupt, Exception):
+            if not interrupts.heard:
+                raise
+    if interrupts.is_heeded:
+        say("Everything has stopped.")
+    return 0
+
+
+def down_command() -> int:
+    """Stops the running `zerotune up`. Returns the exit code.
+
+    Raises:
+        InputError: it has not stopped.
+    """
+    say("Everything has stopped." if stop() else "zerotune up is not running.")
+    return 0
+
+
+def _start(
+    work_dir: Path, store: str, prefect_port: int, mlflow_port: int, open_services: contextlib.ExitStack
+) -> list[Service]:
+    """Starts all services in order, and returns them. The stack stops them in reverse."""
+    say(f"Starting. This takes half a minute. Logs: {up_folder()}")
+    prefect = prefect_service(prefect_port, up_folder())
+    _open(prefect, open_services)
+    mlflow = mlflow_service(store, mlflow_port, up_folder(), work_dir)
+    if mlflow is not None:
+        _open(mlflow, open_services)
+    api_url = f"http://127.0.0.1:{prefect_port}/api"
+    tracking_uri = store if mlflow is None else f"http://127.0.0.1:{mlflow_port}"
+    _use(api_url)
+    # Prefect's client takes seconds to import, which is less than the server takes to start.
+    deployments = interrupts.aside(lambda: importlib.import_module("flows.servers.local_deployments"))
+    prefect.wait_until_ready()
+    deployments.apply_deployments(work_dir)
+    lost = deployments.name_lost_runs()
+    worker = worker_service(api_url, tracking_uri, up_folder())
+    started_at = datetime.now(timezone.utc)
+    _open(worker, open_services)
+    open_services.enter_context(_runs_cancelled())
+    deployments.wait_for_worker(started_at)
+    if mlflow is not None:
+        mlflow.wait_until_ready()
+    if lost:
+        say(f"{lost} run(s) had lost their worker. They are Crashed now.")
+    _tell(api_url, tracking_uri, work_dir)
+    return [service for service in (prefect, mlflow, worker) if service is not None]
+
+
+def _open(service: Service, open_services: contextlib.ExitStack) -> None:
+    open_services.callback(service.close)
+    service.start()
+
+
+def _use(api_url: str) -> None:
+    """Has this process and its children use the server. Prefect must not be imported yet."""
+    os.environ.update(PREFECT_API_URL=api_url, PREFECT_HOME=str(own_home()), **past_proxies())
+
+
+@contextlib.contextmanager
+def _runs_cancelled() -> Iterator[None]:
+    """Cancels all runs when its body ends. The worker is still running then and ends their processes."""
+    try:
+        yield
+    finally:
+        from flows.servers.local_deployments import cancel_runs
+
+        # The server may have ended. The processes of its runs end with the worker anyway.
+        with contextlib.suppress(Exception):
+            cancelled = cancel_runs()
+            if cancelled:
+                say(f"{cancelled} run(s) cancelled. `zerotune resume` resumes a study.")
+
+
+def _watch(services: list[Service]) -> None:
+    """Starts services again that end by themselves, until a signal arrives.
+
+    Raises:
+        ServerError: a service ended shortly after its start.
+    """
+    started = dict.fromkeys((service.name for service in services), time.monotonic())
+    while True:
+        time.sleep(_WATCH_S)
+        interrupts.check()
+        for service in services:
+            if service.is_running:
+                continue
+            service.close()
+            if time.monotonic() - started[service.name] < _TOO_SHORT_S:
+                raise ServerError(f"{service.name} ended shortly after its start. Its log is {service.log}.")
+            service.start()
+            say(f"{service.name} ended and is started again. Its last log is {service.log_before}.")
+            # The worker needs the server.
+            service.wait_until_ready()
+            started[service.name] = time.monotonic()
+
+
+def _check_port(port: int, flag: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InputError(
+                f"port {port} cannot be used ({error.strerror}).",
+                where=flag,
+                remedy=f"Stop the program that listens there, or name another port: `zerotune up {flag} {port + 1}`.",
+            ) from None
+
+
+def _tell(api_url: str, tracking_uri: str, work_dir: Path) -> None:
+    say("")
+    say(f"Prefect UI:  {api_url.removesuffix('/api')}")
+    say(f"MLflow UI:   {without_password(tracking_uri)}")
+    say(f"Studies in:  {work_dir}")
+    say("")
+    say("To tune, in any terminal:")
+    say(f"  export PREFECT_API_URL={shlex.quote(api_url)}")
+    say("  prefect deployment run 'tune/local' --param config_path=/absolute/path/deepspeed.yaml --watch")
+    say("")
+    say("To stop everything: Ctrl-C here, or `zerotune down` in any terminal.")

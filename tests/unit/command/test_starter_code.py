@@ -1,0 +1,61 @@
+"""Which programs may start their ranks themselves, told by their code."""
+
+from pathlib import Path
+
+import pytest
+
+from trial_lib.command.starter_code import may_start_ranks, mentions
+
+STARTS = {
+    "torchrun in a process": 'import subprocess\nsubprocess.run(["torchrun", __file__])',
+    "torchrun in a shell": 'import os\nos.system(f"torchrun --nproc_per_node {2} x.py")',
+    "deepspeed in a process": 'from subprocess import Popen\nPopen(["deepspeed", "x.py"])',
+    "torchrun called": "from torch.distributed.run import main\nmain()",
+    "torchrun imported from its package": "from torch.distributed import run\nrun.main()",
+    "accelerate called": "from accelerate.commands.launch import launch_command",
+    "spawn": "import torch.multiprocessing as mp\nmp.spawn(print)",
+    "exec": 'import os\nos.execvp("python", ["python", "x.py"])',
+    "a notebook's launcher": "from accelerate import notebook_launcher\nnotebook_launcher(print)",
+    "Lightning": "import lightning as L",
+    "its older name": "from pytorch_lightning import Trainer",
+}
+TRAINS_ITSELF = {
+    "an explanation": '"""Start me by torchrun --nproc_per_node 2."""\nimport subprocess\nimport deepspeed',
+    "a comment": "import subprocess  # torchrun\nimport deepspeed",
+    "a revision": 'import subprocess\nsubprocess.run(["git", "rev-parse", "HEAD"])',
+    "a key": 'config = {"deepspeed": "ds.json"}',
+    "workers": "import multiprocessing\nmultiprocessing.Pool(2)",
+    "no Python": "train --deepspeed",
+}
+
+
+@pytest.mark.parametrize("code", STARTS.values(), ids=STARTS)
+def test_a_program_that_may_start_ranks_is_known(tmp_path: Path, code: str) -> None:
+    (tmp_path / "train.py").write_text(code)
+    assert may_start_ranks(tmp_path / "train.py", [tmp_path])
+
+
+@pytest.mark.parametrize("code", TRAINS_ITSELF.values(), ids=TRAINS_ITSELF)
+def test_a_program_that_trains_by_itself_is_not_followed(tmp_path: Path, code: str) -> None:
+    (tmp_path / "train.py").write_text(code)
+    assert not may_start_ranks(tmp_path / "train.py", [tmp_path])
+
+
+@pytest.mark.parametrize("how", ["import kit.launch", "from kit import launch", "from kit.launch import go"])
+def test_its_own_modules_are_looked_at_too(tmp_path: Path, how: str) -> None:
+    (tmp_path / "train.py").write_text(how)
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "__init__.py").write_text("")
+    (tmp_path / "kit" / "launch.py").write_text("from . import deeper\nfrom .. import train")
+    (tmp_path / "kit" / "deeper.py").write_text(STARTS["torchrun in a process"])
+    assert may_start_ranks(tmp_path / "train.py", [tmp_path])
+    (tmp_path / "kit" / "deeper.py").unlink()
+    assert not may_start_ranks(tmp_path / "train.py", [tmp_path])
+
+
+def test_a_program_that_names_deepspeed_is_known(tmp_path: Path) -> None:
+    train, prepare = tmp_path / "train.py", tmp_path / "prepare.py"
+    train.write_text('from transformers import TrainingArguments\nTrainingArguments("out", deepspeed=None)')
+    prepare.write_text('"""Prepares the data for deepspeed."""\nfrom transformers import AutoTokenizer')
+    assert mentions(train, [tmp_path], "deepspeed")
+    assert not mentions(prepare, [tmp_path], "deepspeed")

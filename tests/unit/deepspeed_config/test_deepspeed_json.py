@@ -1,0 +1,52 @@
+"""A DeepSpeed configuration wherever DeepSpeed finds one: in a file, with comments, in base64, as JSON."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json, read_named_config
+from trial_lib.wire.errors import InputError
+
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
+JSON = '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'
+WITH_COMMENTS = """\
+# of the large model
+{
+  "train_batch_size": 8,  // samples
+  /* shards
+     gradients */
+  "zero_optimization": {"stage": 2,},
+}
+"""
+
+
+def test_comments_and_trailing_commas_are_read_as_deepspeed_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(WITH_COMMENTS)
+    assert read_deepspeed_json(path) == CONFIG
+
+
+def test_a_key_that_stands_twice_is_refused_beside_comments_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(WITH_COMMENTS.replace("zero_optimization", "train_batch_size"))
+    with pytest.raises(InputError, match='the key "train_batch_size" stands twice'):
+        read_deepspeed_json(path)
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode], ids=["base64", "urlsafe"])
+def test_base64_names_the_configuration_that_it_holds(tmp_path: Path, encode: type[bytes]) -> None:
+    assert read_named_config(encode(JSON.encode()).decode(), tmp_path, where="the command") == CONFIG
+
+
+def test_json_and_a_path_name_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "my ds.json").write_text(JSON)
+    for value in (JSON, "my ds.json", str(tmp_path / "my ds.json")):
+        assert read_named_config(value, tmp_path, where="the command") == CONFIG
+
+
+@pytest.mark.parametrize("value", ["none.json", "", "x" * 10_000, "ZHM=", "\0"])
+def test_anything_else_is_a_file_that_does_not_exist(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_named_config(value, tmp_path, where="the command")
+    assert refused.value.where == "the command" or value == ""

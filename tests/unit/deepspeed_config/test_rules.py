@@ -1,0 +1,107 @@
+"""The rules themselves; that DeepSpeed behaves so is shown by the integration tests."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.floats()
+    | st.sampled_from(["auto", "cpu", "nvme", "SGD", "{}"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["enabled", "device", "type", "ratio", "stage", "grad_accum_dtype"]), inner)
+    ),
+    max_leaves=6,
+)
+ZERO = st.dictionaries(st.sampled_from([*sorted(ZERO_KEYS), "stagee", "{0}"]), VALUES, max_size=6)
+TOP_KEYS = st.sampled_from(
+    [
+        *("fp16", "bf16", "optimizer", "data_types", "autotuning", "prescale_gradients", "gradient_predivide_factor"),
+        *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    ]
+)
+CONFIGS = st.builds(
+    lambda top, zero: {**top, "zero_optimization": zero}, st.dictionaries(TOP_KEYS, VALUES), ZERO | VALUES
+)
+
+
+def names(config: dict[str, Any], *args: Any) -> list[str]:
+    return [rule.name for rule in broken_rules(config, *args)]
+
+
+@given(
+    config=CONFIGS,
+    device=st.sampled_from(["cpu", "cuda"]),
+    pipeline=st.sampled_from([None, True, False]),
+    replicas=st.sampled_from([None, 1, 2]),
+)
+def test_any_configuration_is_judged(config: dict[str, Any], device: Any, pipeline: Any, replicas: Any) -> None:
+    for rule in broken_rules(config, device, pipeline, replicas):
+        assert rule.reason.endswith(".")
+
+
+def test_names_are_unique() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def test_a_reason_says_what_was_found() -> None:
+    (rule,) = broken_rules({"zero_optimization": {"stage": 3}}, "cuda", True)
+    assert rule.reason == "Pipeline parallelism works with ZeRO stages 0 and 1, not with stage 3."
+
+
+def test_a_pipeline_is_not_guessed() -> None:
+    config = {"zero_optimization": {"stage": 3, "overlap_comm": True}}
+    assert names(config, "cuda", None) == []
+    assert names(config, "cuda", False) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"fp16": {"enabled": True}},
+        {"optimizer": {"type": "Lamb"}},
+        {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+    ],
+)
+def test_what_a_cpu_cannot_do_a_gpu_can(config: dict[str, Any]) -> None:
+    assert len(names(config, "cpu")) == 1
+    assert names(config, "cuda") == []
+
+
+def test_a_key_of_a_newer_deepspeed_is_left_alone() -> None:
+    assert names({"zero_optimization": {"stage": 2, "quite_another_thing": 1}}, "cuda") == []
+    (rule,) = broken_rules({"zero_optimization": {"stage": 2, "reduce_bucket_sise": 1}}, "cuda")
+    assert rule.reason == "zero_optimization has no key reduce_bucket_sise; reduce_bucket_size may be meant."
+
+
+def test_the_batch_is_checked_as_far_as_it_is_known() -> None:
+    config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    assert names(config, "cuda") == []
+    assert names(config, "cuda", None, 4) == []
+    (rule,) = broken_rules(config, "cuda", None, 3)
+    assert rule.reason == (
+        "The batch does not add up: train_batch_size(32) != micro(4) * accumulation(2) * replicas(3)."
+    )
+    assert names({**config, "gradient_accumulation_steps": 3}, "cuda") == ["contradicting_batch"]
+
+
+def test_deepspeeds_old_way_to_write_stage_1_is_stage_1() -> None:
+    assert names({"zero_optimization": True, "optimizer": {"type": "SGD"}}, "cuda") == ["untested_optimizer_under_zero"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16", "torch.bfloat16"])
+def test_a_type_may_go_by_any_of_deepspeeds_names(dtype: str) -> None:
+    config = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": dtype}}
+    assert names(config, "cuda") == []
+    assert names({**config, "bf16": {"enabled": False}}, "cuda") == ["accumulation_dtype_at_stage_0"]
+
+
+def test_an_offload_to_no_device_is_none() -> None:
+    assert names({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "none"}}}, "cuda") == []

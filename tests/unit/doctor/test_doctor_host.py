@@ -1,0 +1,117 @@
+"""What the doctor says of shared memory, of folders and of the clock."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trial_lib.doctor import host
+from trial_lib.doctor.check import Verdict
+from trial_lib.doctor.host import LOCKS, STUDIES, check_clock, check_shared_memory, check_write_access
+from trial_lib.wire import shared_segments
+
+GIB = 2**30
+
+
+class Usage:
+    """A disk of a size."""
+
+    def __init__(self, free: int) -> None:
+        self.total, self.free = 100 * GIB, free
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(80 * GIB, Verdict.OK), (GIB, Verdict.WARN), (GIB // 10, Verdict.FAIL)])
+def test_little_room_is_told(free: int, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: Usage(free))
+    (check,) = check_write_access({STUDIES: tmp_path / "not" / "there" / "yet"})
+    assert check.verdict is verdict
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_way_round(tmp_path: Path) -> None:
+    # A file where a folder would have to be: a superuser may write everywhere else.
+    (tmp_path / "file").write_text("")
+    (check,) = check_write_access({STUDIES: tmp_path / "file" / "zerotune-studies"})
+    assert check.verdict is Verdict.FAIL
+    assert str(tmp_path / "file") in check.said
+    assert "may write to" in check.remedy
+
+
+def test_a_folder_behind_one_that_may_not_be_looked_into_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    (check,) = check_write_access({STUDIES: tmp_path / "zerotune-studies"})
+    assert check.verdict is Verdict.FAIL
+    assert "Permission denied" in check.said
+
+
+def test_small_shared_memory_is_told_with_the_ways_to_enlarge_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_segments, "FOLDER", tmp_path)
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: Usage(64 * 2**20))
+    check = check_shared_memory()
+    assert check.verdict is Verdict.FAIL
+    assert "64 MiB free" in check.said
+    assert "--shm-size" in check.remedy
+
+
+def test_buffers_that_dead_ranks_left_in_shared_memory_are_told_and_those_in_use_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mmap
+
+    monkeypatch.setattr(shared_segments, "FOLDER", tmp_path)
+    monkeypatch.setattr(shared_segments, "are_all_holders_seen", lambda: True)
+    dead, alive = (tmp_path / f"deepspeed_allreduce_buffer_0_127.0.0.1_{port}_0" for port in (1, 2))
+    connecting = tmp_path / "nccl-aT3xkQ"
+    for buffer in (dead, alive, connecting):
+        buffer.write_bytes(b"0" * mmap.PAGESIZE)
+    with alive.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        check = check_shared_memory()
+    assert check.verdict is Verdict.WARN
+    assert set(check.remedy.split()) == {"rm", str(dead), str(connecting)}
+    assert "2 buffers" in check.said
+    assert dead.stat().st_uid == os.getuid()
+
+
+@pytest.mark.parametrize(
+    ("server_time", "verdict", "word"),
+    [
+        (None, Verdict.OK, "no Prefect server"),
+        (1000.0, Verdict.OK, "agrees"),
+        (970.0, Verdict.WARN, "30 s ahead of"),
+        (1090.0, Verdict.WARN, "90 s behind"),
+    ],
+)
+def test_a_clock_that_differs_from_the_servers_is_told(
+    server_time: float | None, verdict: Verdict, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_CLOCK_S", 0.01)
+    monkeypatch.setattr(host.time, "sleep", lambda _: None)
+    monkeypatch.setattr(host.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(host.time, "monotonic", lambda: 1.0)
+    check = check_clock(server_time, 1000.0)
+    assert check.verdict is verdict
+    assert word in check.said
+
+
+def test_a_clock_that_is_set_while_it_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([1000.0, 1003.0])
+    monkeypatch.setattr(host.time, "sleep", lambda _: None)
+    monkeypatch.setattr(host.time, "time", lambda: next(readings))
+    check = check_clock(None, 0.0)
+    assert check.verdict is Verdict.WARN
+    assert "while it runs" in check.said
+
+
+def test_a_folder_of_locks_that_somebody_else_has_laid_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "locks").symlink_to(tmp_path)
+    (check,) = check_write_access({LOCKS: tmp_path / "locks"})
+    assert check.verdict is Verdict.FAIL
+    assert "not a folder of yours" in check.said
+    assert "It has to be yours" in check.remedy

@@ -1,0 +1,133 @@
+import argparse
+import json
+import re
+import sys
+
+import pytest
+
+from trial_lib.command.mapping_targets import MAPPING_TARGET
+from trial_lib.measure.batches import program_options
+from trial_lib.measure.batches.batch_source import BatchSource
+
+
+def reason(folder, arguments=(), environment=None, configuration=None):
+    return BatchSource(list(arguments), environment or {}, folder).ignored_batch_reason(1, 8, configuration)
+
+
+def test_both_sizes_are_named(tmp_path):
+    assert "batches of 8 to an engine that was set to a micro-batch of 1" in reason(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--batch-size", "--batch_size", "-b", "--bs", "--train-bsz", "--mbs", "--perDeviceBatch"]
+)
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_flag_with_the_size_that_came_is_the_one_to_map(tmp_path, flag, joined):
+    arguments = [f"{flag}=8"] if joined else [flag, "8"]
+    written = reason(tmp_path, ["--epochs", "3", *arguments, "--name", "x"])
+    assert f"--map train_micro_batch_size_per_gpu={flag} " in written
+    assert (f"If {' '.join(arguments)} on" in written) == (flag == "-b")
+
+
+def test_a_flag_named_for_the_batch_comes_before_one_that_has_the_same_value(tmp_path):
+    assert "={flag} ".format(flag="--batch") in reason(tmp_path, ["--layers", "8", "--batch", "8"])
+
+
+def test_a_flag_comes_before_a_variable_and_that_before_a_file(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 8}))
+    variables = {"BATCH_SIZE": "8", "OMP_NUM_THREADS": "8"}
+    assert "=--batch-size " in reason(tmp_path, ["--batch-size", "8"], variables)
+    assert "Its environment has BATCH_SIZE=8" in reason(tmp_path, [], variables)
+    assert "ds.json has train_micro_batch_size_per_gpu 8" in reason(tmp_path, [], {"OMP_NUM_THREADS": "8"})
+
+
+def test_what_is_no_configuration_is_passed_over(tmp_path):
+    (tmp_path / "a.json").write_text("{torn")
+    (tmp_path / "b.json").write_text("[8]")
+    (tmp_path / "c.json").mkdir()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 8}))
+    assert "deep/ds.json has" in reason(tmp_path)
+
+
+def test_a_size_in_the_codes_own_configuration_is_told(tmp_path):
+    written = reason(tmp_path, ["--layers", "8"], configuration={"train_micro_batch_size_per_gpu": 8})
+    assert "The configuration in the code has" in written
+
+
+@pytest.mark.parametrize(
+    ("word", "target"),
+    [
+        ("trainer.micro_batch=8", "trainer.micro_batch"),
+        ("++data.bs=8", "data.bs"),
+        ("batch=8", "batch"),
+        ("--trainer.batch=8", "--trainer.batch"),
+        ("--trainer.batch 8", "--trainer.batch"),
+        ("SOLVER.IMS_PER_BATCH 8", "SOLVER.IMS_PER_BATCH"),
+        ("train 8", "argv:5"),
+        ("conf/train.yaml", "conf/train.yaml:data.train_batch"),
+        ("config=conf/train.yaml", "conf/train.yaml:data.train_batch"),
+    ],
+)
+def test_every_place_of_a_command_is_named_as_it_is_mapped(tmp_path, word, target):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text("data: {layers: 8, train_batch: 8}")
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {}}))
+    written = reason(tmp_path, ["--deepspeed", "ds.json", "x=9", *word.split()])
+    assert f"--map train_micro_batch_size_per_gpu={target} " in written
+    assert re.fullmatch(MAPPING_TARGET, target)
+
+
+def test_a_program_of_hydras_is_told_of_its_overrides(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hydra", sys)
+    assert "--map train_micro_batch_size_per_gpu=trainer.batch_size " in reason(tmp_path, ["--config-name", "train"])
+
+
+def test_where_nothing_fits_all_ways_are_named(tmp_path, monkeypatch):
+    # A plugin of pytest's imports it where it is installed.
+    monkeypatch.delitem(sys.modules, "hydra", raising=False)
+    written = reason(tmp_path, ["--batch-size", "9"], {"BATCH": "9"}, {"train_micro_batch_size_per_gpu": "auto"})
+    for way in ("engine.train_micro_batch_size_per_gpu()", "JSON file", "--map", "arg_mappings", "use more data"):
+        assert way in written
+
+
+@pytest.fixture
+def parser(monkeypatch):
+    """A parser whose options the program has read, none of them typed."""
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", argparse.ArgumentParser.parse_known_args)
+    monkeypatch.setattr(program_options, "_parsed", [])
+    program_options.note_parsers()
+    return argparse.ArgumentParser()
+
+
+def test_an_option_that_nobody_has_typed_is_the_one_to_map(tmp_path, parser):
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--per_device_batch", type=int, default=8)
+    parser.parse_args([])
+    configuration = {"train_micro_batch_size_per_gpu": 8}
+    written = reason(tmp_path, configuration=configuration)
+    assert "Its option --per_device_batch is 8: " in written
+    assert "--map train_micro_batch_size_per_gpu=--per_device_batch " in written
+
+
+def test_an_option_that_holds_the_batch_of_all_ranks_is_mapped_to_that(tmp_path, parser):
+    parser.add_argument("-b", "--batch-size", type=int, default=256)
+    parser.parse_args(["-b", "16"])
+    source = BatchSource(["-b", "16"], {}, tmp_path, replicas=2)
+    assert "--map train_batch_size=-b " in source.ignored_batch_reason(1, 8, None)
+
+
+def test_a_parameter_of_a_function_that_fire_runs_is_an_option(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fire", sys)
+
+    def train(layers: int = 8, batch_size: int = 8) -> str:
+        return reason(tmp_path)
+
+    assert "Its option --batch_size is 8: " in train()
+    assert "Its option" not in train(batch_size=4)
+
+
+def test_steps_that_do_not_follow_the_accumulation_are_told_with_the_ways_that_do(tmp_path):
+    said = BatchSource([], {}, tmp_path).ignored_accumulation_reason(4, 1)
+    assert said.startswith("The script took an optimizer step after 1 micro-batch, and its engine was set to an acc")
+    assert "--map gradient_accumulation_steps=--accumulation" in said

@@ -1,0 +1,15 @@
+"""What is looked at of a rank that does not move."""
+
+import threading
+
+import psutil
+import pytest
+
+from trial_lib.measure.ends import waiting
+
+
+def test_a_kernel_that_keeps_no_account_of_bytes_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(psutil.Process, "io_counters")
+    assert waiting._bytes_of(psutil.Process()) == 0
+    activity = waiting.Activity()
+    assert activity.was(threading.main_thread(), None) in (True, False)

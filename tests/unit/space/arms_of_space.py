@@ -1,0 +1,36 @@
+"""Search spaces for tests, and what is in them."""
+
+from typing import Any
+
+from trial_lib.space.arms import Request, build_space, without_effect
+from trial_lib.space.effects import Surroundings
+from trial_lib.space.knobs import Arm, SearchSpace
+
+ZERO = "zero_optimization"
+ALL = (0, 1, 2, 3)
+LARGE = 7 * 10**9
+
+
+def here(device="cuda", slots=8, replicas=8, num_params=LARGE, trainable=None, base=None, **more) -> Surroundings:
+    base = {"optimizer": {"type": "AdamW"}} if base is None else base
+    return Surroundings(device, slots, replicas, num_params, trainable or num_params, base, **more)
+
+
+def adaptive(*requests: Request, at: Surroundings | None = None, stages=ALL) -> SearchSpace:
+    return build_space(stages, at or here(), requests, catalogue=True)
+
+
+def told(*requests: Request, at: Surroundings | None = None, stages=ALL) -> list[str]:
+    return without_effect(stages, at or here(), requests, catalogue=True)
+
+
+def labels(space: SearchSpace) -> list[str]:
+    return [arm.label for arm in space.arms]
+
+
+def arm(space: SearchSpace, label: str) -> Arm:
+    return next(arm for arm in space.arms if arm.label == label)
+
+
+def fine(space: SearchSpace, label: str) -> dict[str, tuple[Any, ...]]:
+    return {knob.path.removeprefix("zero_optimization."): knob.values for knob in arm(space, label).fine}

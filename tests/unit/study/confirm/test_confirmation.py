@@ -1,0 +1,438 @@
+"""Who is measured again, for how long, and what is said of it."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
+from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
+from trial_lib.study.confirm.finding import Finding
+
+LOSSES = [2.0, 1.9, 1.8]
+
+
+def result(key: str, number: int = 9, purpose: Purpose = Purpose.CONFIRM, **fields: Any) -> TrialResult:
+    given = {"outcome": Outcome.COMPLETED, "losses": LOSSES, "phases": {"steps": 1.0}, **fields}
+    return TrialResult(trial_id=f"s-{number}", number=number, purpose=purpose, config_hash=key, **given)
+
+
+def contender(key: str, speed: float, micro_batch: int = 4, **fields: Any) -> Contender:
+    candidate = Candidate(
+        knobs={} if key == "own" else {"zero_optimization": {"stage": 2}},
+        micro_batch_size=micro_batch,
+        gradient_accumulation_steps=16 // micro_batch,
+        slots=1,
+        data_parallel_size=1,
+    )
+    reading = result(key, micro_batch, Purpose.SEARCH, metrics={"throughput": speed}, **fields)
+    return Contender(candidate, candidate.complete({"zero_optimization": {"stage": 1}}), reading)
+
+
+OWN = contender("own", 100.0)
+
+
+def confirm(
+    ranked: list[Contender],
+    measure: Callable[[str], TrialResult],
+    own: Contender | None = OWN,
+    search_seconds: float = 60.0,
+    device: str = "cuda",
+) -> tuple[Finding, list[str]]:
+    """Confirms to the end; returns what was found, and the order in which contenders were measured."""
+    confirmation = Confirmation(own, ranked, "throughput", device, search_seconds)
+    keys = [(one.candidate, one.key) for one in (*([own] if own else []), *ranked)]
+    order: list[str] = []
+    while (candidate := confirmation.next) is not None:
+        key = next(key for known, key in keys if known is candidate)
+        order.append(key)
+        confirmation.tell(measure(key).model_copy(update={"number": len(order)}))
+    return confirmation.finding(), order
+
+
+def speeds(noise: float = 0.01, seed: int = 1, **means: float) -> Callable[[str], TrialResult]:
+    draws = random.Random(seed)
+
+    def measure(key: str) -> TrialResult:
+        return result(key, metrics={"throughput": means[key] * math.exp(draws.gauss(0, noise))})
+
+    return measure
+
+
+def test_a_faster_candidate_parts_from_the_user_s_own_and_says_how_sure_that_is() -> None:
+    found, _ = confirm([contender("a", 180.0)], speeds(own=100.0, a=180.0))
+    assert found.winner is not None
+    assert found.winner.gain is not None
+    assert found.winner.gain.low < 1.8 < found.winner.gain.high
+    gain = found.winner.gain
+    assert found.sentence == f"z2, micro-batch 4, accumulation 4: {gain.times} your configuration."
+    assert found.winner.metrics["throughput"] == pytest.approx(180.0, rel=0.03)
+
+
+def test_after_one_that_trained_otherwise_with_another_micro_batch_those_of_the_user_s_own_are_measured() -> None:
+    def measure(key: str) -> TrialResult:
+        apart = {"losses": [3.0, 2.9, 2.8]} if key.startswith("large") else {}
+        return speeds(own=100.0, large=200.0, larger=190.5, alike=150.0)(key).model_copy(update=apart)
+
+    ranked = [contender("large", 200.0, 8), contender("larger", 160.0, 16), contender("alike", 150.0)]
+    found, order = confirm(ranked, measure)
+    assert "larger" not in order
+    assert found.winner is not None
+    assert found.winner.gain is not None
+    assert found.winner.name == "z2, micro-batch 4, accumulation 4"
+    assert [one.verdict for one in found.candidates] == ["faster", "disagrees"]
+    assert "before any update: the loss depends on the micro-batch itself" in found.candidates[1].losses
+
+
+def test_each_is_measured_in_turn_in_another_order_each_round() -> None:
+    _, order = confirm([contender("a", 100.0), contender("b", 99.0)], speeds(own=100.0, a=100.0, b=100.0))
+    assert order[:9] == ["own", "a", "b", "a", "b", "own", "b", "own", "a"]
+
+
+def test_what_parts_early_ends_early_and_what_does_not_goes_on_for_eight_rounds() -> None:
+    _, early = confirm([contender("a", 200.0)], speeds(own=100.0, a=200.0))
+    _, late = confirm([contender("a", 100.5)], speeds(own=100.0, a=100.0))
+    assert (len(early), len(late)) == (8, 16)
+
+
+def test_where_nothing_parts_the_user_s_own_configuration_is_the_answer() -> None:
+    found, _ = confirm([contender("a", 104.0)], speeds(own=100.0, a=100.0))
+    assert found.winner == found.own
+    assert found.sentence == "No configuration is faster than yours beyond the noise."
+    assert [one.verdict for one in found.candidates] == ["equal"]
+
+
+def test_only_what_read_nearly_as_well_as_the_best_is_measured_again() -> None:
+    ranked = [contender(key, speed) for key, speed in (("a", 200.0), ("b", 191.0), ("c", 189.0))]
+    _, order = confirm(ranked, speeds(own=100.0, a=200.0, b=191.0, c=189.0))
+    assert set(order) == {"own", "a", "b"}
+
+
+def test_a_short_search_leaves_time_for_the_best_alone_and_three_rounds_of_it() -> None:
+    slow = {"phases": {"steps": 100.0}}
+    ranked = [contender(key, 200.0, **slow) for key in ("a", "b", "c")]
+    _, order = confirm(ranked, speeds(own=100.0, a=101.0), contender("own", 100.0, **slow), search_seconds=300.0)
+    assert order == ["own", "a", "a", "own", "own", "a"]
+
+
+def test_a_candidate_that_fails_in_a_fresh_process_is_out_and_the_next_best_takes_its_place() -> None:
+    measured = speeds(own=100.0, a=200.0, b=150.0)
+
+    def measure(key: str) -> TrialResult:
+        if key == "a":
+            return result(key, outcome=Outcome.OUT_OF_MEMORY, reason="No room.", metrics={})
+        return measured(key)
+
+    found, order = confirm([contender("a", 200.0), contender("b", 150.0, micro_batch=8)], measure)
+    assert order.count("a") == 1
+    assert [(one.name, one.verdict) for one in found.candidates] == [
+        ("z2, micro-batch 8, accumulation 2", "faster"),
+        ("z2, micro-batch 4, accumulation 4", "failed"),
+    ]
+    assert "z2, micro-batch 4, accumulation 4 did not complete again. No room." in found.lines
+
+
+def filling(share: float) -> dict[str, Any]:
+    return {"memory": Memory(peak=[100 + int(1000 * share)], after_initialize=[100], available=[1000])}
+
+
+def failing(*keys: str, **means: float) -> Callable[[str], TrialResult]:
+    """Runs out of memory with some."""
+    measured = speeds(**means)
+
+    def measure(key: str) -> TrialResult:
+        return result(key, outcome=Outcome.OUT_OF_MEMORY, metrics={}) if key in keys else measured(key)
+
+    return measure
+
+
+def test_after_one_that_ran_out_of_memory_come_those_that_filled_clearly_less_of_it() -> None:
+    shares = {"a": 0.98, "b": 0.95, "c": 0.86, "d": 0.8, "e": 0.5}
+    ranked = [contender(key, 200.0 - place, **filling(share)) for place, (key, share) in enumerate(shares.items())]
+
+    # Time for one at once: each heat has one.
+    found, order = confirm(ranked, failing("a", "b", "c", own=100.0, d=197.0, e=196.0), search_seconds=12.0)
+    assert order[:4] == ["own", "a", "own", "d"]
+    assert found.winner is not None
+    assert found.winner.verdict == "faster"
+
+    # Where nothing fills less, what is left is tried all the same.
+    _, order = confirm(ranked[:2], failing("a", "b", own=100.0), search_seconds=12.0)
+    assert [key for key in order if key != "own"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("own", [OWN, None], ids=["beside the user's own", "alone"])
+def test_those_that_were_passed_over_after_one_ran_out_of_memory_keep_their_turn(own: Contender | None) -> None:
+    shares = {"a": 0.98, "b": 0.95, "c": 0.93, "d": 0.5}
+    means = {"a": 200.0, "b": 180.0, "c": 152.0, "d": 150.0}
+    ranked = [contender(key, means[key], **filling(share)) for key, share in shares.items()]
+    found, order = confirm(ranked, failing("a", "c", "d", own=100.0, b=180.0), own)
+    assert [key for key in dict.fromkeys(order) if key != "own"] == ["a", "d", "b"]
+    assert [one.verdict for one in found.candidates][1:] == ["failed", "failed"]
+    assert found.winner is not None
+    assert found.winner.metrics["throughput"] == pytest.approx(180.0, rel=0.03)
+
+
+def test_a_candidate_that_trains_otherwise_is_reported_with_both_losses_and_not_chosen() -> None:
+    measured = speeds(own=100.0, a=200.0)
+
+    def measure(key: str) -> TrialResult:
+        return measured(key).model_copy(update={"losses": [2.0, 2.4, 3.0] if key == "a" else LOSSES})
+
+    found, _ = confirm([contender("a", 200.0)], measure)
+    assert found.winner is not None
+    assert found.winner.verdict == "own"
+    said = "the loss of step 2 is 2.4, with your own configuration 1.9"
+    assert f"z2, micro-batch 4, accumulation 4 is not chosen: {said}." in found.lines
+
+
+def test_without_the_user_s_own_the_best_is_measured_absolutely() -> None:
+    found, order = confirm([contender("a", 200.0)], speeds(a=200.0), own=None)
+    assert order == ["a"] * 4
+    assert found.winner is not None
+    assert found.winner.gain is None
+    assert found.winner.value is not None
+    assert found.winner.value.low < 200.0 < found.winner.value.high
+    assert found.sentence.endswith("samples/s, and nothing to compare with.")
+
+
+def test_the_learning_rate_follows_a_batch_that_the_user_s_own_did_not_complete_with() -> None:
+    best = contender("a", 200.0)
+    own = OWN.candidate.model_copy(
+        update={"gradient_accumulation_steps": 2 * OWN.candidate.gradient_accumulation_steps}
+    )
+    confirmation = Confirmation(None, [best], "throughput", "cuda", 60.0, own)
+    measured = speeds(a=200.0)
+    while confirmation.next is not None:
+        confirmation.tell(measured("a"))
+    assert confirmation.finding().advice.startswith("The global batch is 16 and yours 32")
+
+
+def test_a_failure_of_the_user_s_own_changes_no_answer() -> None:
+    measured, failed = speeds(own=100.0, a=80.0), [result("own", outcome=Outcome.CRASHED, reason="Bad luck.")]
+
+    def measure(key: str) -> TrialResult:
+        return failed.pop() if key == "own" and failed else measured(key)
+
+    found, _ = confirm([contender("a", 80.0)], measure)
+    assert found.winner is not None
+    assert found.winner.verdict == "own"
+
+
+def test_where_the_user_s_own_runs_out_of_memory_it_is_not_measured_again() -> None:
+    measured = speeds(own=100.0, a=200.0)
+
+    def measure(key: str) -> TrialResult:
+        return result(key, outcome=Outcome.OUT_OF_MEMORY) if key == "own" else measured(key)
+
+    found, order = confirm([contender("a", 200.0)], measure)
+    assert order.count("own") == 1
+    assert found.winner is not None
+    assert found.winner.verdict == "uncompared"
+
+
+def test_where_the_user_s_own_fails_each_time_the_best_is_left_uncompared() -> None:
+    measured = speeds(own=100.0, a=200.0)
+
+    def measure(key: str) -> TrialResult:
+        return result(key, outcome=Outcome.CRASHED, reason="Bad luck.") if key == "own" else measured(key)
+
+    found, order = confirm([contender("a", 200.0)], measure)
+    assert order.count("own") == 2
+    assert found.winner is not None
+    assert found.winner.verdict == "uncompared"
+
+
+@pytest.mark.parametrize("victim", ["own", "a"])
+def test_a_trial_that_is_killed_from_outside_is_measured_once_more_and_changes_no_answer(victim: str) -> None:
+    measured = speeds(own=100.0, a=200.0)
+    killed = [result(victim, outcome=Outcome.CRASHED, reason="The host died.", from_outside=True)]
+
+    def measure(key: str) -> TrialResult:
+        return killed.pop() if key == victim and killed else measured(key)
+
+    found, order = confirm([contender("a", 200.0)], measure)
+    undisturbed, order_then = confirm([contender("a", 200.0)], speeds(own=100.0, a=200.0))
+    assert len(order) == len(order_then) + 1
+    assert found.winner is not None
+    assert undisturbed.winner is not None
+    assert (found.winner.name, found.winner.verdict) == (undisturbed.winner.name, "faster")
+    assert found.winner.gain == undisturbed.winner.gain
+
+
+BESIDE = [TrialDevice(device="GPU-a", model="H100", company=[Neighbour(pid=7, name="notebook")])]
+
+
+def test_a_trial_that_had_company_is_measured_again_and_counts_no_more() -> None:
+    plain, disturbed = speeds(own=100.0, a=150.0), [True]
+
+    def measure(key: str) -> TrialResult:
+        if key == "own" and disturbed:
+            disturbed.clear()
+            return result("own", metrics={"throughput": 10.0}, devices=BESIDE)
+        return plain(key)
+
+    found, order = confirm([contender("a", 150.0)], measure)
+    assert order[:3] == ["own", "own", "a"]
+    assert found.own is not None
+    assert found.own.trials[0] == 2
+    assert found.own.metrics["throughput"] == pytest.approx(100.0, rel=0.05)
+    assert found.on_devices == ()
+
+
+def test_company_that_stays_does_not_keep_a_confirmation_from_its_end_and_is_said() -> None:
+    def beside(key: str) -> TrialResult:
+        return result(key, metrics={"throughput": {"own": 100.0, "a": 150.0}[key]}, devices=BESIDE)
+
+    found, order = confirm([contender("a", 150.0)], beside)
+    counted = found.rounds * 2
+    assert len(order) == counted + 2
+    (said,) = found.on_devices
+    assert said.startswith(f"In {counted} of {counted} of these trials others computed")
+    assert "(notebook)" in said
+    assert said in found.lines
+
+
+A, B = TrialDevice(device="GPU-a", model="H100"), TrialDevice(device="GPU-b", model="H100")
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ((A, B), "2 different sets"),
+        ((A, A.model_copy(update={"held_down": ["its temperature"]})), "held down by its temperature"),
+        ((A, A.model_copy(update={"held_down": ["its power limit"]})), None),
+        ((A, A), None),
+        ((TrialDevice(device="3"), TrialDevice(device="4")), None),
+    ],
+)
+def test_what_of_the_devices_may_part_trials_is_said(devices: tuple[TrialDevice, ...], said: str | None) -> None:
+    of = dict(zip(("own", "a"), devices, strict=True))
+    found, _ = confirm(
+        [contender("a", 150.0)],
+        lambda key: result(key, metrics={"throughput": {"own": 100.0, "a": 150.0}[key]}, devices=[of[key]]),
+    )
+    assert len(found.on_devices) == (said is not None)
+    assert said is None or said in found.on_devices[0]
+
+
+def test_a_candidate_that_is_killed_every_time_is_out() -> None:
+    measured = speeds(own=100.0, a=200.0)
+
+    def measure(key: str) -> TrialResult:
+        return result(key, outcome=Outcome.CRASHED, from_outside=True) if key == "a" else measured(key)
+
+    found, order = confirm([contender("a", 200.0)], measure)
+    assert order.count("a") == 2
+    assert found.winner is not None
+    assert found.winner.verdict == "own"
+
+
+def test_a_resumed_confirmation_goes_on_where_it_was() -> None:
+    ranked = [contender("a", 102.0)]
+    one = Confirmation(OWN, ranked, "throughput", "cuda", 60.0)
+    other = Confirmation(OWN, ranked, "throughput", "cuda", 60.0)
+    measure = speeds(own=100.0, a=101.0)
+    told = []
+    for number in range(7):
+        assert one.next is not None
+        told.append(measure("own" if one.next is OWN.candidate else "a").model_copy(update={"number": number}))
+        one.tell(told[-1])
+    for again in told:
+        other.tell(again)
+    assert other.next is one.next
+    assert other.finding() == one.finding()
+
+
+def on_cpu(draws: random.Random, time: float, wall: float) -> dict[str, float]:
+    return {
+        "cpu_time_per_sample": time * math.exp(draws.gauss(0, 0.02)),
+        "throughput": 1 / wall * math.exp(draws.gauss(0, 0.13)),
+    }
+
+
+def test_on_a_cpu_processor_time_parts_what_the_wall_clock_cannot() -> None:
+    draws = random.Random(3)
+    times = {"own": 1.0, "a": 0.8}
+    found, _ = confirm(
+        [contender("a", 120.0)],
+        lambda key: result(key, metrics=on_cpu(draws, times[key], times[key])),
+        device="cpu",
+    )
+    assert found.quantity == "processor time per sample"
+    assert found.winner is not None
+    assert found.winner.verdict == "faster"
+    assert any(line.startswith("By the wall clock") for line in found.lines)
+
+
+def test_on_a_cpu_the_wall_clock_decides_where_the_training_waits() -> None:
+    draws = random.Random(3)
+    found, _ = confirm(
+        [contender("a", 500.0)],
+        lambda key: result(key, metrics=on_cpu(draws, 1.0, 1.0 if key == "own" else 0.1)),
+        device="cpu",
+    )
+    assert found.quantity == "throughput"
+    assert found.winner is not None
+    assert found.winner.verdict == "faster"
+
+
+def test_the_ranking_has_each_configuration_once_and_the_user_s_own_nowhere() -> None:
+    readings = [
+        contender("a", 110.0),
+        contender("a", 120.0),
+        contender("own", 130.0),
+        contender("b", 150.0, outcome=Outcome.OUT_OF_MEMORY),
+        contender("c", 140.0),
+    ]
+    assert [(one.key, one.reading.metrics["throughput"]) for one in ranking(readings, OWN, "throughput")] == [
+        ("c", 140.0),
+        ("a", 120.0),
+    ]
+
+
+def test_the_ranking_goes_by_what_the_search_expects_and_what_has_failed_another_time_comes_last() -> None:
+    lucky = replace(contender("lucky", 150.0), expected=120.0)
+    steady = replace(contender("steady", 130.0), expected=128.0)
+    forgetful = replace(contender("forgetful", 140.0), expected=140.0)
+    flaky = contender("flaky", 135.0)
+    again = [
+        contender("forgetful", 0.0, outcome=Outcome.OUT_OF_MEMORY),
+        contender("flaky", 0.0, outcome=Outcome.CRASHED),
+    ]
+    again += [contender("steady", 0.0, outcome=Outcome.TOO_SLOW), contender("read", 0.0, outcome=Outcome.CANCELLED)]
+    ranked = ranking([lucky, steady, forgetful, flaky, *again, contender("read", 125.0)], OWN, "throughput")
+    assert [one.key for one in ranked] == ["steady", "read", "lucky", "forgetful", "flaky"]
+
+
+class Machine:
+    """A noisy one: slow drift, now and then a jump, and a process in twenty that something disturbs."""
+
+    def __init__(self, seed: int, deviation: float) -> None:
+        self._draws = random.Random(seed)
+        self._deviation = deviation
+        self._drift = 0.0
+
+    def measure(self, key: str) -> TrialResult:
+        self._drift += self._draws.gauss(0, 0.01) + (0.2 if self._draws.random() < 0.01 else 0.0)
+        disturbed = 0.3 * self._draws.random() if self._draws.random() < 0.05 else 0.0
+        time = math.exp(self._drift + disturbed + self._draws.gauss(0, self._deviation))
+        wall = time * math.exp(abs(self._draws.gauss(0, 0.15)))
+        return result(key, metrics={"cpu_time_per_sample": time, "throughput": 1 / wall})
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("twins", [1, 3])
+def test_identical_configurations_are_called_equal_in_95_of_100_confirmations(device: str, twins: int) -> None:
+    ranked = [contender(key, 100.0) for key in "abc"[:twins]]
+    confirmations = 200
+    called_equal = 0
+    for seed in range(confirmations):
+        machine = Machine(seed, deviation=0.025)
+        found, _ = confirm(ranked, machine.measure, search_seconds=200.0, device=device)
+        called_equal += all(one.verdict == "equal" for one in found.candidates)
+    assert called_equal >= 0.95 * confirmations

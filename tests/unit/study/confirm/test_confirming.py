@@ -1,0 +1,173 @@
+"""A study's last step over its record: what is told is not run again, what was cut short goes on, and the answer."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trial_lib.device.host.base import Host
+from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.place import ThisHost
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, untried
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.kept.history import Asked, Event, History, Stopped, Told
+
+BASE = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
+PROFILE = ModelProfile(
+    num_params=10_000,
+    trainable_num_params=10_000,
+    activation_mem_per_gpu=1000,
+    gpu_mem=2**30,
+    data_parallel_size=1,
+    flops_per_sample=1e6,
+)
+OWN = Candidate(micro_batch_size=2, slots=1, data_parallel_size=1)
+OTHER = Candidate(
+    knobs={"zero_optimization": {"stage": 2}}, micro_batch_size=2, gradient_accumulation_steps=1, data_parallel_size=1
+)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> StudyArguments:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "train.py").write_text("")
+    config = tmp_path / "experiment.yaml"
+    hparams = {"deepspeed_config": BASE}
+    config.write_text(
+        yaml.safe_dump({"name": "t", "entrypoint": "deepspeed train.py", "hyperparameters": hparams, "max_restarts": 0})
+    )
+    return StudyArguments(config_path=config, model_dir=model, method="random", metric="throughput")
+
+
+def driver_of(arguments: StudyArguments, folder: Path) -> StudyDriver:
+    assert arguments.config_path is not None
+    experiment = read_experiment(arguments.config_path, arguments.model_dir)
+    paths = StudyPaths(folder)
+    paths.trials.mkdir(parents=True, exist_ok=True)
+    launcher = ColdLauncher("python", [], {}, lambda text: None)
+    host = Host("cuda", ["0"], 2**30)
+    place = ThisHost(launcher, host, folder)
+    return StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
+
+
+def ended(number: int, purpose: Purpose, candidate: Candidate, throughput: float, **fields: Any) -> TrialResult:
+    return TrialResult(
+        trial_id=f"s-{number}",
+        number=number,
+        purpose=purpose,
+        config_hash=candidate.config_hash(BASE),
+        outcome=Outcome.COMPLETED,
+        metrics={"throughput": throughput, "latency": 1.0},
+        phases={"steps": 1.0},
+        started_at=100.0 + number,
+        **fields,
+    )
+
+
+def write(folder: Path, *events: Event) -> None:
+    history = History(StudyPaths(folder).history)
+    for event in events:
+        history.append(event)
+
+
+@pytest.fixture
+def searched(arguments: StudyArguments, tmp_path: Path) -> Path:
+    """A study whose search has ended: the other configuration read twice as fast."""
+    folder = tmp_path / "study"
+    folder.mkdir()
+    profiled = ended(0, Purpose.PROFILE, OWN, 1.0, profile=PROFILE)
+    write(
+        folder,
+        Asked(0, Purpose.PROFILE, OWN),
+        Told(0, profiled),
+        Asked(1, Purpose.SUBMITTED, OWN),
+        Told(1, ended(1, Purpose.SUBMITTED, OWN, 100.0)),
+        Asked(2, Purpose.SEARCH, OTHER),
+        Told(2, ended(2, Purpose.SEARCH, OTHER, 200.0)),
+        Stopped("the search has ended"),
+    )
+    return folder
+
+
+def test_before_the_search_has_ended_there_is_nothing_to_confirm(arguments: StudyArguments, tmp_path: Path) -> None:
+    driver = driver_of(arguments, tmp_path / "new")
+    assert confirmation_of(driver) is None
+    assert next_confirming_plan(driver) is None
+    assert answer_of(driver) is None
+
+
+def test_a_study_confirms_to_its_end_and_promises_the_medians(arguments: StudyArguments, searched: Path) -> None:
+    driver = driver_of(arguments, searched)
+    readings = iter([100.0, 151.0, 150.0, 101.0, 102.0, 149.0, 148.0, 101.0])
+    while (plan := next_confirming_plan(driver)) is not None:
+        driver.tell(ended(plan.number, Purpose.CONFIRM, plan.candidate, next(readings)))
+    answer = answer_of(driver)
+    assert answer is not None
+    assert answer.finding is not None
+    assert answer.best.metrics["throughput"] == 149.5
+    assert answer.best.number == 8
+    assert driver.candidates[answer.best.number] == OTHER
+    assert answer.gain == pytest.approx(1.48, abs=0.01)
+    assert answer.gain_interval is not None
+    document = answer.document(driver)
+    assert document["submitted"]["throughput"] == 101.0
+    assert document["confirmation"]["sentence"].startswith("z2, micro-batch 2: 1.48x [")
+
+
+def test_a_resumed_study_runs_what_was_cut_short_under_its_number_and_nothing_twice(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    write(
+        searched,
+        Asked(3, Purpose.CONFIRM, OWN),
+        Told(3, ended(3, Purpose.CONFIRM, OWN, 100.0)),
+        Asked(4, Purpose.CONFIRM, OTHER),
+    )
+    driver = driver_of(arguments, searched)
+    plan = next_confirming_plan(driver)
+    assert plan is not None
+    assert (plan.number, plan.candidate, plan.purpose) == (4, OTHER, Purpose.CONFIRM)
+    driver.tell(ended(4, Purpose.CONFIRM, OTHER, 150.0))
+    after = next_confirming_plan(driver)
+    assert after is not None
+    assert (after.number, after.candidate) == (5, OTHER)
+
+
+def test_a_search_for_micro_batch_sizes_confirms_nothing(arguments: StudyArguments, searched: Path) -> None:
+    driver = driver_of(arguments.model_copy(update={"method": "micro_batch"}), searched)
+    assert next_confirming_plan(driver) is None
+    answer = answer_of(driver)
+    assert answer is not None
+    assert (answer.best.number, answer.finding, answer.gain) == (2, None, 2.0)
+
+
+def test_a_study_whose_minutes_were_over_before_its_first_trial_says_that_nothing_was_tried(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    in_time = arguments.model_copy(update={"max_minutes": 5.0})
+    assert untried(driver_of(in_time, searched)) == ""
+    history = StudyPaths(searched).history
+    lines = [line for line in history.read_text().splitlines(keepends=True) if '"search"' not in line]
+    history.write_text("".join(lines))
+    assert untried(driver_of(arguments, searched)) == ""
+    assert "the 5 minutes of --max-minutes were over before one could start" in untried(driver_of(in_time, searched))
+
+
+def test_trials_that_are_compared_are_to_have_the_same_devices(arguments: StudyArguments, searched: Path) -> None:
+    driver = driver_of(arguments, searched)
+    first = next_confirming_plan(driver)
+    assert first is not None
+    assert first.preferred == ()
+    devices = [TrialDevice(device="GPU-b")]
+    driver.tell(ended(first.number, Purpose.CONFIRM, first.candidate, 20.0, devices=devices))
+    second = next_confirming_plan(driver)
+    assert second is not None
+    assert (second.number, second.preferred) == (first.number + 1, ("GPU-b",))

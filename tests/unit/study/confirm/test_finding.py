@@ -1,0 +1,89 @@
+"""What confirmation says to people."""
+
+from typing import Any
+
+from trial_lib.records.candidate import Candidate
+from trial_lib.study.confirm.finding import (
+    Confirmed,
+    Estimate,
+    Finding,
+    learning_rate_advice,
+    name_of,
+    partition_advice,
+)
+
+
+def confirmed(name: str = "z2, micro-batch 24", **fields: Any) -> Confirmed:
+    given = {"trials": (3, 4, 5), "number": 4, "metrics": {"throughput": 150.0}, "verdict": "faster", **fields}
+    return Confirmed(name=name, **given)
+
+
+OWN = confirmed("micro-batch 2", verdict="own")
+WINNER = confirmed(gain=Estimate(value=1.83, low=1.79, high=1.87))
+
+
+def finding(**fields: Any) -> Finding:
+    given = {"metric": "throughput", "quantity": "throughput", "rounds": 5, "error": 0.05, "own": OWN}
+    return Finding(**{**given, "candidates": (WINNER,), "winner": WINNER, **fields})
+
+
+def test_the_answer_is_one_sentence_with_its_interval() -> None:
+    assert finding().sentence == "z2, micro-batch 24: 1.83x [1.79, 1.87] your configuration."
+    equal = finding(winner=OWN, candidates=(confirmed(verdict="equal"),))
+    assert equal.sentence == "No configuration is faster than yours beyond the noise."
+
+
+def test_a_winner_that_is_compared_with_nothing_says_what_it_measured() -> None:
+    alone = confirmed(verdict="uncompared", value=Estimate(value=150.0, low=145.0, high=155.0))
+    said = finding(own=None, winner=alone, candidates=(alone,)).sentence
+    assert said == "z2, micro-batch 24: 150 [145, 155] samples/s, and nothing to compare with."
+
+
+def test_it_says_how_it_was_found_and_what_became_of_the_others() -> None:
+    failed = confirmed("z1, micro-batch 32", verdict="failed", reason="No room.")
+    strange = confirmed("z3, micro-batch 24", verdict="disagrees", losses="the loss of step 1 is 3, with yours 2")
+    lines = finding(candidates=(WINNER, failed, strange), quantity="processor time per sample").lines
+    assert "compared by processor time per sample" in lines[0]
+    assert lines[1:] == [
+        "z1, micro-batch 32 did not complete again. No room.",
+        "z3, micro-batch 24 is not chosen: the loss of step 1 is 3, with yours 2.",
+    ]
+
+
+def test_what_the_measurement_leaves_out_is_said_whoever_wins() -> None:
+    note = "The ranks have different numbers of batches: rank 0 had 11 micro-batches; rank 1 had 10 micro-batches."
+    equal = confirmed(verdict="equal")
+    assert note in finding(left_unmeasured=note).lines
+    assert note in finding(winner=OWN, candidates=(equal,), left_unmeasured=note).lines
+    assert "" not in finding().lines
+
+
+def test_nothing_that_completes_again_is_said_with_a_reason() -> None:
+    failed = confirmed(verdict="failed", reason="No room.")
+    said = finding(own=None, winner=None, candidates=(failed,)).sentence
+    assert said == "Nothing could be measured a second time. No room."
+
+
+def test_candidates_are_called_by_what_decides_them() -> None:
+    knobs = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True}}
+    candidate = Candidate(knobs=knobs, micro_batch_size=24, gradient_accumulation_steps=2)
+    assert name_of(candidate) == "z2, optimizer offload, micro-batch 24, accumulation 2"
+    assert name_of(Candidate(micro_batch_size=4)) == "micro-batch 4"
+
+
+def test_a_winner_below_stage_3_says_what_it_needs_of_code_that_partitions_its_model() -> None:
+    assert partition_advice(3, partitions_its_model=True) == ""
+    assert partition_advice(2, partitions_its_model=False) == ""
+    advice = partition_advice(2, partitions_its_model=True)
+    assert advice.endswith("give it enabled=False at stage 2.")
+    assert advice in finding(in_code=advice).lines
+
+
+def test_another_global_batch_comes_with_advice_on_the_learning_rate() -> None:
+    assert learning_rate_advice(16, 16) == ""
+    advice = learning_rate_advice(16, 64)
+    assert "The global batch is 64 and yours 16" in advice
+    assert "by 2 (square root" in advice
+    assert "or 4 (linear" in advice
+    assert finding(advice=advice).lines[-1] == advice
+    assert "scale the learning rate, by 0.5 (square root" in learning_rate_advice(64, 16)

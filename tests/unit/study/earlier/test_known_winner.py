@@ -1,0 +1,259 @@
+"""A study that learns: what it confirms, when it ends early, and what its search starts from."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulated_studies import BASE, CutShortError, Experiment, larger_is_faster
+
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome
+from trial_lib.study.confirm.of_study import answer_of, since_last_study
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.earlier.known_winner import starting_from
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Experiment:
+    return Experiment(tmp_path)
+
+
+@pytest.fixture
+def tuned(team: Experiment) -> Experiment:
+    """An experiment that was tuned once: 4 samples at a time are fastest."""
+    study = team.tune()
+    assert study.record.finding.startswith("z0, micro-batch 4, accumulation 2: ")
+    return team
+
+
+def slower(candidate: Candidate) -> float:
+    return 0.6 * larger_is_faster(candidate)
+
+
+def test_the_first_study_says_that_there_is_nothing_to_learn_from_and_searches(team: Experiment) -> None:
+    with team.opened() as study:
+        team.finish(study)
+        assert starting_from(study.driver) == "No earlier study of this experiment can be learned from."
+        assert since_last_study(study.driver) is None
+    assert Purpose.SEARCH in team.purposes
+    assert not study.record.regression
+    assert study.paths.record.stat().st_mode & 0o777 == 0o600
+
+
+def test_where_nothing_has_changed_the_known_winner_is_confirmed_and_there_is_no_search(tuned: Experiment) -> None:
+    study = tuned.tune()
+    assert tuned.purposes[0] is Purpose.PROFILE
+    assert set(tuned.purposes[1:]) == {Purpose.CONFIRM}
+    assert {candidate.micro_batch_size for _, _, candidate in tuned.ran[1:]} == {2, 4}
+    assert len(tuned.ran) == 9
+    assert study.record.finding.startswith("z0, micro-batch 4, accumulation 2: ")
+    assert not study.record.regression
+
+
+def test_a_known_winner_is_confirmed_in_turns_with_the_user_s_own(tuned: Experiment) -> None:
+    tuned.tune()
+    sizes = [candidate.micro_batch_size for _, _, candidate in tuned.ran[1:]]
+    assert all({first, second} == {2, 4} for first, second in zip(sizes[::2], sizes[1::2], strict=True))
+    assert sizes[0] != sizes[2]
+
+
+def test_a_study_that_ended_early_is_learned_from_like_any_other(tuned: Experiment) -> None:
+    for _ in range(3):
+        tuned.tune()
+        assert Purpose.SEARCH not in tuned.purposes
+    shutil.rmtree(min((tuned.folder / "zerotune-studies").iterdir(), key=lambda folder: folder.stat().st_mtime))
+    tuned.tune()
+    assert Purpose.SEARCH not in tuned.purposes
+
+
+def test_other_versions_search_again_from_the_known_winner_on(tuned: Experiment) -> None:
+    tuned.versions = {**tuned.versions, "torch": "2.7.0"}
+    with tuned.opened() as study:
+        tuned.finish(study)
+        assert starting_from(study.driver).endswith("Changed since: torch 2.6.0 -> 2.7.0.")
+        assert study.driver.head_start.trials() == []
+    assert tuned.purposes[:3] == [Purpose.PROFILE, Purpose.SUBMITTED, Purpose.SEARCH]
+    assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
+
+
+def test_edited_code_searches_again_and_knows_what_fits(tuned: Experiment) -> None:
+    (tuned.model / "train.py").write_text("print('trains otherwise')\n")
+    with tuned.opened() as study:
+        tuned.finish(study)
+        assert starting_from(study.driver).endswith("Changed since: train.py (edited).")
+        told = study.driver.head_start.trials()
+        assert told
+        assert all(result.metrics == {} and result.memory.peak for _, result in told)
+    assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
+
+
+def test_code_that_needs_other_memory_is_told_nothing_of_it(tuned: Experiment) -> None:
+    (tuned.model / "train.py").write_text("print('trains otherwise')\n")
+    tuned.profile = tuned.profile.model_copy(update={"activation_mem_per_gpu": 200_000})
+    with tuned.opened() as study:
+        tuned.finish(study)
+        assert study.driver.head_start.trials() == []
+
+
+def test_a_larger_budget_goes_on_where_the_earlier_search_ended(tuned: Experiment) -> None:
+    before = {(candidate.lineage, candidate.micro_batch_size) for candidate in tuned.searched}
+    with tuned.opened(max_trials=20) as study:
+        tuned.finish(study)
+        told = study.driver.head_start.trials()
+        assert starting_from(study.driver).endswith("Changed since: max_trials 8 -> 20.")
+    assert before <= {(candidate.lineage, candidate.micro_batch_size) for candidate, _ in told}
+    assert any(result.metrics for _, result in told)
+    again = {(candidate.lineage, candidate.micro_batch_size) for candidate in tuned.searched[1:]}
+    assert not again & before
+
+
+def test_what_the_host_had_left_for_a_trial_is_another_days(tuned: Experiment) -> None:
+    with tuned.opened(max_trials=20) as study:
+        tuned.finish(study)
+        start = study.driver.head_start
+    told = start.trials()
+    lacked = {"outcome": Outcome.OUT_OF_HOST_MEMORY, "metrics": {}}
+    (study_before,) = start.earlier
+    trials = study_before.trials
+    full = trials[0].model_copy(update={"result": trials[0].result.model_copy(update=lacked)})
+    changed = study_before.model_copy(update={"trials": (full, *trials[1:])})
+    assert replace(start, earlier=(changed,)).trials() == told[1:]
+
+
+@pytest.mark.parametrize("method", ["asha", "binary", "random", "adaptive"])
+def test_every_method_begins_with_the_known_winner(tuned: Experiment, method: str) -> None:
+    tuned.versions = {**tuned.versions, "deepspeed": "0.20.0"}
+    # Stage 0, which won, is not among the stages that the predecessor's methods draw from.
+    tuned.tune(method=method, zero_stages=(0, 1, 2, 3))
+    assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
+
+
+def test_the_known_winner_is_given_the_batch_that_is_kept_now(tuned: Experiment) -> None:
+    tuned.write({**BASE, "gradient_accumulation_steps": 8})
+    tuned.tune()
+    assert tuned.searched[0].gradient_accumulation_steps == 4
+    tuned.write({**BASE, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 3})
+    with tuned.opened() as study:
+        tuned.finish(study)
+        assert study.driver.known_winner is None
+
+
+def test_a_slower_winner_is_said_with_both_numbers_and_what_changed(tuned: Experiment) -> None:
+    tuned.versions = {**tuned.versions, "torch": "2.7.0"}
+    tuned.speed = slower
+    with tuned.opened() as study:
+        tuned.finish(study)
+        compared = since_last_study(study.driver)
+    assert compared is not None
+    assert compared.is_regression
+    assert compared.throughput == pytest.approx(240, rel=0.05)
+    assert compared.last_throughput == pytest.approx(400, rel=0.05)
+    assert compared.ratio.high < 0.75
+    assert compared.changes == ("torch 2.6.0 -> 2.7.0",)
+    assert study.record.regression == compared.sentence
+    assert compared.sentence.endswith("processor time per sample. Changed between them: torch 2.6.0 -> 2.7.0.")
+
+
+def test_a_winner_that_is_slower_although_nothing_is_known_to_have_changed_is_searched_again(
+    tuned: Experiment,
+) -> None:
+    tuned.speed = slower
+    study = tuned.tune()
+    kinds = list(dict.fromkeys(tuned.purposes))
+    assert kinds == [Purpose.PROFILE, Purpose.CONFIRM, Purpose.SUBMITTED, Purpose.SEARCH]
+    assert tuned.purposes[-1] is Purpose.CONFIRM
+    # It has just been measured: the search is told that, and it is not run once more.
+    assert (0, 4) not in [(candidate.zero_stage, candidate.micro_batch_size) for candidate in tuned.searched]
+    assert "Between them nothing has changed that ZeroTune knows of." in study.record.regression
+
+
+def test_a_winner_that_is_no_longer_faster_than_the_user_s_own_is_searched_again(tuned: Experiment) -> None:
+    tuned.speed = lambda candidate: 500.0 if candidate.micro_batch_size == 2 else larger_is_faster(candidate)
+    tuned.tune()
+    assert Purpose.SEARCH in tuned.purposes
+
+
+def test_the_study_after_a_regression_compares_with_what_it_found(tuned: Experiment) -> None:
+    tuned.speed = slower
+    assert tuned.tune().record.regression
+    study = tuned.tune()
+    assert not study.record.regression
+    assert Purpose.SEARCH not in tuned.purposes
+
+
+def test_where_the_user_s_own_had_won_it_is_confirmed_against_the_best_of_the_others(team: Experiment) -> None:
+    team.speed = lambda candidate: 50.0 if candidate.zero_stage is not None else 100.0
+    assert team.tune().record.finding == "No configuration is faster than yours beyond the noise."
+    study = team.tune()
+    assert Purpose.SEARCH not in team.purposes
+    assert study.record.finding == "No configuration is faster than yours beyond the noise."
+    team.versions = {**team.versions, "torch": "2.7.0"}
+    with team.opened() as study:
+        team.finish(study)
+        assert study.driver.known_winner is None
+
+
+def test_a_winner_with_settings_that_the_search_may_no_longer_choose_is_left_out(team: Experiment) -> None:
+    team.write(BASE, search_space={"zero_optimization.reduce_bucket_size": [1_000_000, 2_000_000]})
+    team.speed = lambda candidate: 50.0 if candidate.zero_stage == 0 else larger_is_faster(candidate)
+    team.tune()
+    team.write(BASE)
+    with team.opened() as study:
+        team.finish(study)
+        known = study.driver.head_start.earlier[-1].other.candidate
+        assert study.driver.known_winner is None
+    assert "reduce_bucket_size" in str(known.knobs)
+    assert known.knobs not in [candidate.knobs for candidate in team.searched]
+
+
+def test_a_regression_is_kept_where_no_time_is_left_to_search(
+    tuned: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned.speed = slower
+    monkeypatch.setattr(StudyDriver, "minutes_are_over", True)
+    with tuned.opened() as study:
+        tuned.finish(study)
+        answer = answer_of(study.driver)
+    assert Purpose.SEARCH not in tuned.purposes
+    assert answer is not None
+    assert answer.finding is not None
+    assert "Between them nothing has changed that ZeroTune knows of." in study.record.regression
+
+
+def test_a_study_that_is_not_to_learn_takes_no_notice(tuned: Experiment) -> None:
+    study = tuned.tune(from_earlier=False)
+    assert Purpose.SEARCH in tuned.purposes
+    assert not study.paths.earlier_studies.exists()
+
+
+@pytest.mark.parametrize("ended", [1, 2, 5, 8, 9, 10, 11, 14])
+def test_a_study_that_is_cut_short_goes_on_as_if_it_had_not_been(tuned: Experiment, ended: int, tmp_path: Path) -> None:
+    tuned.speed = slower
+    with tuned.opened() as study:
+        root = study.paths.root
+        with pytest.raises(CutShortError):
+            tuned.finish(study, trials=ended)
+        begun = list(tuned.ran)
+    # What it learns from stands in its own folder.
+    for other in root.parent.iterdir():
+        if other != root:
+            shutil.rmtree(other)
+    with tuned.resumed(root) as study:
+        tuned.finish(study)
+        answer = answer_of(study.driver)
+    whole = [*begun, *tuned.ran]
+    (tmp_path / "other").mkdir()
+    undisturbed = Experiment(tmp_path / "other")
+    undisturbed.tune()
+    undisturbed.speed = slower
+    undisturbed.tune()
+    assert [(purpose, candidate) for _, purpose, candidate in whole] == [
+        (purpose, candidate) for _, purpose, candidate in undisturbed.ran
+    ]
+    numbers = [number for number, _, _ in whole]
+    assert len(numbers) == len(set(numbers))
+    kinds = list(dict.fromkeys(purpose for _, purpose, _ in whole))
+    assert kinds == [Purpose.PROFILE, Purpose.CONFIRM, Purpose.SUBMITTED, Purpose.SEARCH]
+    assert answer is not None
+    assert study.record.regression

@@ -1,0 +1,80 @@
+"""A mapping is held against the engine of the program as it was typed."""
+
+import pytest
+
+from trial_lib.command.batch_places import BatchPlace
+from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.study.opening.mapped_values import as_mapped, held_against, wrong_mapping
+
+SEEN = ProgramProfile(typed_batch=Batch(train_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=2))
+
+
+@pytest.fixture
+def profiled() -> TrialResult:
+    """How a run of a program as it was typed has ended."""
+    return TrialResult(
+        trial_id="s-0000", number=0, purpose=Purpose.PROFILE, config_hash="0", outcome=Outcome.COMPLETED, logs=[]
+    )
+
+
+def place(key: str, value: int) -> BatchPlace:
+    return BatchPlace(key, value, f"--x {value}")
+
+
+@pytest.mark.parametrize("places", [[], [place(MICRO_BATCH, 8)], [place(ACCUMULATION, 2), place(TRAIN_BATCH, 32)]])
+def test_a_mapping_that_agrees_with_the_engine_is_right(places: list[BatchPlace]) -> None:
+    assert as_mapped(SEEN, places) == SEEN
+    assert wrong_mapping(SEEN, places) is None
+
+
+def test_what_the_program_feeds_goes_before_what_its_engine_is_set_to() -> None:
+    stale = SEEN.model_copy(update={"typed_batch": Batch(4, 1, 2), "rows_per_sample": 8})
+    found = as_mapped(stale, [place(MICRO_BATCH, 8)])
+    assert (found.typed_batch, found.rows_per_sample) == (Batch(32, 8, 2), 1)
+    assert wrong_mapping(found, [place(MICRO_BATCH, 8)]) is None
+
+
+def test_what_the_program_feeds_may_stand_in_the_second_dimension() -> None:
+    update = {"typed_batch": Batch(4, 1, 2), "rows_per_sample": 128, "other_rows_per_sample": 8}
+    found = as_mapped(SEEN.model_copy(update=update), [place(MICRO_BATCH, 8)])
+    assert (found.typed_batch, found.rows_per_sample, found.batch_dimension) == (Batch(32, 8, 2), 1, 1)
+
+
+def test_a_sample_of_several_rows_stays_one() -> None:
+    pairs = SEEN.model_copy(update={"rows_per_sample": 2})
+    assert as_mapped(pairs, [place(MICRO_BATCH, 8)]) == pairs
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        (MICRO_BATCH, 32, f"If it is the {TRAIN_BATCH}, map that to it."),
+        (MICRO_BATCH, 16, "Map what sets it, or nothing."),
+        (ACCUMULATION, 8, f"If it is the {MICRO_BATCH}, map that to it."),
+        (TRAIN_BATCH, 16, "Map what sets it, or nothing."),
+    ],
+)
+def test_a_mapping_that_the_engine_contradicts_is_told_with_a_remedy(key: str, value: int, remedy: str) -> None:
+    found = as_mapped(SEEN, [place(key, value)])
+    said = wrong_mapping(found, [place(key, value)])
+    assert said is not None
+    assert f"{key} is mapped to --x {value}, and the program's engine has" in said
+    assert said.endswith(remedy)
+
+
+@pytest.mark.parametrize(("default", "batch"), [(8, Batch(32, 8, 2)), (3, Batch(4, 1, 2))])
+def test_an_option_that_was_left_at_its_default_may_say_what_is_fed_and_contradicts_nothing(
+    default: int, batch: Batch, profiled: TrialResult
+) -> None:
+    update = {"typed_batch": Batch(4, 1, 2), "rows_per_sample": 8, "options": {"--batch": default}}
+    result = profiled.model_copy(update={"program": SEEN.model_copy(update=update)})
+    held = held_against(result, [], {MICRO_BATCH: "--batch"})
+    assert held.program is not None
+    assert held.program.typed_batch == batch
+
+
+def test_nothing_is_said_of_a_program_that_came_to_no_engine() -> None:
+    assert wrong_mapping(ProgramProfile(), [place(MICRO_BATCH, 8)]) is None

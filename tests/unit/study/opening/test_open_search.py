@@ -1,0 +1,76 @@
+"""What a study's search is about: the global batch that it keeps."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.opening.open_search import kept_batch, open_search
+
+PROFILE = ModelProfile(
+    num_params=1_000,
+    trainable_num_params=1_000,
+    activation_mem_per_gpu=10,
+    gpu_mem=10**6,
+    data_parallel_size=4,
+    flops_per_sample=1e6,
+)
+CONFIG = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}
+
+
+def kept(config: dict[str, Any], **told: Any) -> int | None:
+    arguments = StudyArguments(config_path=Path("a.yaml"), model_dir=Path(), **told)
+    return kept_batch(arguments, config, PROFILE, logging.getLogger("test"))
+
+
+def test_adaptive_keeps_the_configuration_s_global_batch() -> None:
+    assert kept(CONFIG) == 2 * 3 * 4
+    assert kept({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2}) == 64
+
+
+def test_another_global_batch_may_be_asked_for_or_none() -> None:
+    assert kept(CONFIG, train_batch_size=96) == 96
+    assert kept(CONFIG, free_batch=True) is None
+
+
+@pytest.mark.parametrize("method", ["asha", "binary", "random"])
+def test_the_predecessor_s_methods_let_it_grow(method: str) -> None:
+    assert kept(CONFIG, method=method) is None
+
+
+def test_a_batch_that_nobody_knows_cannot_be_kept(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert kept({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}) is None
+    assert "the global batch is not kept" in caplog.text
+
+
+def test_it_is_said_which_arms_the_host_has_no_room_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    config = tmp_path / "experiment.yaml"
+    config.write_text(
+        "{name: t, entrypoint: deepspeed train.py, hyperparameters: {deepspeed_config: "
+        "{train_micro_batch_size_per_gpu: 2, zero_optimization: {stage: 1}}}, max_restarts: 0}"
+    )
+    experiment = read_experiment(config, tmp_path)
+    arguments = StudyArguments(config_path=config, model_dir=tmp_path)
+    profile = TrialResult(
+        trial_id="s-0",
+        number=0,
+        purpose=Purpose.PROFILE,
+        config_hash="",
+        outcome=Outcome.COMPLETED,
+        profile=PROFILE.model_copy(update={"num_params": 10**9, "trainable_num_params": 10**9, "host_mem": 10**9}),
+    )
+    known = [(Candidate(micro_batch_size=1), profile)]
+    with caplog.at_level(logging.WARNING):
+        open_search(arguments, experiment, CONFIG, "cuda", 1, False, known, logging.getLogger("test"))
+    assert "z2-offload-optimizer is not tried: it would keep" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        open_search(arguments, experiment, CONFIG, "cpu", 1, False, known, logging.getLogger("test"))
+    assert "is not tried" not in caplog.text

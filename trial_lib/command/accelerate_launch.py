@@ -1,0 +1,213 @@
+"""`accelerate launch`: what it would start.
+
+Under DeepSpeed, `accelerate launch` is `torchrun` and a dozen environment variables that `Accelerator()` reads. Which
+ones depends on its options, its configuration file and its version: the accelerate of the user's environment is asked.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.command.mapping_targets import typed_as
+from trial_lib.command.words import Words
+from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
+from trial_lib.deepspeed_config.overrides import ACCUMULATION
+
+CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+"""The environment variable by which accelerate takes the path of a DeepSpeed configuration."""
+
+_ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+
+_QUESTION = Path(__file__).with_name("accelerate_question.py")
+_LONGEST_ANSWER_S = 120.0
+_DEEPSPEED, _SEVERAL, _ONE = "deepspeed_launcher", "multi_gpu_launcher", "simple_launcher"
+
+_TRY_IT = "See `accelerate launch --help`, and try the command without zerotune."
+_WITH_DEEPSPEED = "Start it with DeepSpeed: `accelerate launch --use_deepspeed --num_processes N SCRIPT`."
+
+_PORT = "every trial has a port of its own"
+_ONE_NODE = "a trial runs on one node"
+_LOGS = "every rank has a log of its own"
+_LEFT_OUT = {
+    "main_process_ip": _PORT,
+    "main_process_port": _PORT,
+    "same_network": _ONE_NODE,
+    "machine_rank": _ONE_NODE,
+    "rdzv_backend": _PORT,
+    "rdzv_conf": _PORT,
+    "deepspeed_multinode_launcher": _ONE_NODE,
+    "deepspeed_hostfile": "accelerate reads it for several nodes only",
+    "deepspeed_inclusion_filter": "accelerate reads it for several nodes only",
+    "deepspeed_exclusion_filter": "accelerate reads it for several nodes only",
+    "tee": _LOGS,
+    "log_dir": _LOGS,
+    "role": _LOGS,
+    "quiet": _LOGS,
+    "max_restarts": "a trial is never started again",
+    "monitor_interval": "ZeroTune watches over the ranks",
+    "enable_cpu_affinity": "ZeroTune hands out the cores",
+}
+# Settings, of options or of the configuration file, under which DeepSpeed does not train, or not here.
+_REFUSED = {
+    "cpu": "--cpu trains without DeepSpeed: Accelerate uses DeepSpeed on a CPU as well, without this option",
+    "tpu": "a TPU trains without DeepSpeed",
+    "use_fsdp": "FSDP takes the place of DeepSpeed",
+    "use_megatron_lm": "Megatron-LM takes the place of DeepSpeed",
+    "use_parallelism_config": "a parallelism configuration needs FSDP in the place of DeepSpeed",
+    "mpirun_hostfile": "mpirun starts processes on several nodes",
+    "no_python": "ZeroTune starts Python programs only",
+}
+_REFUSED_FAMILIES = ("fsdp_", "megatron_lm_", "tpu_", "parallelism_config_", "aws_", "mpirun_", "vm", "env")
+
+# Of the ranks, which ZeroTune starts on its own devices, ports and cores.
+_OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ACCELERATE_CPU_AFFINITY", CONFIG_VARIABLE)
+
+
+def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
+    """Returns what `accelerate launch` would start, as fields of `Entrypoint`; the script's arguments stay in `words`.
+
+    The DeepSpeed configuration is the file that accelerate is told to read (`config_variables` names the variable that
+    carries its path), else it is left to the code: accelerate then makes one of its options and of the plugin's.
+
+    Args:
+        words: what follows `accelerate launch`.
+        interpreter: the Python whose accelerate it is; None for ZeroTune's own.
+
+    Raises:
+        InputError: accelerate refuses the command, something other than DeepSpeed is to train, or several nodes are,
+            or the gradient accumulation is set in two places with two values.
+    """
+    answer = _ask(words, interpreter)
+    launcher, settings, variables = answer["launcher"], answer["settings"], answer["variables"]
+    _refuse(words, launcher, settings, answer["given"])
+    for name, option in answer["given"].items():
+        if name in _LEFT_OUT:
+            words.notes.append(f"{option} is left out: {_LEFT_OUT[name]}.")
+    if launcher != _DEEPSPEED:
+        words.notes.append(
+            "accelerate launch is not told to use DeepSpeed (--use_deepspeed, or distributed_type: DEEPSPEED in its "
+            "configuration file): the code has to."
+        )
+    config_file = variables.get(CONFIG_VARIABLE, words.environment.get(CONFIG_VARIABLE))
+    _refuse_two_accumulations(words, answer, config_file)
+    words.rest = answer["arguments"]
+    found: dict[str, Any] = {
+        "module" if settings["module"] else "script": settings["training_script"],
+        "slots": _slots(words, launcher, settings),
+        "launcher_environment": {name: value for name, value in variables.items() if name not in _OWN_VARIABLES},
+    }
+    if settings["gpu_ids"] not in (None, "all"):
+        found["devices"] = _devices(words, settings["gpu_ids"])
+    if config_file is not None:
+        found["config_variables"] = (CONFIG_VARIABLE,)
+        found["launcher_environment"][CONFIG_VARIABLE] = config_file
+    return found
+
+
+def _ask(words: Words, interpreter: str | None) -> dict[str, Any]:
+    """Returns the answer of `accelerate_question`."""
+    python = sys.executable
+    if interpreter is not None:
+        python = str((words.folder / interpreter).absolute()) if os.sep in interpreter else interpreter
+    try:
+        asked = subprocess.run(
+            [python, "-c", _QUESTION.read_text(encoding="utf-8"), *words.rest],
+            cwd=words.folder,
+            env=words.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LONGEST_ANSWER_S,
+            check=False,
+        )
+        answer: dict[str, Any] = json.loads(asked.stdout.strip().splitlines()[-1])
+    except OSError as error:
+        raise words.error(f"{python} cannot be started ({error.strerror}).", "Name an existing Python.") from None
+    except subprocess.TimeoutExpired:
+        raise words.error(f"accelerate has said nothing for {_LONGEST_ANSWER_S:.0f} s.", _TRY_IT) from None
+    except (IndexError, ValueError):
+        last = (asked.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise words.error(f"accelerate cannot be asked what it would start ({last}).", _TRY_IT) from None
+    if "error" in answer:
+        raise words.error(f"accelerate launch refuses the command: {answer['error'].rstrip('.')}.", _TRY_IT)
+    return answer
+
+
+def _refuse(words: Words, launcher: str, settings: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    """Refuses by name what does not train with DeepSpeed on this node."""
+    for name, why in _REFUSED.items():
+        if settings.get(name):
+            place = given.get(name, f"{name} in {_name_of(settings)}")
+            raise words.error(f"{place} cannot be followed: {why}.", _WITH_DEEPSPEED)
+    for name, option in given.items():
+        if name.startswith(_REFUSED_FAMILIES):
+            raise words.error(f"{option} cannot be followed: it says nothing about DeepSpeed.", "Leave it out.")
+    if launcher not in (_DEEPSPEED, _SEVERAL, _ONE):
+        raise words.error(
+            f"{_name_of(settings)} starts a {launcher.partition('_')[0]} job: a search runs here.", _WITH_DEEPSPEED
+        )
+    if (settings["num_machines"] or 1) > 1:
+        raise words.error(
+            f"{given.get('num_machines', 'num_machines')} {settings['num_machines']} asks for several nodes.",
+            "Write 1: a search runs on one node.",
+        )
+    if launcher == _ONE and settings.get("use_cpu"):
+        # Under DeepSpeed accelerate takes no notice of it.
+        raise words.error(f"use_cpu in {_name_of(settings)} trains without DeepSpeed.", _WITH_DEEPSPEED)
+
+
+def _slots(words: Words, launcher: str, settings: Mapping[str, Any]) -> int:
+    count = settings["num_processes"]
+    if launcher == _ONE:
+        if count and count > 1:
+            raise words.error(
+                f"accelerate launch starts one process here, and not the {count} of --num_processes.", _WITH_DEEPSPEED
+            )
+        return 1
+    if not count or count < 1:
+        raise words.error("accelerate finds no device to start a process for.", "Say --num_processes N.")
+    return int(count)
+
+
+def _devices(words: Words, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(device) for device in str(text).split(",")}))
+    except ValueError:
+        raise words.error(f"--gpu_ids {text} names no devices by number.", "Write it as in 0,1.") from None
+
+
+def _refuse_two_accumulations(words: Words, answer: Mapping[str, Any], config_file: str | None) -> None:
+    """Refuses another gradient accumulation than the launcher's in DeepSpeed's JSON file or in the script's arguments.
+
+    Accelerate would take the first of these, and in silence.
+    """
+    settings = answer["settings"]
+    launchers = answer["variables"].get(_ACCUMULATION_VARIABLE, words.environment.get(_ACCUMULATION_VARIABLE, ""))
+    if not launchers.isdecimal():
+        return
+    places: list[tuple[Any, str]] = []
+    typed = typed_as(f"--{ACCUMULATION}", answer["arguments"])
+    if typed and typed[-1].value.isdecimal():
+        shown = " ".join(answer["arguments"][typed[-1].begin : typed[-1].end])
+        places.append((int(typed[-1].value), f"{shown} behind the script's name"))
+    if config_file is not None and (words.folder / config_file).is_file():
+        value = read_deepspeed_json(words.folder / config_file).get(ACCUMULATION)
+        places.insert(0, (value, f'"{ACCUMULATION}": {value} in {config_file}'))
+    if ACCUMULATION in answer["given"]:
+        shown = f"{answer['given'][ACCUMULATION]} {launchers} of accelerate launch"
+    elif settings.get(ACCUMULATION) is not None:
+        shown = f"{ACCUMULATION}: {launchers} in {_name_of(settings)}"
+    else:
+        shown = f"{_ACCUMULATION_VARIABLE}={launchers} in the environment"
+    for value, other in places:
+        if type(value) is int and value != int(launchers):
+            raise words.error(f"{ACCUMULATION} has two values: {shown}, and {other}.", "Make them the same.")
+
+
+def _name_of(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("config_file") or "accelerate's default configuration file")

@@ -1,0 +1,107 @@
+"""The words of `accelerate launch` that start the program with another DeepSpeed configuration."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trial_lib.command.accelerate_launch import CONFIG_VARIABLE
+from trial_lib.command.entrypoint import Entrypoint
+from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.wire.whole_files import write_whole
+
+_CONFIG_FLAG, _LAUNCHER_CONFIG_FLAG = "--deepspeed_config_file", "--config_file"
+_FIELDS_VARIABLE = "ACCELERATE_CONFIG_DS_FIELDS"
+# Fields of accelerate's configuration file that it refuses beside a DeepSpeed configuration file: that one says it all.
+_PLUGIN_FIELDS = (
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_nvme_path",
+    "zero3_save_16bit_model",
+)
+_MIXED_PRECISION = "mixed_precision"
+
+
+def accelerate_words(
+    entrypoint: Entrypoint, config: Mapping[str, Any], config_path: Path, launcher_config_path: Path, folder: Path
+) -> list[str]:
+    """Returns the words, the script among them, that start the program with another DeepSpeed configuration.
+
+    They are the user's own, but for the option that names the configuration. A configuration file of accelerate's with
+    settings of its own for DeepSpeed is refused beside that option: a copy without them takes its place.
+
+    Args:
+        entrypoint: a command that accelerate starts.
+        config: the DeepSpeed configuration.
+        config_path: the file that it stands in.
+        launcher_config_path: where the copy of accelerate's own configuration file is written, if one is needed.
+        folder: what the command's relative paths stand in.
+    """
+    words = list(entrypoint.launcher)
+    if entrypoint.config_positions and not entrypoint.config_variables:
+        # The script's own arguments name the file: the Trainer's `--deepspeed`.
+        return words
+    if "ACCELERATE_USE_DEEPSPEED" not in entrypoint.launcher_environment:
+        return ["env", f"{CONFIG_VARIABLE}={config_path}", *words]
+    fields = entrypoint.launcher_environment.get(_FIELDS_VARIABLE, "").split(",")
+    if not {*_PLUGIN_FIELDS, _MIXED_PRECISION}.isdisjoint(fields):
+        own = _value_of(words, _LAUNCHER_CONFIG_FLAG)
+        path = folder / own if own is not None else _default_configuration({**os.environ, **entrypoint.environment})
+        write_whole(launcher_config_path, _without_plugin_fields(path.read_text(encoding="utf-8")))
+        words = _with_option(words, _LAUNCHER_CONFIG_FLAG, str(launcher_config_path))
+    if _value_of(words, f"--{ACCUMULATION}") is not None and ACCUMULATION in config:
+        words = _with_option(words, f"--{ACCUMULATION}", str(config[ACCUMULATION]))
+    return _with_option(words, _CONFIG_FLAG, str(config_path))
+
+
+def _without_plugin_fields(text: str) -> str:
+    settings = yaml.safe_load(text)
+    section = settings.get("deepspeed_config") or {}
+    settings["deepspeed_config"] = {name: value for name, value in section.items() if name not in _PLUGIN_FIELDS}
+    # DeepSpeed's configuration says it: "bf16" or "fp16".
+    settings.pop(_MIXED_PRECISION, None)
+    return str(yaml.safe_dump(settings, sort_keys=False))
+
+
+def _default_configuration(environment: Mapping[str, str]) -> Path:
+    """Returns the file that accelerate reads where no option names one."""
+    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    home = Path(environment.get("HF_HOME") or f"{cache}/huggingface").expanduser() / "accelerate"
+    json_file = home / "default_config.json"
+    yaml_file = json_file.with_suffix(".yaml")
+    return json_file if json_file.is_file() and not yaml_file.is_file() else yaml_file
+
+
+def _position_of(words: list[str], flag: str) -> int | None:
+    """Returns where an option of the launcher stands: before the script or module, which is the last word."""
+    for position, word in enumerate(words[:-1]):
+        if word.partition("=")[0].replace("-", "_") == flag.replace("-", "_"):
+            return position
+    return None
+
+
+def _value_of(words: list[str], flag: str) -> str | None:
+    position = _position_of(words, flag)
+    if position is None:
+        return None
+    _, equals, value = words[position].partition("=")
+    return value if equals else words[position + 1]
+
+
+def _with_option(words: list[str], flag: str, value: str) -> list[str]:
+    """Returns the words with an option set: in its place, or else as the launcher's first."""
+    position = _position_of(words, flag)
+    if position is None:
+        # `accelerate launch` or `python -m accelerate.commands.launch`.
+        first = 1 + next(place for place, word in enumerate(words) if word.rpartition(".")[2] == "launch")
+        return [*words[:first], flag, value, *words[first:]]
+    name, equals, _ = words[position].partition("=")
+    if equals:
+        return [*words[:position], f"{name}={value}", *words[position + 1 :]]
+    return [*words[: position + 1], value, *words[position + 2 :]]

@@ -1,0 +1,149 @@
+"""Which devices the `deepspeed` launcher is told to use: hostfile, `--include`, `--exclude`, a count.
+
+Those of this host, or all of several hosts.
+"""
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.command.words import Words
+
+DEFAULT_HOSTFILE = Path("/job/hostfile")
+_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+
+
+def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
+    """Returns how many ranks `deepspeed` starts and on which devices, as fields of `Entrypoint`.
+
+    Args:
+        words: of the command; they say where its relative paths stand and how an error names it.
+        options: of the launcher, by name.
+
+    Raises:
+        InputError: they name another host alone or a part of several, contradict each other or are misspelt.
+    """
+    chosen = [flag for flag in ("--include", "--exclude", "--num_gpus") if flag in options]
+    if len(chosen) > 1:
+        raise words.error(f"{chosen[0]} and {chosen[1]} exclude each other.", f"Leave {chosen[1]} out.")
+    hosts = _first_hosts(words, _hosts_in_file(words, options.get("--hostfile")), options.get("--num_nodes"))
+    if len(hosts) > 1:
+        if chosen:
+            raise words.error(
+                f"{chosen[0]} chooses among the slots of {len(hosts)} hosts ({', '.join(hosts)}).",
+                f"Leave {chosen[0]} out, and name in the hostfile what a trial is to have.",
+            )
+        return {"slots": sum(hosts.values()), "hosts": hosts}
+    host = next(iter(hosts.items()), None)
+    if host is not None:
+        refuse_foreign(words, "the hostfile", host[0])
+    slots = None if host is None else host[1]
+    count = _count(words, options.get("--num_gpus", "-1"))
+    if count is not None:
+        return {"slots": count}
+    if "--include" in options:
+        devices = _devices(words, "--include", options["--include"], host)
+        # A host's name alone is all of it.
+        return {"slots": len(devices), "devices": devices} if devices else {"slots": slots or "deepspeed"}
+    if "--exclude" in options:
+        excluded = _devices(words, "--exclude", options["--exclude"], host)
+        if not excluded:
+            raise words.error("--exclude leaves no device.", "Name the devices to leave out, as in localhost:0.")
+        if slots is not None:
+            left = tuple(device for device in range(slots) if device not in excluded)
+            return {"slots": len(left), "devices": left}
+        return {"slots": "all", "excluded_devices": excluded}
+    return {"slots": slots or "deepspeed"}
+
+
+def _count(words: Words, text: str) -> int | None:
+    """Returns a number of devices; None where the launcher takes all."""
+    try:
+        count = int(text)
+    except ValueError:
+        raise words.error(f"--num_gpus {text} is no number.", "Write a whole number above 0.") from None
+    return count if count > 0 else None
+
+
+def _first_hosts(words: Words, hosts: dict[str, int], asked: str | None) -> dict[str, int]:
+    """Returns as many of the hosts as `--num_nodes` asks for."""
+    if asked is None or (asked == "-1" and hosts):
+        return hosts
+    if len(hosts) < 2 and asked in ("1", "-1"):
+        words.notes.append(f"--num_nodes {asked} is left out: a trial runs on one node.")
+        return hosts
+    if not hosts:
+        raise words.error(f"--num_nodes {asked} asks for several nodes.", "Name them in a file, by --hostfile.")
+    if not asked.isdecimal() or not 0 < int(asked) <= len(hosts):
+        raise words.error(f"--num_nodes {asked} is not between 1 and the {len(hosts)} host(s) of the hostfile.")
+    return dict(list(hosts.items())[: int(asked)])
+
+
+def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
+    """Returns the slots of each host in the hostfile, by name; nothing where there is no such file."""
+    path = DEFAULT_HOSTFILE if named is None else words.folder / named
+    if named is None and not path.is_file():
+        return {}
+    leave_out = f"Write one line for each host, `NAME slots=N`, or {'leave --hostfile out' if named else 'remove it'}."
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise words.error(f"the hostfile {path} cannot be read ({what}).", leave_out) from None
+    hosts: dict[str, int] = {}
+    for line in lines:
+        match = _LINE.match(line)
+        if match:
+            if match[1] in hosts:
+                raise words.error(f"the hostfile {path} names {match[1]} twice.", leave_out)
+            hosts[match[1]] = int(match[2])
+        elif line and not line.startswith("#"):
+            raise words.error(f"the hostfile {path} has the line {line!r}.", leave_out)
+    if not hosts:
+        raise words.error(f"the hostfile {path} names no host.", leave_out)
+    for host, slots in hosts.items():
+        if slots < 1:
+            raise words.error(f"the hostfile {path} gives {host} no slots.", leave_out)
+    return hosts
+
+
+def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -> tuple[int, ...]:
+    """Returns the devices that `HOST:0,1` names; none where it names the host alone."""
+    name, colon, listed = text.partition(":")
+    if host is None or name != host[0]:
+        refuse_foreign(words, flag, text.partition("@")[2].partition(":")[0] or name)
+    if "@" in text:
+        raise words.error(f"{flag} {text} names several hosts: a search runs on one.", "Name localhost alone.")
+    if not colon:
+        return ()
+    try:
+        devices = tuple(sorted({int(device) for device in listed.split(",")}))
+    except ValueError:
+        devices = (-1,)
+    if devices[0] < 0:
+        raise words.error(f"{flag} {text} names no devices.", "Write it as in localhost:0,1.")
+    if host is not None and devices[-1] >= host[1]:
+        raise words.error(f"{flag} {text} names a device that the hostfile has not.", "Name others.")
+    return devices
+
+
+def refuse_foreign(words: Words, place: str, host: str) -> None:
+    """Refuses a host that is not this one.
+
+    Args:
+        words: of the command.
+        place: that names it.
+        host: its name.
+
+    Raises:
+        InputError: it is another one.
+    """
+    own = socket.gethostname()
+    if host in ("localhost", "127.0.0.1") or host.partition(".")[0] == own.partition(".")[0]:
+        return
+    raise words.error(
+        f"{place} names the host {host}, and a search runs on this one, {own}.",
+        "Run zerotune there, or name localhost.",
+    )

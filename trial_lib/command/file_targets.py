@@ -1,0 +1,116 @@
+"""A mapped value in a YAML or JSON file that the user's command names: a trial is given its own copy of that file."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from trial_lib.wire.errors import InputError
+
+FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json):[^\s=:]+"
+"""How such a target is written: `conf/train.yaml:trainer.batch`."""
+
+# They stand before a value and belong to it: an anchor, a tag.
+_PROPERTIES = re.compile(r"([&!]\S*\s+)*")
+
+
+@dataclass(frozen=True)
+class DocumentValue:
+    """A value in a document: it is replaced with every other character kept.
+
+    Attributes:
+        document: all of the text.
+        begin: the value's first character.
+        end: behind its last.
+    """
+
+    document: str
+    begin: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        """The value as it stands there."""
+        return self.document[self.begin : self.end]
+
+    def replaced(self, value: str) -> str:
+        """Returns the document with another value."""
+        return self.document[: self.begin] + value + self.document[self.end :]
+
+
+@dataclass(frozen=True)
+class FileTarget:
+    """A target of `arg_mappings` that is a value in a file.
+
+    Attributes:
+        path: of the file, as it was written.
+        key: of the value, from the top, with dots; a number counts from 0 in a list.
+    """
+
+    path: str
+    key: str
+
+    @classmethod
+    def read(cls, target: str) -> "FileTarget | None":
+        """Returns a target that is a value in a file; None for any other."""
+        if target.startswith("-") or not re.fullmatch(FILE_TARGET, target):
+            return None
+        path, _, key = target.partition(":")
+        return cls(path, key)
+
+    def positions(self, arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
+        """Returns which arguments are the file's path, each with what stands before it there, such as `--config=`."""
+        own = (folder / self.path).resolve()
+        found = []
+        for position, word in enumerate(arguments):
+            name, equals, value = word.partition("=")
+            for before, path in (("", word), (name + equals, value)):
+                if path and (folder / path).resolve() == own:
+                    found.append((position, before))
+                    break
+        return found
+
+    def find(self, arguments: Sequence[str], folder: Path, document: str | None = None) -> DocumentValue:
+        """Returns the value in the file.
+
+        Args:
+            arguments: of the program.
+            folder: what relative paths stand in.
+            document: the text to look in; None for the file's own.
+
+        Raises:
+            InputError: no argument is the file's path, it cannot be read, or it has no such value.
+        """
+        if not self.positions(arguments, folder):
+            remedy = "Map a value of a file that is: a trial is given its own copy in the place of that argument."
+            raise self._error(f"no argument of the program is {self.path}", remedy)
+        try:
+            text = (folder / self.path).read_text(encoding="utf-8") if document is None else document
+            # JSON may be indented by tabs.
+            node: yaml.Node | None = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            problem = " ".join(str(error).split())
+            raise self._error(f"{self.path} cannot be read ({problem})", "Mend it, or map another place.") from None
+        for step in self.key.split("."):
+            node = _inner(node, step)
+        if not isinstance(node, yaml.ScalarNode):
+            remedy = "Write its keys from the top, with dots between them."
+            raise self._error(f"{self.path} has no value {self.key}", remedy)
+        begin, end = node.start_mark.index, node.end_mark.index
+        properties = _PROPERTIES.match(text, begin, end)
+        return DocumentValue(text, properties.end() if properties else begin, end)
+
+    def _error(self, what: str, remedy: str) -> InputError:
+        return InputError(f"{what}.", where=f"the mapping to {self.path}:{self.key}", remedy=remedy)
+
+
+def _inner(node: yaml.Node | None, step: str) -> yaml.Node | None:
+    if isinstance(node, yaml.MappingNode):
+        named = (value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == step)
+        return next(named, None)
+    if isinstance(node, yaml.SequenceNode) and step.isdecimal() and int(step) < len(node.value):
+        found: yaml.Node = node.value[int(step)]
+        return found
+    return None

@@ -1,0 +1,179 @@
+"""What `arg_mappings` may name: a place in the user's command that holds a number, to be read and to be set."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trial_lib.command.file_targets import FILE_TARGET, FileTarget
+from trial_lib.wire.errors import InputError
+
+_KEY = r"[A-Za-z_][\w-]*(\.[\w-]+)*"
+_OPTION, _VARIABLE, _WORD = r"--?[A-Za-z][^\s=]*", r"[A-Za-z_]\w*", r"argv:[1-9]\d*"
+_OVERRIDE = rf"\+{{1,2}}{_KEY}|[A-Za-z_][\w-]*(\.[\w-]+)+"
+MAPPING_TARGET = rf"^({_OPTION}|{_VARIABLE}|{_OVERRIDE}|{FILE_TARGET}|{_WORD})$"
+"""An option; an environment variable; an override `key=value`; a value in a file; a word by its number."""
+
+_AN_OVERRIDE = re.compile(rf"[+~]{{0,2}}{_KEY}=")
+_NEGATIVE = re.compile(r"-\.?\d")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A target as it stands in the command, once.
+
+    Attributes:
+        begin: the first of its words, by its position among the program's arguments.
+        end: behind its last.
+        name: the words before the one that holds the value.
+        before: what that word has before the value.
+        value: as it was typed; empty where none was.
+    """
+
+    begin: int
+    end: int
+    name: tuple[str, ...]
+    before: str
+    value: str
+
+    def words(self, value: str) -> list[str]:
+        """Returns the words that set another value, as these set theirs."""
+        return [*self.name, f"{self.before}{value}"]
+
+
+def is_variable(target: str, arguments: Sequence[str]) -> bool:
+    """Returns whether a target is an environment variable: a plain name that no argument `name=value` has.
+
+    Args:
+        target: of `arg_mappings`.
+        arguments: of the program.
+    """
+    return bool(re.fullmatch(_VARIABLE, target)) and not typed_as(target, arguments)
+
+
+def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
+    """Returns where a target stands among a program's arguments, in order: of several most parsers take the last.
+
+    Args:
+        target: of `arg_mappings`; a variable and a value in a file stand nowhere there.
+        arguments: of the program.
+
+    Raises:
+        InputError: the target is a word by its number, and there are fewer.
+    """
+    if target.startswith("-"):
+        return _options(target, arguments)
+    if target.startswith("argv:"):
+        return [_word(int(target.partition(":")[2]), arguments)]
+    if FileTarget.read(target) is not None:
+        return []
+    return _overrides(target, arguments) or (_options(f"--{target}", arguments) if "." in target else [])
+
+
+def with_target(target: str, arguments: Sequence[str], value: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns a program's arguments with a value at a target, and a pair (old, new) for each change.
+
+    Each place where it stands is changed, once and in its own form. Where it stands nowhere it is added in the form of
+    the words beside it, with an empty old: an option behind all words but those behind `--`, so that it belongs to
+    the last subcommand; an override behind the last of the others, for argparse refuses a second group of them.
+
+    Args:
+        target: of `arg_mappings`; one that is a variable or a value in a file changes nothing here.
+        arguments: of the program.
+        value: to set.
+    """
+    words, changes = list(arguments), []
+    for typed in reversed(typed_as(target, arguments)):
+        new = typed.words(value)
+        changes.append((" ".join(words[typed.begin : typed.end]), " ".join(new)))
+        words[typed.begin : typed.end] = new
+    if changes or FileTarget.read(target) is not None or is_variable(target, arguments):
+        return words, changes[::-1]
+    position, new = _added(target, arguments, value)
+    return [*words[:position], *new, *words[position:]], [("", " ".join(new))]
+
+
+def value_of(
+    target: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> tuple[str, str] | None:
+    """Returns the value that a command has at a target, and how it stands there; None where it has none.
+
+    Args:
+        target: of `arg_mappings`.
+        arguments: of the program.
+        environment: what the program finds in its environment.
+        folder: what relative paths stand in.
+
+    Raises:
+        InputError: the target names a word or a value in a file that is not there.
+    """
+    if is_variable(target, arguments):
+        return (environment[target], f"{target}={environment[target]}") if target in environment else None
+    file = FileTarget.read(target)
+    if file is not None:
+        value = file.find(arguments, folder).text
+        return value, f"{target}={value}"
+    typed = typed_as(target, arguments)
+    return (typed[-1].value, " ".join(arguments[typed[-1].begin : typed[-1].end])) if typed else None
+
+
+def spelling(flag: str) -> str:
+    """Returns an option as Hugging Face compares it: dashes within it are underscores."""
+    return re.sub(r"(?<=\w)-", "_", flag)
+
+
+def _word(number: int, arguments: Sequence[str]) -> Typed:
+    if number > len(arguments):
+        raise InputError(
+            f"there is no word {number} behind the script's name, where {len(arguments)} stand.",
+            where=f"the mapping to argv:{number}",
+            remedy="Count them from 1.",
+        )
+    return Typed(number - 1, number, (), "", arguments[number - 1])
+
+
+def _options(flag: str, arguments: Sequence[str]) -> list[Typed]:
+    found = []
+    end = _end_of_options(arguments)
+    for position, word in enumerate(arguments[:end]):
+        name, equals, value = word.partition("=")
+        if spelling(name) == spelling(flag):
+            following = arguments[position + 1] if position + 1 < end else "-"
+            if equals:
+                found.append(Typed(position, position + 1, (), f"{name}=", value))
+            elif following.startswith("-") and not _NEGATIVE.match(following):
+                found.append(Typed(position, position + 1, (word,), "", ""))
+            else:
+                found.append(Typed(position, position + 2, (word,), "", following))
+        elif len(flag) == 2 and word.startswith(flag) and word[2:].isdecimal():
+            found.append(Typed(position, position + 1, (), flag, word[2:]))
+    return found
+
+
+def _overrides(target: str, arguments: Sequence[str]) -> list[Typed]:
+    key = target.lstrip("+")
+    found = []
+    for position, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if equals and name.lstrip("+") == key:
+            found.append(Typed(position, position + 1, (), f"{name}=", value))
+        elif word == key and "." in key and position + 1 < len(arguments):
+            # As yacs and its kind take them: `SOLVER.IMS_PER_BATCH 16`.
+            found.append(Typed(position, position + 2, (word,), "", arguments[position + 1]))
+    return found
+
+
+def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list[str]]:
+    """Returns the position at which a target is to be added, and its words."""
+    end = _end_of_options(arguments)
+    if target.startswith("-"):
+        # What some parsers take in one form alone is typed in that form.
+        long = [word for word in arguments[:end] if word.startswith("--")]
+        is_joined = target.startswith("--") and any("=" in word for word in long)
+        return end, [f"{target}={value}"] if is_joined else [target, value]
+    overrides = [position for position, word in enumerate(arguments) if _AN_OVERRIDE.match(word)]
+    return overrides[-1] + 1 if overrides else len(arguments), [f"{target}={value}"]
+
+
+def _end_of_options(arguments: Sequence[str]) -> int:
+    return list(arguments).index("--") if "--" in arguments else len(arguments)

@@ -1,0 +1,103 @@
+"""The command of one trial: the user's own, with the trial's DeepSpeed configuration and its batch in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_lib.command.entrypoint import Entrypoint, split_flag
+from trial_lib.command.file_targets import FileTarget
+from trial_lib.command.mapping_targets import is_variable, with_target
+
+COMMAND_FILES = "command_files"
+"""The folder, beside the trial's DeepSpeed configuration, of its copies of other files that the command names."""
+
+Change = tuple[str, str]
+"""What was replaced in a command: the old text, empty where something was added, and the new."""
+
+
+@dataclass(frozen=True)
+class TrialCommand:
+    """What a trial's ranks are given.
+
+    Attributes:
+        arguments: of the program.
+        variables: that the trial sets.
+        files: the texts of the files that are the trial's own, by their paths.
+        changes: what differs from the user's command.
+    """
+
+    arguments: list[str]
+    variables: dict[str, str]
+    files: dict[str, str]
+    changes: list[Change]
+
+
+def trial_command(
+    entrypoint: Entrypoint,
+    config_path: Path,
+    arg_mappings: Mapping[Any, str],
+    config_values: Mapping[str, Any],
+    environment: Mapping[str, str],
+    folder: Path,
+) -> TrialCommand:
+    """Returns the command of one trial.
+
+    Args:
+        entrypoint: the user's command.
+        config_path: the trial's DeepSpeed configuration: it takes the place of the user's.
+        arg_mappings: what in the command sets each DeepSpeed key.
+        config_values: the trial's DeepSpeed configuration. A mapped key that it leaves out, or leaves "auto", stays as
+            the user wrote it.
+        environment: what the trial's ranks would find without its variables.
+        folder: what relative paths in the command stand in.
+
+    Raises:
+        InputError: a file that a mapping names is no longer as it was.
+    """
+    mapped = {
+        target: str(config_values[key])
+        for key, target in arg_mappings.items()
+        if config_values.get(key, "auto") != "auto"
+    }
+    own_files = _own_files(mapped, entrypoint.arguments, folder)
+    arguments, changes = list(entrypoint.arguments), []
+    files: dict[str, str] = {}
+    for number, (file, text) in enumerate(own_files.items()):
+        copy = config_path.parent / COMMAND_FILES / str(number) / Path(file.path).name
+        files[str(copy)] = text
+        changes += _with_path(arguments, file.positions(entrypoint.arguments, folder), copy)
+    named = [(position, split_flag(arguments[position])[0]) for position in entrypoint.config_positions]
+    changes += _with_path(arguments, named, config_path)
+    variables = {name: str(config_path) for name in entrypoint.config_variables}
+    # Words by their numbers first: others may be added.
+    for target, value in sorted(mapped.items(), key=lambda item: not item[0].startswith("argv:")):
+        if is_variable(target, entrypoint.arguments):
+            variables[target] = value
+        arguments, changed = with_target(target, arguments, value)
+        changes += changed
+    changes += [
+        (f"{name}={environment[name]}" if name in environment else "", f"{name}={value}")
+        for name, value in variables.items()
+    ]
+    return TrialCommand(arguments, variables, files, [(old, new) for old, new in changes if old != new])
+
+
+def _own_files(mapped: Mapping[str, str], arguments: Sequence[str], folder: Path) -> dict[FileTarget, str]:
+    """Returns the texts of the files in which targets are mapped, each by the first target in it."""
+    texts: dict[str, tuple[FileTarget, str]] = {}
+    for name, value in mapped.items():
+        target = FileTarget.read(name)
+        if target is not None:
+            first, text = texts.get(target.path, (target, None))
+            texts[target.path] = first, target.find(arguments, folder, text).replaced(value)
+    return dict(texts.values())
+
+
+def _with_path(arguments: list[str], positions: Sequence[tuple[int, str]], path: Path) -> list[Change]:
+    """Puts a path into arguments, in the place of the user's, behind what each has before that."""
+    changes = []
+    for position, before in positions:
+        changes.append((arguments[position].removeprefix(before), str(path)))
+        arguments[position] = f"{before}{path}"
+    return changes

@@ -1,0 +1,122 @@
+"""Reading a DeepSpeed configuration: a file, or the text in its place that DeepSpeed takes as well.
+
+A rank imports this module from the user's environment: standard library only.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import read_bounded
+
+# A bracket, behind comments.
+_OBJECT = re.compile(r"(?:\s|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)
+
+
+def read_deepspeed_json(path: Path) -> dict[str, Any]:
+    """Returns the DeepSpeed configuration in a JSON file; comments and trailing commas are read as DeepSpeed does.
+
+    Raises:
+        InputError: the file is missing or unreadable, is not JSON (with line and column), holds something other than
+            an object, or has a key twice (JSON would keep the last in silence).
+    """
+    try:
+        text = read_bounded(path)
+    except FileNotFoundError:
+        raise InputError(
+            "the DeepSpeed configuration does not exist.",
+            where=str(path),
+            remedy="Name an existing JSON file, relative to the model directory.",
+        ) from None
+    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+        raise InputError(
+            f"the DeepSpeed configuration cannot be read ({error}).",
+            where=str(path),
+            remedy="Make it a readable UTF-8 file.",
+        ) from None
+    return _parse(text, str(path))
+
+
+def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]:
+    """Returns the DeepSpeed configuration that the value of an argument names.
+
+    Args:
+        value: the path of a file; or the configuration itself, as JSON (Hugging Face takes it) or as the base64 of its
+            JSON (DeepSpeed does).
+        folder: what a relative path stands in.
+        where: how an error names the place of a value that is none of them.
+
+    Raises:
+        InputError: it is none of them, or is not usable (see `read_deepspeed_json`).
+    """
+    try:
+        is_path = (folder / value).exists()
+    except (OSError, ValueError):  # too long for a path
+        is_path = False
+    if is_path:
+        return read_deepspeed_json(folder / value)
+    if value.lstrip().startswith("{"):
+        return _parse(value, where)
+    try:
+        decoded = base64.urlsafe_b64decode(value).decode()
+    except (binascii.Error, ValueError):
+        decoded = ""
+    if decoded.lstrip().startswith("{"):
+        return _parse(decoded, where)
+    raise InputError(
+        f"the DeepSpeed configuration {value} does not exist.",
+        where=where,
+        remedy=f"Name an existing JSON file, relative to {folder}.",
+    )
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        section = dict(pairs)
+        if len(section) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise InputError(
+                f'the key "{twice}" stands twice in one object.', where=where, remedy="Keep one of the two."
+            )
+        return section
+
+    try:
+        config = json.loads(text, object_pairs_hook=refuse_duplicates)
+    except json.JSONDecodeError as error:
+        config = _parse_hjson(text, where, refuse_duplicates, error)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise InputError(f"not usable JSON: {error}.", where=where, remedy="Mend the JSON.") from None
+    if not isinstance(config, dict):
+        raise InputError(
+            f"a DeepSpeed configuration is a JSON object, this is {type(config).__name__}.",
+            where=where,
+            remedy='Wrap it in { } with DeepSpeed\'s keys, such as "train_micro_batch_size_per_gpu".',
+        )
+    return config
+
+
+def _parse_hjson(text: str, where: str, hook: Callable[..., dict[str, Any]], mistake: json.JSONDecodeError) -> Any:
+    """Returns what stands in a text that is not plain JSON, read as DeepSpeed reads it."""
+    # DeepSpeed depends on it; most configurations do without.
+    import hjson
+
+    at = mistake.msg, mistake.lineno, mistake.colno
+    if not _OBJECT.match(text):
+        # Hjson does without the outer brackets, so that a YAML file would do.
+        raise InputError(f"not valid JSON: {at[0]}.", where=f"{where}:{at[1]}:{at[2]}", remedy="Mend the JSON there.")
+    try:
+        config = hjson.loads(text, object_pairs_hook=hook)
+    except hjson.HjsonDecodeError as error:
+        config, at = None, (error.msg, error.lineno, error.colno)
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):  # words without brackets are a text
+        what, line, column = at
+        raise InputError(f"not valid JSON: {what}.", where=f"{where}:{line}:{column}", remedy="Mend the JSON there.")
+    return config

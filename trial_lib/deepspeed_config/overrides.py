@@ -1,0 +1,157 @@
+"""The DeepSpeed configuration that hyperparameters describe, and merging overrides into one.
+
+A rank imports this module from the user's environment: standard library only.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
+
+DeepSpeedConfig = dict[str, Any]
+
+MICRO_BATCH = "train_micro_batch_size_per_gpu"
+ACCUMULATION = "gradient_accumulation_steps"
+TRAIN_BATCH = "train_batch_size"
+
+CONFIG, OVERWRITES = "deepspeed_config", "overwrite_deepspeed_args"
+"""The two keys of the hyperparameters that are ZeroTune's."""
+
+TRAINING_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gradient_accumulation_steps"}
+"""What Hugging Face's `TrainingArguments` call the batch keys."""
+
+_ZERO = "zero_optimization"
+# Older names, as switches, of what DeepSpeed now has a section for: it refuses both side by side (zero/config.py).
+_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
+
+# What makes hyperparameters a DeepSpeed configuration: there is none without a batch size.
+_BATCH_SIZES = (TRAIN_BATCH, MICRO_BATCH)
+
+# What DeepSpeed 0.16 to 0.19 asks a configuration for, and what of it the later ones refuse.
+_KEYS = """
+activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
+compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt
+disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler fp16
+gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor graph_harvesting
+hybrid_engine log_level managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
+progressive_layer_drop quantize_training scheduler seq_parallel_communication_data_type sequence_parallel_size
+sparse_attention sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
+train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb
+weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
+"""
+DEEPSPEED_KEYS = frozenset(_KEYS.split())
+
+
+def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> DeepSpeedConfig:
+    """Returns a new DeepSpeed configuration: `base` with `overrides` merged in, section by section.
+
+    The predecessor's `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything
+    else replaces what stood there; neither argument is changed. Where the overrides set the micro-batch size and the
+    accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it.
+    A ZeRO section that is `true` or `false`, and offload by its deprecated names `cpu_offload` and `cpu_offload_param`,
+    become what DeepSpeed makes of them; an offload section that is None is left out.
+
+    Args:
+        base: a DeepSpeed configuration, or the path of its JSON file.
+        overrides: the part to set, in the configuration's own shape (`overwrite_deepspeed_args`).
+
+    Raises:
+        InputError: the file is missing, is not JSON, or has a key twice.
+    """
+    config = copy.deepcopy(dict(base)) if isinstance(base, Mapping) else read_deepspeed_json(Path(base))
+    _merge(_modernised(config), _modernised(copy.deepcopy(dict(overrides))))
+    zero = config.get(_ZERO)
+    for old, section in _OFFLOADS.items():
+        # To DeepSpeed that is the same; Accelerate asks whatever stands there for its device.
+        if isinstance(zero, dict) and zero.get(section, "") is None:
+            del zero[section]
+            zero.pop(old, None)
+    if MICRO_BATCH in overrides and ACCUMULATION in overrides and TRAIN_BATCH not in overrides:
+        config.pop(TRAIN_BATCH, None)
+    return config
+
+
+def _merge(target: DeepSpeedConfig, overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value
+
+
+def _modernised(config: DeepSpeedConfig) -> DeepSpeedConfig:
+    zero = config.get(_ZERO)
+    if isinstance(zero, bool):
+        zero = config[_ZERO] = {"stage": int(zero)}
+    for old, section in _OFFLOADS.items():
+        if isinstance(zero, dict) and old in zero and zero.get(section) is None:
+            zero[section] = {"device": "cpu"} if zero.pop(old) else None
+    return config
+
+
+def difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedConfig:
+    """Returns the overrides that make one complete configuration of another, "auto" left out."""
+    base, config = overwrite_deepspeed_config(base, {}), overwrite_deepspeed_config(config, {})
+    overrides = _difference(base, config)
+    if TRAIN_BATCH in base and TRAIN_BATCH not in config:
+        # It is dropped where both of these are named, whether they differ or not: it follows from them.
+        overrides |= {key: config[key] for key in (MICRO_BATCH, ACCUMULATION) if config.get(key, "auto") != "auto"}
+    before, after = (each.get(_ZERO) or {} for each in (base, config))
+    withdrawn = {section: None for section in _OFFLOADS.values() if section in before and section not in after}
+    return {**overrides, _ZERO: {**overrides.get(_ZERO, {}), **withdrawn}} if withdrawn else overrides
+
+
+def _difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedConfig:
+    overrides: DeepSpeedConfig = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            if section := _difference(base[key], value):
+                overrides[key] = section
+        elif value != base.get(key) and value != "auto":
+            overrides[key] = value
+    return overrides
+
+
+def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
+    """Returns the DeepSpeed configuration that an experiment's hyperparameters describe.
+
+    The predecessor's `dsat.get_ds_config_from_hparams`.
+
+    Args:
+        hparams: the experiment's `hyperparameters`, with `deepspeed_config` (a path below `base_dir`, or the
+            configuration itself) or DeepSpeed's own keys among the others, and, optionally,
+            `overwrite_deepspeed_args`.
+        base_dir: the model directory that a relative path starts from.
+
+    Raises:
+        KeyError: `deepspeed_config` is absent, and so is a batch size of DeepSpeed's.
+        InputError: the file is missing, is not JSON, or has a key twice.
+    """
+    base = hparams.get(CONFIG)
+    if base is None:
+        base = inline_ds_config(hparams)
+    if base is None:
+        raise KeyError(
+            f"The hyperparameters hold no DeepSpeed configuration: add {CONFIG}, with the name of its file or the "
+            f"configuration itself, or DeepSpeed's own keys, {TRAIN_BATCH} or {MICRO_BATCH} among them."
+        )
+    if not isinstance(base, Mapping):
+        base = Path(base_dir) / base
+    return overwrite_deepspeed_config(base, hparams.get(OVERWRITES) or {})
+
+
+def inline_ds_config(hparams: Mapping[str, Any]) -> DeepSpeedConfig | None:
+    """Returns the DeepSpeed configuration that stands among the hyperparameters; None where there is none."""
+    if hparams.get(CONFIG) is not None or not any(key in hparams for key in _BATCH_SIZES):
+        return None
+    return {key: value for key, value in hparams.items() if key in DEEPSPEED_KEYS}
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Returns 16 hexadecimal digits that name a complete DeepSpeed configuration, whatever the order of its keys."""
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

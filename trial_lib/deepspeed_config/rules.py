@@ -1,0 +1,398 @@
+"""What DeepSpeed refuses, and what it accepts and leaves undone: one table, a sentence for each rule.
+
+A rule stands here because a test saw DeepSpeed behave so, and every rule has such a test. A candidate that breaks one
+need not run: it could only fail, or measure the same as another.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.optimizers import untested_under_zero
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.wire.errors import InputError
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that DeepSpeed does not do.
+
+    Attributes:
+        name: for tests and records.
+        effect: `refused`, an error ends the trial; `ignored`, the trial runs as if the setting were not there.
+        reason: one sentence for people; `{}` stands for what was found.
+        finds: returns what breaks the rule in a configuration; anything falsy if nothing does.
+    """
+
+    name: str
+    effect: Literal["refused", "ignored"]
+    reason: str
+    finds: Callable[["Setting"], object]
+
+
+def broken_rules(
+    ds_config: Mapping[str, Any],
+    device: Device,
+    pipeline_parallel: bool | None = None,
+    data_parallel_size: int | None = None,
+    code_optimizer: str = "",
+) -> list[Rule]:
+    """Returns the rules that a complete DeepSpeed configuration breaks, what was found in each one's reason.
+
+    Args:
+        ds_config: a complete DeepSpeed configuration.
+        device: what the ranks run on.
+        pipeline_parallel: whether the model is a pipeline; None where that is not known yet.
+        data_parallel_size: model replicas; None where that is not known yet.
+        code_optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes
+            none, or that is not known.
+
+    Example:
+        >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", pipeline_parallel=True)]
+        ['pipeline_with_zero_2_or_3']
+    """
+    setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size, code_optimizer)
+    found = ((rule, rule.finds(setting)) for rule in RULES)
+    return [replace(rule, reason=rule.reason.format(what)) for rule, what in found if what]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A DeepSpeed configuration and where it is to run, as the rules ask about it.
+
+    What DeepSpeed reads as its default ("auto", a section that is no mapping) reads so here.
+    """
+
+    config: Mapping[str, Any]
+    device: Device
+    pipeline: bool | None
+    replicas: int | None
+    code_optimizer: str = ""
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        """Returns a section of the configuration; an empty one where none stands."""
+        section = self.config.get(key)
+        return section if isinstance(section, Mapping) else {}
+
+    def on(self, section: str, key: str = "enabled") -> bool:
+        """Returns whether a switch in a section is on."""
+        return self.section(section).get(key) is True
+
+    @property
+    def zero(self) -> Mapping[str, Any]:
+        """The ZeRO section; `true` is DeepSpeed's old way to write stage 1."""
+        return {"stage": 1} if self.config.get("zero_optimization") is True else self.section("zero_optimization")
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage; 0 where none is given, -1 where it is no number."""
+        stage = self.zero.get("stage", 0)
+        return int(stage) if str(stage) in ("0", "1", "2", "3") else 0 if stage == "auto" else -1
+
+    def offload(self, what: str) -> Mapping[str, Any]:
+        """Returns the section `offload_param` or `offload_optimizer`; an empty one where nothing is offloaded."""
+        section = self.zero.get(what)
+        return section if isinstance(section, Mapping) and section.get("device") in ("cpu", "nvme") else {}
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer's type, in lower case; empty where the user's code brings one."""
+        return str(self.section("optimizer").get("type", "")).lower()
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes in."""
+        return "fp16" if self.on("fp16") else "bf16" if self.on("bf16") else "fp32"
+
+
+# DeepSpeed 0.19.8. A key that is not here may be a newer DeepSpeed's: only one that looks like a slip is reported.
+ZERO_KEYS = frozenset(
+    """
+    allgather_bucket_size allgather_partitions allgather_sequential compute_grad_norm contiguous_gradients cpu_offload
+    cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks
+    gather_16bit_weights_on_model_save ignore_unused_parameters leaf_module legacy_stage1 load_from_fp32_weights
+    log_trace_cache_warnings max_live_parameters max_reuse_distance memory_efficient_linear model_persistence_threshold
+    module_granularity_threshold offload_optimizer offload_param overlap_comm override_module_apply
+    param_persistence_threshold parameter_alignment pipeline_loading_checkpoint prefetch_bucket_size reduce_bucket_size
+    reduce_scatter round_robin_gradients save_muon_momentum_buffer_in_memory stage stage3_allgather_sequential
+    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save stage3_max_live_parameters
+    stage3_max_reuse_distance stage3_model_persistence_threshold stage3_module_granularity_threshold
+    stage3_param_persistence_threshold stage3_prefetch_bucket_size stage3_use_all_reduce_for_fetch_params sub_group_size
+    use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce zenflow zero_hpz_partition_size
+    zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights
+    """.split()  # noqa: SIM905 a list of 54 lines says no more
+)
+
+_QUANTIZED_WEIGHTS = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
+
+
+def _misspelt_zero_key(setting: Setting) -> str | None:
+    for key in setting.zero.keys() - ZERO_KEYS:
+        nearest = difflib.get_close_matches(key, ZERO_KEYS, n=1, cutoff=0.8)
+        if nearest:
+            return f"{key}; {nearest[0]} may be meant"
+    return None
+
+
+def _auto_batch(setting: Setting) -> str | None:
+    return next((key for key in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION) if setting.config.get(key) == "auto"), None)
+
+
+def _contradicting_batch(setting: Setting) -> str | None:
+    if _auto_batch(setting):
+        return None
+    config = setting.config
+    if setting.replicas is None:  # some number of replicas has to fit
+        train, micro, steps = config.get(TRAIN_BATCH), config.get(MICRO_BATCH), config.get(ACCUMULATION, 1)
+        if not (isinstance(train, int) and isinstance(micro, int) and isinstance(steps, int)):
+            return None
+        fits = train % (micro * steps or 1) == 0
+        return None if fits else f"{TRAIN_BATCH}({train}) is no multiple of micro({micro}) * accumulation({steps})."
+    try:
+        resolve_batch(config, setting.replicas)
+    except InputError as error:
+        return error.what
+    return None
+
+
+def _partial_ratio(setting: Setting) -> str | None:
+    ratio = setting.offload("offload_optimizer").get("ratio", 1.0)
+    return str(ratio) if isinstance(ratio, (int, float)) and ratio < 1.0 else None
+
+
+# What DeepSpeed's `DtypeEnum` (runtime/config.py) takes for each.
+_DTYPES = {
+    **dict.fromkeys(("torch.float16", "float16", "half"), "fp16"),
+    **dict.fromkeys(("torch.float32", "float32", "float"), "fp32"),
+    **dict.fromkeys(("torch.bfloat16", "bfloat16"), "bf16"),
+}
+
+
+def _accumulation_dtype_at_stage_0(setting: Setting) -> str | None:
+    dtype = setting.section("data_types").get("grad_accum_dtype")
+    is_own = dtype is None or (isinstance(dtype, str) and _DTYPES.get(dtype, dtype) == setting.dtype)
+    return f"{dtype}, not {setting.dtype}" if setting.stage == 0 and not is_own else None
+
+
+def _scaled_gradients(setting: Setting) -> str | None:
+    if setting.stage < 2 or setting.zero.get("reduce_scatter") is False:
+        return None
+    if setting.config.get("prescale_gradients") is True:
+        return "prescale_gradients"
+    return "gradient_predivide_factor" if setting.config.get("gradient_predivide_factor", 1.0) != 1.0 else None
+
+
+def _nvme_without_path(setting: Setting) -> str | None:
+    if setting.stage != 3:
+        return None
+    offloads = ("offload_param", "offload_optimizer")
+    sections = {what: setting.offload(what) for what in offloads}
+    return next((w for w, s in sections.items() if s.get("device") == "nvme" and not s.get("nvme_path")), None)
+
+
+def _compute_grad_norm_off(setting: Setting) -> str | None:
+    if setting.zero.get("compute_grad_norm") is not False:
+        return None
+    if setting.stage not in (1, 2):
+        return f"stage {setting.stage}"
+    return "optimizer offload" if setting.offload("offload_optimizer") else None
+
+
+def _half_master_weights(setting: Setting) -> str | None:
+    keys = {"fp16": "fp16_master_weights_and_grads", "bf16": "bf16_master_weights_and_grads"}
+    return next((key for section, key in keys.items() if setting.on(section, key)), None)
+
+
+def _half_master_weights_on_device(setting: Setting) -> str | None:
+    if setting.stage < 1 or setting.offload("offload_optimizer"):
+        return None
+    key = _half_master_weights(setting)
+    return None if key is not None and key.startswith("bf16") and setting.on("bf16", "bf16_optimizer_states") else key
+
+
+def _odd_allgather_bucket(setting: Setting) -> int | None:
+    elements = setting.zero.get("allgather_bucket_size")
+    return elements if setting.stage in (1, 2) and isinstance(elements, int) and elements % 2 else None
+
+
+def _zero_plus_plus_below_stage_3(setting: Setting) -> str | None:
+    if setting.stage not in (0, 1, 2):
+        return None
+    if setting.zero.get("zero_hpz_partition_size", 1) not in (0, 1, "auto"):
+        return "zero_hpz_partition_size"
+    switches = (*_QUANTIZED_WEIGHTS, "zero_quantized_gradients")
+    return next((key for key in switches if setting.zero.get(key) is True), None)
+
+
+RULES = (
+    Rule(
+        "pipeline_with_zero_2_or_3",
+        "refused",
+        "Pipeline parallelism works with ZeRO stages 0 and 1, not with stage {}.",
+        lambda setting: setting.pipeline and setting.stage >= 2 and setting.stage,
+    ),
+    Rule(
+        "unknown_stage",
+        "refused",
+        "ZeRO has the stages 0 to 3, not {}.",
+        lambda setting: setting.stage == -1 and repr(setting.zero["stage"]),
+    ),
+    Rule("misspelt_zero_key", "refused", "zero_optimization has no key {}.", _misspelt_zero_key),
+    Rule("auto_batch", "refused", '{} is still "auto": DeepSpeed itself needs a number.', _auto_batch),
+    Rule("contradicting_batch", "refused", "The batch does not add up: {}", _contradicting_batch),
+    Rule(
+        "fp16_and_bf16",
+        "refused",
+        "fp16 and bf16 cannot both be enabled.",
+        lambda setting: setting.on("fp16") and setting.on("bf16"),
+    ),
+    Rule(
+        "fp16_on_cpu",
+        "refused",
+        "fp16 is not supported on a CPU; bf16 is.",
+        lambda setting: setting.device == "cpu" and setting.on("fp16"),
+    ),
+    Rule(
+        "half_master_weights_at_stage_0",
+        "refused",
+        "{} needs ZeRO stage 1, 2 or 3.",
+        lambda setting: setting.stage == 0 and _half_master_weights(setting),
+    ),
+    Rule(
+        "half_master_weights_without_offload",
+        "refused",
+        "{} needs the optimizer to be offloaded.",
+        _half_master_weights_on_device,
+    ),
+    Rule(
+        "accumulation_dtype_at_stage_0",
+        "refused",
+        "Without ZeRO, gradients accumulate in the model's own type: grad_accum_dtype is {}.",
+        _accumulation_dtype_at_stage_0,
+    ),
+    Rule(
+        "lamb_on_cpu",
+        "refused",
+        "The Lamb optimizer is not implemented on a CPU.",
+        lambda setting: setting.device == "cpu" and setting.optimizer == "lamb",
+    ),
+    Rule(
+        "untested_optimizer_under_zero",
+        "refused",
+        'ZeRO takes the optimizer {} only with "zero_allow_untested_optimizer": true.',
+        lambda setting: (
+            setting.stage >= 1
+            and setting.config.get("zero_allow_untested_optimizer") is not True
+            and untested_under_zero(setting.optimizer, setting.code_optimizer)
+        ),
+    ),
+    Rule(
+        "quantized_weights_on_cpu",
+        "refused",
+        "{} is not implemented on a CPU.",
+        lambda setting: (
+            setting.device == "cpu"
+            and setting.stage == 3
+            and next((key for key in _QUANTIZED_WEIGHTS if setting.zero.get(key) is True), None)
+        ),
+    ),
+    Rule(
+        "quantized_weights_under_autocast",
+        "refused",
+        "{} does not work under torch_autocast.",
+        lambda setting: (
+            setting.on("torch_autocast")
+            and setting.zero.get("zero_quantized_weights") is True
+            and "zero_quantized_weights"
+        ),
+    ),
+    Rule(
+        "quantized_gradients_without_reduce_scatter",
+        "refused",
+        "zero_quantized_gradients needs reduce_scatter.",
+        lambda setting: (
+            setting.stage == 3
+            and setting.zero.get("zero_quantized_gradients") is True
+            and setting.zero.get("reduce_scatter") is False
+        ),
+    ),
+    Rule(
+        "muon_with_reduce_scatter",
+        "refused",
+        'At ZeRO stage 3 the Muon optimizer needs "reduce_scatter": false.',
+        lambda setting: (
+            setting.stage == 3 and setting.optimizer == "muon" and setting.zero.get("reduce_scatter") is not False
+        ),
+    ),
+    Rule(
+        "odd_allgather_bucket",
+        "refused",
+        "allgather_bucket_size has to be even, not {}.",
+        _odd_allgather_bucket,
+    ),
+    Rule(
+        "partial_offload_below_stage_3",
+        "refused",
+        "Offloading a part of the optimizer (ratio {}) needs ZeRO stage 3.",
+        lambda setting: setting.stage in (0, 1, 2) and _partial_ratio(setting),
+    ),
+    Rule("nvme_without_path", "refused", "{} to NVMe needs an nvme_path.", _nvme_without_path),
+    Rule(
+        "summed_gradients_at_stage_3",
+        "refused",
+        "gradient_allreduce_op {} does not work with ZeRO stage 3.",
+        lambda setting: setting.stage == 3 and setting.config.get("gradient_allreduce_op") == "sum" and "sum",
+    ),
+    Rule(
+        "scaled_gradients_with_reduce_scatter",
+        "refused",
+        "{} does not work with reduce_scatter at ZeRO stages 2 and 3.",
+        _scaled_gradients,
+    ),
+    Rule(
+        "compute_grad_norm_off",
+        "refused",
+        "compute_grad_norm can be off at ZeRO stages 1 and 2 without offload, not with {}.",
+        _compute_grad_norm_off,
+    ),
+    Rule(
+        "autotuning_enabled",
+        "refused",
+        "With autotuning enabled DeepSpeed ends the process after a few steps.",
+        lambda setting: setting.on("autotuning"),
+    ),
+    Rule(
+        "offload_param_below_stage_3",
+        "ignored",
+        "Parameters are offloaded at ZeRO stage 3 only, not at {}.",
+        lambda setting: setting.stage in (0, 1, 2) and setting.offload("offload_param") and f"stage {setting.stage}",
+    ),
+    Rule(
+        "offload_optimizer_at_stage_0",
+        "ignored",
+        "The optimizer is offloaded at ZeRO stages 1 to 3, not at stage 0.",
+        lambda setting: setting.stage == 0 and setting.offload("offload_optimizer"),
+    ),
+    Rule(
+        "nvme_below_stage_3",
+        "ignored",
+        "Below ZeRO stage 3 the optimizer is offloaded to CPU memory, not to NVMe.",
+        lambda setting: setting.stage in (1, 2) and setting.offload("offload_optimizer").get("device") == "nvme",
+    ),
+    Rule(
+        "zero_plus_plus_below_stage_3",
+        "ignored",
+        "{} has an effect at ZeRO stage 3 only.",
+        _zero_plus_plus_below_stage_3,
+    ),
+    Rule(
+        "overlap_comm_in_a_pipeline",
+        "ignored",
+        "Pipeline parallelism does not overlap communication.",
+        lambda setting: setting.pipeline and setting.stage == 1 and setting.zero.get("overlap_comm") is True,
+    ),
+)

@@ -1,0 +1,1 @@
+"""What `zerotune doctor` checks, each check with its remedy."""

@@ -1,1 +1,0 @@
-"""What a candidate needs of a device. Pure."""

@@ -1,0 +1,343 @@
+"""Reading an experiment: the YAML, the DeepSpeed configuration that it names, and the entrypoint.
+
+Imports neither torch nor DeepSpeed: a mistake is told in a fraction of a second.
+"""
+
+import ast
+import contextlib
+import difflib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from trial_lib.command.batch_places import batch_places
+from trial_lib.command.entrypoint import Entrypoint, parse_entrypoint, split_flag, with_config
+from trial_lib.command.starter_code import module_file
+from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json, read_named_config
+from trial_lib.deepspeed_config.overrides import MICRO_BATCH, inline_ds_config, overwrite_deepspeed_config
+from trial_lib.experiment.config import ExperimentConfig
+from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_yaml
+from trial_lib.experiment.yaml_mistakes import explain, one_error
+from trial_lib.wire.errors import InputError
+
+T = TypeVar("T")
+_COMMAND = "the command"
+_TELLING_KEYS = {"zero_optimization", MICRO_BATCH}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What the user submitted, read and checked.
+
+    Attributes:
+        path: the YAML file, absolute; None for a command that was typed.
+        text: the YAML itself.
+        model_dir: the folder that the entrypoint runs in, absolute.
+        config: the YAML's fields.
+        ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in; empty where
+            nothing names one: the code has it, or a training needs none.
+        entrypoint: the command, taken apart.
+        notes: what of it has no effect: one sentence on the keys of the YAML, and one for each part of the command.
+    """
+
+    path: Path | None
+    text: str
+    model_dir: Path
+    config: ExperimentConfig
+    ds_config: dict[str, Any]
+    entrypoint: Entrypoint
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The experiment's name: as written, or the model directory's."""
+        return self.config.name or self.model_dir.name
+
+    @property
+    def source(self) -> str:
+        """How an error names what was submitted."""
+        return _COMMAND if self.path is None else str(self.path)
+
+    @property
+    def config_source(self) -> Path:
+        """The file that the DeepSpeed configuration stands in; what was submitted, where it stands there."""
+        named = self.config.hyperparameters.deepspeed_config or next(iter(self.entrypoint.config_values), None)
+        if isinstance(named, str) and _is_file(self.model_dir / named):
+            return self.model_dir / named
+        return Path(self.source)
+
+    @property
+    def environment_variables(self) -> dict[str, str]:
+        """What the user has put into every rank's environment; an assignment in the entrypoint wins."""
+        return {**self.config.environment.environment_variables, **self.entrypoint.environment}
+
+
+def read_experiment(
+    config_path: Path, model_dir: Path, *, include: Sequence[Path] = (), needs_ds_config: bool = True
+) -> Experiment:
+    """Returns the experiment that a YAML file and a model directory describe.
+
+    Args:
+        config_path: the YAML file.
+        model_dir: the folder that the entrypoint runs in.
+        include: files and folders that the code imports from outside the model directory.
+        needs_ds_config: whether the experiment of a trial class has to name a DeepSpeed configuration, which a search
+            starts from; a script may have one in its code.
+
+    Raises:
+        InputError: anything in them cannot be used. Several mistakes are listed in one error.
+    """
+    return _read(read_yaml(config_path), model_dir, include, needs_ds_config)
+
+
+def read_typed_experiment(text: str, model_dir: Path, *, include: Sequence[Path] = ()) -> Experiment:
+    """Returns the experiment that a command was turned into (see `trial_lib.study.opening.typed_command`).
+
+    Args:
+        text: the YAML.
+        model_dir: the folder that the command runs in.
+        include: as for `read_experiment`.
+
+    Raises:
+        InputError: anything in the command cannot be used.
+    """
+    return _read(parse_yaml(text, _COMMAND), model_dir, include, needs_ds_config=True)
+
+
+def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], needs_ds_config: bool) -> Experiment:
+    if not os.path.isdir(model_dir):  # noqa: PTH112 Path.is_dir raises for a folder that may not be entered
+        raise InputError(
+            "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist.",
+            where=str(model_dir),
+            remedy="Name the folder that holds your training code.",
+        )
+    model_dir = model_dir.resolve()
+    try:
+        config = ExperimentConfig.model_validate(document.data)
+    except ValidationError as error:
+        raise one_error(explain(document, error), document.path) from None
+
+    errors: list[InputError] = []
+    folders = [model_dir, *(path.resolve().parent for path in include)]
+    entrypoint = _collect(errors, lambda: _read_entrypoint(document, config, folders))
+    ds_config = _collect(
+        errors, lambda: _read_deepspeed_config(document, config, entrypoint, model_dir, needs_ds_config)
+    )
+    requests = _collect(errors, lambda: read_search_space(config.search_space, document.where))
+    if ds_config is None or entrypoint is None or requests is None:
+        raise one_error(errors[::-1], document.path)
+    experiment = Experiment(
+        path=document.path.resolve() if document.is_file else None,
+        text=document.text,
+        model_dir=model_dir,
+        config=config,
+        ds_config=ds_config,
+        entrypoint=entrypoint,
+        notes=(*_note_not_used(list(config.not_used())), *entrypoint.notes),
+    )
+    variables = {**os.environ, **experiment.environment_variables}
+    # A mapping to what is not there is told of now.
+    batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir)
+    return experiment
+
+
+def _note_not_used(keys: Sequence[str]) -> list[str]:
+    """Returns one sentence on all keys that have no effect."""
+    return [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here."] if keys else []
+
+
+def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:
+    try:
+        return check()
+    except InputError as error:
+        errors.append(error)
+        return None
+
+
+def _read_deepspeed_config(
+    document: YamlDocument,
+    config: ExperimentConfig,
+    entrypoint: Entrypoint | None,
+    model_dir: Path,
+    is_needed: bool,
+) -> dict[str, Any]:
+    hyperparameters = config.hyperparameters
+    base: Any = hyperparameters.deepspeed_config
+    overwrites = hyperparameters.overwrite_deepspeed_args
+    if base is None:
+        typo = difflib.get_close_matches("deepspeed_config", hyperparameters.model_extra or {}, n=1)
+        inline = inline_ds_config(hyperparameters.as_dict())
+        if inline is not None and not typo:
+            return overwrite_deepspeed_config(inline, overwrites)
+        # A script may have it in its code; a class is handed the search's by the hyperparameters.
+        if not typo and not (is_needed and entrypoint is not None and entrypoint.trial_class):
+            base = _config_of_command(entrypoint, model_dir, document.where(("entrypoint",))) if entrypoint else {}
+            return overwrite_deepspeed_config(base, overwrites) if base else {}
+        raise InputError(
+            "the experiment names no DeepSpeed configuration, and a search starts from one.",
+            where=document.where(("hyperparameters",), key=True),
+            remedy=f'Did you mean "deepspeed_config" by "{typo[0]}"?'
+            if typo
+            else "Add `deepspeed_config: ds_config.json` under `hyperparameters`, with the name of your file.",
+        )
+    if isinstance(base, str):
+        try:
+            base = read_deepspeed_json(model_dir / base)
+        except InputError as error:
+            place = document.where(("hyperparameters", "deepspeed_config"))
+            raise InputError(error.what, where=error.where, remedy=f"{error.remedy} It is named at {place}.") from None
+    return overwrite_deepspeed_config(base, overwrites)
+
+
+def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> dict[str, Any]:
+    """Returns the DeepSpeed configuration that a command names; an empty one where it leaves that to the code."""
+    named = list(dict.fromkeys(entrypoint.config_values))
+    if len(named) > 1:
+        raise InputError(
+            f"the command names two DeepSpeed configurations, {named[0]} and {named[1]}.",
+            where=where,
+            remedy="Name one.",
+        )
+    return read_named_config(named[0], model_dir, where=where) if named else {}
+
+
+def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: Sequence[Path]) -> Entrypoint:
+    model_dir = folders[0]
+    where = document.where(("entrypoint",))
+    place = str(model_dir) if config.follow_launcher else f"the model directory {model_dir}"
+    base = config.hyperparameters.deepspeed_config or inline_ds_config(config.hyperparameters.as_dict())
+    named = base if isinstance(base, str) else None
+    shell = {**os.environ, **config.environment.environment_variables} if config.follow_launcher else None
+    entrypoint = parse_entrypoint(config.entrypoint, deepspeed_config=named, where=where, folder=model_dir, shell=shell)
+    if config.follow_launcher and base is None and not entrypoint.config_values:
+        entrypoint = with_config(entrypoint, _found_config(entrypoint, model_dir))
+    _refuse_another_config(entrypoint, base, model_dir, where)
+    if entrypoint.interpreter is not None and not _is_file(model_dir / entrypoint.interpreter):
+        raise InputError(
+            f"the interpreter {entrypoint.interpreter} does not exist.",
+            where=where,
+            remedy=f"Name an existing one, absolute or relative to {model_dir}, or write python3 for ZeroTune's own.",
+        )
+    if entrypoint.script is not None and not _is_file(model_dir / entrypoint.script):
+        raise InputError(
+            f"the script {entrypoint.script} is not in {place}.",
+            where=where,
+            remedy="Name an existing one, or run zerotune in the folder that holds it."
+            if config.follow_launcher
+            else "Name a script relative to the model directory, or pass the directory that holds it.",
+        )
+    if entrypoint.trial_class is not None:
+        _refuse_missing_class(entrypoint, entrypoint.trial_class, folders, where)
+    if entrypoint.module is not None and not _has_module(entrypoint, entrypoint.module, folders):
+        raise InputError(
+            f"the module {entrypoint.module} is neither in {place} nor installed.",
+            where=where,
+            remedy="Name a module that `python3 -m` finds from the model directory.",
+        )
+    return entrypoint
+
+
+def _found_config(entrypoint: Entrypoint, model_dir: Path) -> str | None:
+    """Returns the one argument that names a DeepSpeed configuration by a flag of the script's own; None without one.
+
+    It is a file that holds one: no other JSON has such keys.
+    """
+    found: set[str] = set()
+    for argument in entrypoint.arguments:
+        _, value = split_flag(argument)
+        if not value.endswith(".json") or not _is_file(model_dir / value):
+            continue
+        with contextlib.suppress(InputError):
+            if not _TELLING_KEYS.isdisjoint(read_deepspeed_json(model_dir / value)):
+                found.add(value)
+    return found.pop() if len(found) == 1 else None
+
+
+def _refuse_another_config(
+    entrypoint: Entrypoint, base: str | Mapping[str, Any] | None, model_dir: Path, where: str
+) -> None:
+    """The trial's configuration is made from one file and takes the other's place: they have to be the same."""
+    for value in entrypoint.config_values:
+        if isinstance(base, str) and os.path.realpath(model_dir / value) != os.path.realpath(model_dir / base):
+            raise InputError(
+                f"the entrypoint names the DeepSpeed configuration {value}, and hyperparameters.deepspeed_config "
+                f"names {base}.",
+                where=where,
+                remedy="Name the same file in both places.",
+            )
+        if isinstance(base, Mapping):
+            raise InputError(
+                f"the entrypoint names the DeepSpeed configuration {value}, and hyperparameters.deepspeed_config holds "
+                "another one.",
+                where=where,
+                remedy=f"Write `deepspeed_config: {value}`.",
+            )
+
+
+def _has_module(entrypoint: Entrypoint, module: str, folders: Sequence[Path]) -> bool:
+    return module_file(module, folders, "__main__.py") is not None or _may_be_installed(entrypoint, module)
+
+
+def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
+    # What another interpreter has installed cannot be known without starting it.
+    return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[Path], where: str) -> None:
+    """Refuses a trial class whose module is not there, or binds no such name; the module is read, not imported."""
+    module, _, class_name = name.partition(":")
+    file = module_file(module, folders)
+    if file is None:
+        if _may_be_installed(entrypoint, module):
+            return
+        raise InputError(
+            f"the module {module} of the trial class {name} is neither in the model directory {folders[0]} nor "
+            "installed.",
+            where=where,
+            remedy=f"Put it in {module.replace('.', '/')}.py, or pass the directory that holds it.",
+        )
+    try:
+        names = _bound_names(ast.parse(file.read_bytes()))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise InputError(
+            f"this is not Python ({error}).",
+            where=f"{file}:{line or 1}",
+            remedy="Correct it: the trial class is there.",
+        ) from None
+    if names is not None and class_name not in names:
+        near = difflib.get_close_matches(class_name, names, n=1)
+        raise InputError(
+            f"{file} has no {class_name}.",
+            where=where,
+            remedy=f"Did you mean {module}:{near[0]}?" if near else "Name a DeepSpeedTrial class of that module.",
+        )
+
+
+def _bound_names(tree: ast.Module) -> set[str] | None:
+    """Returns the names that a module binds; None where only running it tells (`from x import *`)."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                if alias.name == "*":
+                    return None
+                names.add(alias.asname or alias.name.partition(".")[0])
+    return names
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for a file, a folder that may not be entered
+        return False

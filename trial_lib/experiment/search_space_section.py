@@ -1,0 +1,227 @@
+"""The experiment's `search_space`: which knobs a user narrows, widens or fixes, read and merged with a method's own."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.rules import ZERO_KEYS
+from trial_lib.experiment.yaml_document import describe
+from trial_lib.space.arms import Request
+from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse
+from trial_lib.space.effects import Kind, shown
+from trial_lib.space.knobs import STAGE, ZERO_STAGES
+from trial_lib.wire.errors import InputError
+
+Where = Callable[[tuple[str, ...]], str]
+"""Returns how an error names a place in the experiment, by its keys from the top."""
+
+_SECTION = "search_space"
+_RANGE = ("min", "max", "log", "count")
+_DEFAULT_COUNT = 5
+_BATCH = {
+    MICRO_BATCH: "Bound the sizes by --max-micro-batch, or keep to multiples by --divisible-by.",
+    TRAIN_BATCH: "Set the batch by --train-batch-size, or free it by --free-batch.",
+    ACCUMULATION: "It follows from the batch: set that by --train-batch-size, or free it by --free-batch.",
+}
+_OFFLOAD_KEYS = frozenset(
+    ("buffer_count", "buffer_size", "cpuadam_cores_perc", "device", "fast_init", "max_in_cpu", "nvme_path")
+) | {"pin_memory", "pipeline_read", "pipeline_write", "ratio", "super_offload"}
+_DEPRECATED = {
+    "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer.device",
+    "zero_optimization.cpu_offload_param": "zero_optimization.offload_param.device",
+}
+
+
+def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tuple[Request, ...]:
+    """Returns what the user asks for, in the section's order.
+
+    Args:
+        section: dotted DeepSpeed key to a value, a list of values, or a mapping with `values` or a range (`min`, `max`,
+            and optionally `log` and `count`), and optionally `when`.
+        where: how an error names a place.
+
+    Raises:
+        InputError: something in it cannot be used.
+
+    Example:
+        >>> read_search_space({"zero_optimization.reduce_bucket_size": {"min": 1000000, "max": 4000000, "count": 3}})
+        (Request(path='zero_optimization.reduce_bucket_size', values=(1000000, 2500000, 4000000), when={}),)
+    """
+    requests: dict[str, Request] = {}
+    for key, said in section.items():
+        place = (_SECTION, key)
+        path = _path(key, where(place))
+        if path in requests:
+            raise InputError(
+                f"{key} is another name of a knob that stands here already.", where=where(place), remedy="Keep one."
+            )
+        requests[path] = _request(path, said, place, where)
+    return tuple(requests.values())
+
+
+def _path(key: str, where: str) -> str:
+    """Returns the catalogue's name of a setting; refuses what is none of DeepSpeed's."""
+    if key in _BATCH:
+        raise InputError(f"{key} is no knob: the search itself chooses the batch.", where=where, remedy=_BATCH[key])
+    if key in _DEPRECATED:
+        raise InputError(f"{key} is deprecated.", where=where, remedy=f"Name {_DEPRECATED[key]}.")
+    path = catalogues_name(key)
+    if path in KNOBS or path == STAGE:
+        return path
+    inside = next((known for known in (STAGE, *KNOBS) if known.startswith(f"{path}.")), None)
+    if inside is not None:
+        raise InputError(f"{key} is a section.", where=where, remedy=f"Name a setting in it, such as {inside}.")
+    *sections, name = path.split(".")
+    parent = ".".join(sections)
+    beside = {"": DEEPSPEED_KEYS, "zero_optimization": ZERO_KEYS}.get(parent, frozenset())
+    if parent in ("zero_optimization.offload_optimizer", "zero_optimization.offload_param"):
+        beside = _OFFLOAD_KEYS
+    if name in beside or (not beside and sections[0] in DEEPSPEED_KEYS and name):
+        return path
+    nearest = _nearest(key, name, parent, beside)
+    if nearest is None and parent:  # it may be a newer DeepSpeed's
+        return path
+    raise InputError(
+        f"DeepSpeed has no setting {key}.",
+        where=where,
+        remedy=f"Did you mean {nearest}?"
+        if nearest
+        else "Name one by its dotted path, such as zero_optimization.stage.",
+    )
+
+
+def _nearest(key: str, name: str, parent: str, beside: frozenset[str]) -> str | None:
+    elsewhere = [known for known in (STAGE, *KNOBS) if known.endswith(f".{name}")]
+    if elsewhere:
+        return elsewhere[0]
+    if near := difflib.get_close_matches(name, beside, n=1, cutoff=0.8):
+        return f"{parent}.{near[0]}" if parent else near[0]
+    return next(iter(difflib.get_close_matches(key, (STAGE, *KNOBS), n=1, cutoff=0.9 if parent else 0.6)), None)
+
+
+def _request(path: str, said: Any, place: tuple[str, ...], where: Where) -> Request:
+    if not isinstance(said, Mapping):
+        return Request(path, _values(path, said, place, where))
+    unknown = said.keys() - {"values", "when", *_RANGE}
+    if unknown:
+        key = min(unknown)
+        near = difflib.get_close_matches(key, ("values", "when", *_RANGE), n=1)
+        raise InputError(
+            f'unknown key "{key}".',
+            where=where((*place, key)),
+            remedy=f'Did you mean "{near[0]}"?' if near else "Known here: values, when, min, max, log and count.",
+        )
+    is_range = any(key in said for key in _RANGE)
+    if is_range == ("values" in said):
+        what = "both values and a range" if is_range else "neither values nor a range"
+        raise InputError(f"{path} has {what}.", where=where(place), remedy="Write `values`, or `min` and `max`.")
+    values = _range(path, said, place, where) if is_range else _values(path, said["values"], (*place, "values"), where)
+    return Request(path, values, _when(path, said.get("when", {}), (*place, "when"), where))
+
+
+def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple[Any, ...]:
+    listed = said if isinstance(said, list) else [said]
+    if not listed:
+        raise InputError(f"{path} has no values.", where=where(place), remedy="Name at least one.")
+    values: list[Any] = []
+    for value in listed:
+        checked = _checked(path, value, where(place))
+        if not any(type(other) is type(checked) and other == checked for other in values):
+            values.append(checked)
+    return tuple(values)
+
+
+def _checked(path: str, value: Any, where: str) -> Any:
+    """Returns a value as DeepSpeed takes it: 5e8 is a whole number."""
+    if isinstance(value, float) and value.is_integer() and _kind(path) == "count":
+        value = int(value)
+    expected = _expected(path, value)
+    if expected:
+        raise InputError(f"{path}: expected {expected}, found {describe(value)}.", where=where, remedy="Change it.")
+    return value
+
+
+def _kind(path: str) -> Kind | None:
+    return KNOBS[path].kind if path in KNOBS else None
+
+
+def _expected(path: str, value: Any) -> str | None:
+    """Returns what a setting may be, if a value is not that."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    kind = _kind(path)
+    if path == STAGE:
+        return None if is_number and value in ZERO_STAGES else "a ZeRO stage from 0 to 3"
+    if kind == "switch":
+        return None if isinstance(value, bool) else "true or false"
+    if kind == "count":
+        return None if is_number and value >= 0 else "a whole number from 0 on"
+    if isinstance(kind, tuple):
+        return None if value in kind else f"{', '.join(kind[:-1])} or {kind[-1]}"
+    return "a value; the settings of a section are knobs of their own" if isinstance(value, Mapping) else None
+
+
+def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Where) -> tuple[Any, ...]:
+    """Returns evenly spaced values from the least to the largest, whole numbers where both are."""
+    kind = _kind(path)
+    if path == STAGE or kind not in (None, "count"):
+        raise InputError(f"{path} has no range.", where=where(place), remedy="List its values.")
+    low, high = (_number(path, said, key, place, where) for key in ("min", "max"))
+    log, count = said.get("log", False), said.get("count", _DEFAULT_COUNT)
+    if not isinstance(log, bool):
+        raise InputError(
+            f"log: expected true or false, found {describe(log)}.", where=where((*place, "log")), remedy="Change it."
+        )
+    if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+        raise InputError(
+            f"count: expected a whole number from 2 on, found {describe(count)}.",
+            where=where((*place, "count")),
+            remedy="Change it.",
+        )
+    if not low < high or (log and low <= 0):
+        rule = "above 0 and below" if log else "below"
+        raise InputError(
+            f"min is {shown(low)} and max is {shown(high)}: min has to be {rule} max.",
+            where=where(place),
+            remedy="Change one.",
+        )
+    steps = [step / (count - 1) for step in range(count)]
+    values: list[float] = [low * (high / low) ** step if log else low + (high - low) * step for step in steps]
+    values[0], values[-1] = low, high
+    if all(isinstance(end, int) for end in (low, high)):
+        values = [round(value) for value in values]
+    return tuple(_checked(path, value, where(place)) for value in dict.fromkeys(values))
+
+
+def _number(path: str, said: Mapping[str, Any], key: str, place: tuple[str, ...], where: Where) -> int | float:
+    if key not in said:
+        raise InputError(f"the range of {path} has no {key}.", where=where(place), remedy="Write `min` and `max`.")
+    value = said[key]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(
+            f"{key}: expected a number, found {describe(value)}.", where=where((*place, key)), remedy="Change it."
+        )
+    return int(value) if isinstance(value, float) and value.is_integer() and _kind(path) == "count" else value
+
+
+def _when(path: str, said: Any, place: tuple[str, ...], where: Where) -> dict[str, tuple[Any, ...]]:
+    if not isinstance(said, Mapping):
+        raise InputError(
+            f"when: expected a mapping, found {describe(said)}.",
+            where=where(place),
+            remedy="Write such as `when: {zero_optimization.stage: [2, 3]}`.",
+        )
+    if said and path == STAGE:
+        raise InputError("the ZeRO stage has no condition.", where=where(place), remedy="Leave `when` out.")
+    conditions = {}
+    for key, values in said.items():
+        other = _path(key, where((*place, key)))
+        if not is_coarse(other) or other == path:
+            raise InputError(
+                f"{path} cannot depend on {key}: a condition is on the ZeRO stage, or another setting that decides "
+                "memory or mathematics.",
+                where=where((*place, key)),
+                remedy="Take such as zero_optimization.stage or zero_optimization.offload_optimizer.device.",
+            )
+        conditions[other] = _values(other, values, (*place, key), where)
+    return conditions

@@ -1,0 +1,1 @@
+"""Model FLOPs and saved activations of a micro-batch."""

@@ -1,0 +1,1 @@
+"""One training at full length: opening it, driving it, its metrics."""

@@ -1,0 +1,356 @@
+"""The driver of a full experiment: the user's training at full length, told to the record, the log and MLflow."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict
+
+from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
+from trial_lib.device.host.base import Host
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.full_experiment.system_metrics import SystemMonitor
+from trial_lib.launch.full_training import TrainingEnd, TrainingPlan, run_training
+from trial_lib.launch.rank_starter import Launcher
+from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.study_folder import StudyStatus
+from trial_lib.study.kept.folder import INTERRUPTED
+from trial_lib.tracking.tracker import FullExperimentTracker
+from trial_lib.wire.metrics_file import (
+    CHECKPOINT,
+    NOTE,
+    VALIDATION,
+    MetricsReader,
+    MetricsRecord,
+    drop_torn_line,
+)
+from trial_lib.wire.stop_request import StopRequest
+from trial_lib.wire.training_spec import TrainingSpec
+from trial_lib.wire.whole_files import write_whole
+
+_SAVE_S = 20.0  # Prefect gives a flow half a minute to end
+_CANCEL_S = 35.0  # the guard gives processes that a driver holds half a minute
+LONGEST_END_S = _SAVE_S + _CANCEL_S + 15.0
+"""How long an interrupted full experiment may take to end, in seconds."""
+_TRACKING_CLOSE_S = 30.0
+_TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
+
+
+class TrainingArguments(BaseModel):
+    """The arguments of a full experiment, as the command line, a deployment or a record gives them.
+
+    Attributes:
+        config_path: the experiment's YAML.
+        model_dir: the model directory.
+        ds_config: a DeepSpeed configuration that is merged into the experiment's own, such as a study's
+            `best_ds_config.json`; None trains with the experiment's own.
+        include: files and folders that the code imports from outside the model directory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config_path: Path
+    model_dir: Path
+    ds_config: Path | None = None
+    include: tuple[Path, ...] = ()
+
+
+def write_record(paths: FullExperimentPaths, record: FullExperimentRecord) -> None:
+    """Writes a full experiment's record, for this user alone: hyperparameters may hold secrets."""
+    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
+
+
+class FullExperiment:
+    """A full experiment that runs in this process.
+
+    Only the thread that opened it may call its methods, but for `interrupt`.
+
+    Args:
+        record: as it stands.
+        experiment: what is trained.
+        plan: the training.
+        spec: what its ranks are told.
+        launcher: starts its processes.
+        host: where.
+        lock_dir: the locks of slots and ports on this host.
+        tracker: sends the folder on.
+        lock: of the folder, held.
+        log: for people; goes to the full experiment's log file.
+
+    Attributes:
+        experiment: what is trained.
+        paths: its files.
+        tracker: sends them on.
+        log: for people.
+        validation: the metrics of the last validation.
+    """
+
+    def __init__(
+        self,
+        record: FullExperimentRecord,
+        experiment: Experiment,
+        plan: TrainingPlan,
+        spec: TrainingSpec,
+        launcher: Launcher,
+        host: Host,
+        lock_dir: Path,
+        tracker: FullExperimentTracker,
+        lock: FileLock,
+        log: logging.Logger,
+    ) -> None:
+        self.experiment = experiment
+        self.paths: FullExperimentPaths = plan.paths
+        self.tracker = tracker
+        self.log = log
+        self.validation: dict[str, float] = {}
+        self._record = record
+        self._writing = threading.Lock()
+        self._plan = plan
+        self._spec = spec
+        self._stop_request = StopRequest(self.paths.stop)
+        self._launcher = launcher
+        self._host = host
+        self._lock_dir = lock_dir
+        self._lock = lock
+        self._cancelled = threading.Event()
+        self._stop_by = math.inf
+        self._ended = threading.Event()
+        self._end = TrainingEnd(False, "It was not started.")
+        # A daemon: nothing that it waits for may hold the end of this process up.
+        self._thread = threading.Thread(target=self._train, daemon=True, name="training")
+        self._closed = False
+        self._is_down = False
+        self._interrupted = False
+        self._reader = MetricsReader(self.paths.metrics)
+        self._batch = 0
+        self._epoch = 0
+        self._best: MetricsRecord | None = None
+        self._take_in(self._reader.read())
+        self._monitor = SystemMonitor(self.paths.system_metrics, lambda: self._batch, tracker.notify, log, host)
+
+    @property
+    def record(self) -> FullExperimentRecord:
+        """The full experiment's record as it stands on the disk."""
+        return self._record
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing of it is left to do: closing waits a while for the tracking server."""
+        return self._is_down
+
+    @property
+    def percent(self) -> float | None:
+        """How much of its length it has trained; None where the length, or how far it is, is not known."""
+        length = self.experiment.config.searcher.max_length
+        if length is None or not self.paths.metrics.exists():
+            return None
+        samples = self._record.ds_config.get(TRAIN_BATCH)
+        if length.batches:
+            done = self._batch / length.batches
+        elif length.epochs:
+            done = self._epoch / length.epochs
+        elif length.records and isinstance(samples, int):
+            done = self._batch * samples / length.records
+        else:
+            return None
+        return 100.0 * min(1.0, done)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Writes the record of a full experiment that runs (again), starts sending it on, and starts the training."""
+        with self._writing:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._write(status=StudyStatus.RUNNING, reason="", ended_at=None)
+        self.tracker.start()
+        self._monitor.start()
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> TrainingEnd | None:
+        """Waits for the training's end, and passes on what it has told meanwhile; its end goes into the record.
+
+        Returns:
+            How it ended; None if it has not within the time-out.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+        """
+        has_ended = self._ended.wait(timeout_s)
+        if self._interrupted and not self._cancelled.is_set() and not has_ended:
+            raise KeyboardInterrupt
+        records = self._reader.read()
+        for record in records:
+            # A note is for people to act on.
+            self.log.log(logging.WARNING if record.kind == NOTE else logging.INFO, "%s", record)
+        if records:
+            self._take_in(records)
+            self.tracker.notify()
+        if not has_ended:
+            return None
+        if self._end.completed:
+            self.finish(StudyStatus.COMPLETED)
+        elif not self._cancelled.is_set():
+            self.finish(StudyStatus.FAILED, self._end.reason)
+        return self._end
+
+    def interrupt(self) -> None:
+        """Writes into the record of one that has not ended that it is interrupted; whoever waits for it then stops it.
+
+        It returns at once, and may be called from any thread: what ends this process from now on finds it written.
+        """
+        self._interrupted = True
+        with self._writing:
+            if self._record.status is StudyStatus.RUNNING:
+                self._write(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
+
+    def stop(self) -> None:
+        """Ends the training, and returns when its processes are gone.
+
+        Code that looks whether it is asked to stop (`should_preempt`) has some seconds to save a checkpoint first.
+
+        Those that cannot be killed, such as one that a device's driver holds, are waited for as long as their guard
+        does, and no longer, however often this is called; the log then says so, and the folder stays locked until they
+        are gone, or this process is.
+        """
+        if not self._cancelled.is_set():
+            self._ask_to_save()
+            self._stop_by = time.monotonic() + _CANCEL_S
+            self._cancelled.set()
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, self._stop_by - time.monotonic()))
+        if self._ended.is_set():
+            self.wait(0.0)
+        elif self._thread.is_alive():
+            self.log.warning("processes of the training still run, and do not end")
+
+    def _ask_to_save(self) -> None:
+        """Asks a training that heeds it to save and stop, and waits until it has, or for as long as it may take."""
+        if self._thread.is_alive() and self._stop_request.is_heeded:
+            self._stop_request.make()
+            self.log.warning("asked the training to save a checkpoint and stop: it has %.0f s", _SAVE_S)
+            self._ended.wait(_SAVE_S)
+
+    def finish(self, status: StudyStatus, reason: str = "") -> None:
+        """Writes how it ended, unless that is known already."""
+        status_now = self._record.status
+        if status_now is not StudyStatus.RUNNING and not (self._interrupted and status_now is StudyStatus.CANCELLED):
+            return
+        answer = self._answer() if status is StudyStatus.COMPLETED else {}
+        best = self._best
+        self._update(
+            status=status,
+            reason=reason,
+            ended_at=time.time(),
+            batches=answer.get("batches", self._batch or None),
+            best_checkpoint=answer.get("best_checkpoint", best and best.name),
+            best_metric=answer.get("best_metric", best and best.metric),
+        )
+        if answer:
+            self.validation = answer.get("metrics") or self.validation
+
+    def close(self) -> bool:
+        """Ends what still runs, and waits a while for the tracking server; returns whether that has everything."""
+        if self._closed:
+            return True
+        self._closed = True
+        try:
+            self.stop()
+            self._monitor.close()
+            self._launcher.close()
+            is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
+            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
+        finally:
+            if self._ended.is_set() or not self._thread.is_alive():
+                self._lock.release()
+            self._is_down = True
+
+    def _train(self) -> None:
+        """Runs in a thread of its own."""
+        try:
+            self._end = run_training(
+                self._plan,
+                self._launcher,
+                self._host,
+                self._lock_dir,
+                self._cancelled,
+                self.log.warning,
+                self._attempt,
+            )
+            if self._end.completed and self._stop_request.was_followed:
+                self._end = TrainingEnd(False, "It has saved and stopped, as it was asked to.")
+        except Exception as error:
+            # A full disk, say.
+            self._end = TrainingEnd(False, f"The training could not be run: {type(error).__name__}: {error}")
+            self.log.exception("the training could not be run")
+        finally:
+            self._ended.set()
+            if self._closed:
+                self._lock.release()
+
+    def _attempt(self, slots: list[str]) -> None:
+        """Is told of each attempt before its ranks start."""
+        drop_torn_line(self.paths.metrics)
+        self._stop_request.clear()
+        shutil.rmtree(self.paths.scratch, ignore_errors=True)
+        dataclasses.replace(self._spec, latest_checkpoint=self._latest_checkpoint()).write(self.paths.training_spec)
+        self._monitor.watch(slots)
+        self._update(attempts=self._record.attempts + 1)
+
+    def _latest_checkpoint(self) -> str | None:
+        """Returns the checkpoint that a script goes on from; the loop of a trial class looks for itself."""
+        if self._spec.trial is not None or not self.paths.checkpoints.exists():
+            return None
+        # Here: they bring torch, which a driver has no other use for.
+        from trial_lib.training.distributed import DistributedContext
+        from trial_lib.training.saved.checkpoints import CheckpointStore
+
+        store = CheckpointStore(self.paths.checkpoints, DistributedContext(), self._spec.smaller_is_better)
+        newest = store.newest_intact(self.log.warning)
+        return None if newest is None else newest.name
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def _take_in(self, records: list[MetricsRecord]) -> None:
+        smaller = self.experiment.config.searcher.smaller_is_better
+        for record in records:
+            self._batch = max(self._batch, record.batch)
+            self._epoch = max(self._epoch, record.epoch or 0)
+            if record.kind == VALIDATION:
+                self.validation = record.metrics
+            if record.kind != CHECKPOINT or record.metric is None or math.isnan(record.metric):
+                continue
+            best = math.inf if smaller else -math.inf
+            if self._best is not None and self._best.metric is not None:
+                best = self._best.metric
+            if record.metric < best if smaller else record.metric > best:
+                self._best = record
+
+    def _answer(self) -> dict[str, Any]:
+        """Returns what a trial class says of its end; nothing of a plain script."""
+        with contextlib.suppress(OSError, ValueError):
+            answer: dict[str, Any] = json.loads(self.paths.finished.read_text())
+            return answer
+        return {}
+
+    def _update(self, **changes: object) -> None:
+        with self._writing:
+            self._write(**changes)
+
+    def _write(self, **changes: object) -> None:
+        self._record = self._record.model_copy(update=changes)
+        write_record(self.paths, self._record)
+        self.tracker.notify()

@@ -1,0 +1,320 @@
+"""Opening a full experiment: a new one, one to go on with, or that of a study."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
+from trial_lib.deepspeed_config.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.experiment.read_experiment import Experiment, read_experiment
+from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments, write_record
+from trial_lib.launch.classify import REFUSED
+from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.full_training import TrainingPlan
+from trial_lib.launch.hosts.starter import HostfileLauncher
+from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord, full_experiment_id
+from trial_lib.records.study_folder import FULL_EXPERIMENTS, StudyStatus, work_dir_of
+from trial_lib.records.whereabouts import whereabouts_of
+from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
+from trial_lib.slots.lock_dir import host_lock_dir
+from trial_lib.study.answer import without_tuning_keys
+from trial_lib.study.build_program import environment_of, program_of
+from trial_lib.study.kept.copies import told_apart
+from trial_lib.study.kept.folder import FinishedError, file_logger, hold_lock, keep_experiment, new_folder, new_id
+from trial_lib.study.kept.record_file import read_record_file
+from trial_lib.study.opening.choose_place import slots_for
+from trial_lib.study.opening.needed_ops import own_ops
+from trial_lib.study.opening.open_study import OpenStudy
+from trial_lib.study.opening.preflight import check_include, check_length, check_slots
+from trial_lib.study.spec_for_ranks import full_length_spec
+from trial_lib.tracking.tracker import FullExperimentTracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import OWNERS_FOLDER, write_all, write_whole
+
+# A command opens its full experiment before the flow starts, and so does a study; the flow then finds it here.
+_opened: dict[Path, FullExperiment] = {}
+
+
+def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_id: str | None = None) -> FullExperiment:
+    """Checks the arguments and opens a new full experiment.
+
+    Args:
+        arguments: the full experiment's.
+        work_dir: the folder that full experiments and the tracking store stand in.
+        flow_run_id: the Prefect flow run that begins it; None for a command.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
+    """
+    experiment, ds_config, host = _checked(arguments, arguments.config_path)
+    tracking_uri = default_tracking_uri(work_dir)
+    experiment_id = new_id(known_here().hide(experiment.name))
+    paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
+    new_folder(paths.root, "full experiment", experiment, paths.experiment, paths.shown_experiment)
+    record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
+    record = record.model_copy(update={"flow_run_id": flow_run_id})
+    environment = environment_of(experiment, arguments.include, host.device)
+    return _open(record, experiment, environment, host, paths, tracking_uri)
+
+
+def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
+    """Opens the newest full experiment of the same name that has not completed; it goes on where it was.
+
+    What the YAML says now counts, but for the DeepSpeed configuration, which has to be the same; one that DeepSpeed has
+    refused may be mended.
+
+    Args:
+        arguments: where it does not name a DeepSpeed configuration, the one counts that it was begun with.
+        work_dir: the folder that full experiments and the tracking store stand in.
+
+    Raises:
+        InputError: there is none, another process drives it, or something does not fit.
+    """
+    named = _read_experiment(arguments, arguments.config_path)
+    paths, record = _newest(named.name, work_dir)
+    if arguments.ds_config is None:
+        before = TrainingArguments.model_validate(record.arguments)
+        arguments = arguments.model_copy(update={"ds_config": before.ds_config})
+    experiment, ds_config, host = _checked(arguments, arguments.config_path)
+    if not record.reason.startswith(REFUSED):
+        _refuse_change(record, ds_config, paths)
+    now = {"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "ds_config": ds_config}
+    record = record.model_copy(update={**now, "status": StudyStatus.RUNNING})
+    environment = environment_of(experiment, arguments.include, host.device)
+    opened = _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir))
+    keep_experiment(experiment, paths.experiment, paths.shown_experiment)
+    return opened
+
+
+def resume_full_experiment(root: Path) -> FullExperiment:
+    """Opens a full experiment that was interrupted, or finds the one that this process has opened.
+
+    Args:
+        root: its folder.
+
+    Raises:
+        FinishedError: it has completed.
+        InputError: there is none, another process drives it, or its configuration has changed.
+    """
+    paths = FullExperimentPaths(root.absolute())
+    opened = _opened.get(paths.root)
+    if opened is not None and not opened.is_closed:
+        return opened
+    record = _read_record(paths)
+    if record.status is StudyStatus.COMPLETED:
+        raise FinishedError(
+            "this full experiment has come to its end.",
+            where=str(root),
+            remedy=f"Its checkpoints are in {paths.checkpoints.name} there; start a new one to train again.",
+        )
+    arguments = TrainingArguments.model_validate(record.arguments)
+    experiment, ds_config, host = _checked(arguments, paths.experiment)
+    _refuse_change(record, ds_config, paths)
+    environment = environment_of(experiment, arguments.include, host.device)
+    return _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir_of(paths.root)))
+
+
+def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
+    """Opens the full experiment of a study that has its answer; None where it has come to its end already.
+
+    Raises:
+        InputError: the experiment cannot be trained at full length.
+    """
+    paths = FullExperimentPaths(study.paths.full_experiment.root)
+    driver = study.driver
+    # Those that the profile trial found, too: a full experiment has no profile.
+    mapped = driver.experiment.config.model_copy(update={"arg_mappings": driver.arg_mappings})
+    experiment = dataclasses.replace(driver.experiment, config=mapped)
+    check_length(experiment)
+    ds_config = json.loads(study.paths.best_ds_config.read_text())
+    if paths.record.exists():
+        record = _read_record(paths)
+        if record.status is StudyStatus.COMPLETED:
+            return None
+        _refuse_change(record, ds_config, paths)
+        # A copied study has another id, and so has its training.
+        record = record.of_study(study.record.study_id)
+    else:
+        paths.root.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
+        keep_experiment(experiment, paths.experiment, paths.shown_experiment)
+        arguments = TrainingArguments(
+            config_path=study.paths.experiment,
+            model_dir=experiment.model_dir,
+            ds_config=study.paths.best_ds_config,
+            include=driver.arguments.include,
+        )
+        study_id = study.record.study_id
+        record = _new_record(full_experiment_id(study_id), experiment, ds_config, arguments, study_id)
+    tracking_uri = default_tracking_uri(work_dir_of(study.paths.root))
+    opened = _open(record, experiment, driver.environment, driver.host, paths, tracking_uri)
+    opened.log.parent = driver.log  # what the study's log and its live view show as well
+    return opened
+
+
+def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
+    """Returns the record of a study's full experiment; None where there is none."""
+    paths = FullExperimentPaths(study.paths.full_experiment.root)
+    return _read_record(paths) if paths.record.exists() else None
+
+
+def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experiment, dict[str, Any], Host]:
+    """Returns the experiment, the DeepSpeed configuration to train with, and the devices that it may use."""
+    experiment = _read_experiment(arguments, config_path)
+    keep_secret(KnownSecrets.of_experiment(experiment))
+    host = slots_for(experiment)
+    check_slots(experiment, host)
+    experiment = dataclasses.replace(experiment, notes=(*experiment.notes, *host.notes))
+    check_include(arguments.include)
+    check_length(experiment)
+    base = experiment.ds_config
+    named = experiment.entrypoint.config_values
+    if not base and named:
+        base = read_deepspeed_json(experiment.model_dir / named[0])
+    merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
+    config = without_tuning_keys(overwrite_deepspeed_config(base, merged))
+    keep_secret(KnownSecrets.within(config))
+    return experiment, config, host
+
+
+def _read_experiment(arguments: TrainingArguments, config_path: Path) -> Experiment:
+    return read_experiment(config_path, arguments.model_dir, include=arguments.include, needs_ds_config=False)
+
+
+def _read_ds_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(
+            "this file does not exist.",
+            where=f"--ds-config {path}",
+            remedy="Name a DeepSpeed configuration, such as a study's best_ds_config.json.",
+        )
+    try:
+        return read_deepspeed_json(path)
+    except InputError as error:
+        raise InputError(error.what, where=error.where, remedy=f"{error.remedy} --ds-config names it.") from None
+
+
+def _refuse_change(record: FullExperimentRecord, ds_config: Mapping[str, Any], paths: FullExperimentPaths) -> None:
+    if ds_config != record.ds_config:
+        raise InputError(
+            "the DeepSpeed configuration has changed since the full experiment began.",
+            where=str(paths.root),
+            remedy="Put it back, or start a new full experiment, without --resume.",
+        )
+
+
+def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperimentRecord]:
+    """Returns the newest full experiment of that name that has not completed."""
+    found: list[tuple[tuple[float, bool], FullExperimentPaths, FullExperimentRecord]] = []
+    for file in (work_dir / FULL_EXPERIMENTS).absolute().glob("*/record.json"):
+        paths = FullExperimentPaths(file.parent)
+        record = _read_record(paths)
+        if record.name == name and record.status is not StudyStatus.COMPLETED:
+            is_own = not told_apart(record, file, goes_on=False)[1]
+            found.append(((record.started_at, is_own), paths, record))
+    if not found:
+        raise InputError(
+            f"there is no full experiment named {name} here that has not come to its end.",
+            where=str(work_dir / FULL_EXPERIMENTS),
+            remedy="Leave --resume out to start one, or run zerotune in the folder where it was started; "
+            "a study's goes on by `zerotune resume STUDY`.",
+        )
+    _, paths, record = max(found, key=lambda one: one[0])
+    return paths, record
+
+
+def _read_record(paths: FullExperimentPaths) -> FullExperimentRecord:
+    if not paths.record.is_file():
+        raise InputError(
+            "this is not a full experiment's folder: it has no record.json.",
+            where=str(paths.root),
+            remedy=f"Name one of the folders in {FULL_EXPERIMENTS}.",
+        )
+    remedy = "Move its folder away, or start a new full experiment."
+    return read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", remedy)
+
+
+def _new_record(
+    experiment_id: str,
+    experiment: Experiment,
+    ds_config: dict[str, Any],
+    arguments: TrainingArguments,
+    study_id: str | None,
+) -> FullExperimentRecord:
+    return FullExperimentRecord(
+        experiment_id=experiment_id,
+        name=experiment.name,
+        study_id=study_id,
+        model_dir=str(experiment.model_dir),
+        ds_config=ds_config,
+        hparams=_own_hparams(experiment),
+        arguments=_as_json(arguments),
+        started_at=time.time(),
+    )
+
+
+def _own_hparams(experiment: Experiment) -> dict[str, Any]:
+    """Returns the hyperparameters that are not the DeepSpeed configuration."""
+    hparams = experiment.config.hyperparameters.as_dict()
+    inline = {} if CONFIG in hparams else experiment.ds_config
+    return {key: value for key, value in hparams.items() if key not in (CONFIG, OVERWRITES) and key not in inline}
+
+
+def _as_json(arguments: TrainingArguments) -> dict[str, Any]:
+    absolute = {
+        "config_path": arguments.config_path.absolute(),
+        "model_dir": arguments.model_dir.absolute(),
+        "ds_config": None if arguments.ds_config is None else arguments.ds_config.absolute(),
+        "include": tuple(path.absolute() for path in arguments.include),
+    }
+    as_json: dict[str, Any] = arguments.model_copy(update=absolute).model_dump(mode="json")
+    return as_json
+
+
+def _open(
+    record: FullExperimentRecord,
+    experiment: Experiment,
+    environment: dict[str, str],
+    host: Host,
+    paths: FullExperimentPaths,
+    tracking_uri: str,
+) -> FullExperiment:
+    lock = hold_lock(paths.lock, "full experiment")
+    record, copied = told_apart(record, paths.record, goes_on=True) if record.study_id is None else (record, "")
+    record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
+    write_record(paths, record)
+    write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
+    log = file_logger(record.experiment_id, paths.log)
+    if copied:
+        log.warning("%s", copied)
+        experiment = dataclasses.replace(experiment, notes=(copied, *experiment.notes))
+    spec = full_length_spec(experiment, record.ds_config, paths)
+    plan = TrainingPlan(
+        program=program_of(experiment, environment, paths.ds_config, record.ds_config, paths.training_spec),
+        slots=experiment.config.resources.slots_per_trial,
+        paths=paths,
+        max_restarts=experiment.config.max_restarts,
+        ds_config=record.ds_config,
+        is_in_code=_is_in_code(experiment) and bool(record.ds_config),
+    )
+    write_all(plan.program.files)
+    trained = dataclasses.replace(experiment, ds_config=record.ds_config)
+    shown = {**environment, **kind_of(host.device).primed_with(host, plan.slots)}
+    start = (plan.program.interpreter, own_ops(trained, host.device), shown, log.info)
+    hosts = experiment.config.resources.hosts
+    launcher = HostfileLauncher(hosts, *start) if hosts else ColdLauncher(*start)
+    tracker = FullExperimentTracker(paths, tracking_uri)
+    opened = FullExperiment(record, experiment, plan, spec, launcher, host, host_lock_dir(), tracker, lock, log)
+    _opened[paths.root] = opened
+    return opened
+
+
+def _is_in_code(experiment: Experiment) -> bool:
+    """Returns whether the DeepSpeed configuration stands in the user's code, where nothing hands another one over."""
+    entrypoint = experiment.entrypoint
+    return entrypoint.trial_class is None and not entrypoint.config_values and not experiment.ds_config

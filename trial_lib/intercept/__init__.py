@@ -1,0 +1,1 @@
+"""Standing in for functions of the user's libraries."""

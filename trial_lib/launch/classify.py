@@ -1,0 +1,168 @@
+"""How a trial ended, read from what its ranks left behind. Pure."""
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.launch.lack_of_memory import PEER_DIED, Lack, Whose, lack_of_memory
+from trial_lib.launch.processes.guard import CANCEL, DEADLINE
+from trial_lib.launch.rank_starter import GUARD, HOST, Ending
+from trial_lib.records.result import Outcome
+
+REFUSED = "DeepSpeed refuses the configuration:"
+"""How the reason begins where `deepspeed.initialize` has raised an exception."""
+
+# What no program does to itself.
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+
+# Gloo ends the process by a C++ exception that no Python code sees.
+_CPP_EXCEPTION = re.compile(r"^\s*what\(\):\s*(\S.*)$", re.MULTILINE)
+_OTHER_COLLECTIVE = re.compile(r"op\.preamble\.length|collective mismatch")
+
+# What a table can hold.
+_LONGEST_MESSAGE = 300
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What one rank left behind.
+
+    Attributes:
+        measurement: its measurement; None if it did not get that far.
+        failure: the exception that ended it, as `measure.rank` records it; None if there is no record.
+        log_tail: the last lines of its log.
+        log: path of its log.
+        engine_built: whether its program has got as far as a DeepSpeed engine.
+    """
+
+    measurement: dict[str, Any] | None
+    failure: dict[str, Any] | None
+    log_tail: str
+    log: str
+    engine_built: bool = True
+
+
+def classify(
+    ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str
+) -> tuple[Outcome, str]:
+    """Returns how a trial ended, and one sentence that a person can act on.
+
+    Read in this order: the ranks' measurements; the root cause in any rank's record or log; the kernel's out-of-memory
+    counter; else it crashed. An exit status alone is never success.
+
+    Args:
+        ending: how the processes ended.
+        ranks: what each left behind, in rank order.
+        deadline_s: the deadline the trial had.
+        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
+        device: `cuda` or `cpu`, whose slots have no other memory than the host's.
+    """
+    measured = [rank.measurement for rank in ranks if rank.measurement is not None]
+    refused = [measurement for measurement in measured if measurement["outcome"] != Outcome.COMPLETED]
+    if refused:
+        return Outcome(refused[0]["outcome"]), refused[0]["reason"]
+    if len(measured) == len(ranks):
+        return Outcome.COMPLETED, ""
+    if ending.ended_by == CANCEL:
+        return Outcome.CANCELLED, "Cancelled while it ran."
+    for rank in ranks:
+        lack = lack_of_memory(rank.failure, rank.log_tail, device)
+        if lack is not None:
+            return _out_of_memory(lack, rank.log)
+    if kernel_killed and any(status == -signal.SIGKILL for status in ending.statuses):
+        of_the_slot = kind_of(device).computes_on_the_processor
+        outcome = Outcome.OUT_OF_MEMORY if of_the_slot else Outcome.OUT_OF_HOST_MEMORY
+        return outcome, f"The kernel killed a rank for lack of host memory. Log: {ranks[0].log}"
+    return _failed(ending, ranks, deadline_s)
+
+
+def _out_of_memory(lack: Lack, log: str) -> tuple[Outcome, str]:
+    if lack.whose is Whose.HOST:
+        # The line may speak of CUDA, which locks the pages.
+        return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said} Log: {log}"
+    return Outcome.OUT_OF_MEMORY, f"{lack.said} Log: {log}"
+
+
+def is_from_outside(ending: Ending, outcome: Outcome, ranks: list[RankRecord]) -> bool:
+    """Returns whether somebody killed the ranks, their guard or their host, which says nothing of what they ran.
+
+    Args:
+        ending: how the processes ended.
+        outcome: as `classify` has it: a rank that the kernel killed for its memory is out of memory.
+        ranks: what each left behind.
+    """
+    if outcome is not Outcome.CRASHED:
+        return False
+    killed = any(status in _KILLED for status in ending.statuses) and not any(rank.failure for rank in ranks)
+    return killed or ending.ended_by in (GUARD, HOST)
+
+
+def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple[Outcome, str]:
+    if ending.ended_by == HOST:
+        lost = ranks[ending.host_rank]
+        if not lost.log_tail.strip():
+            return Outcome.CRASHED, f"The host {ending.host} could not be reached or died. Log: {ranks[0].log}"
+        said = f"{_last_line(lost)} Log: {lost.log}"
+        return Outcome.CRASHED, f"The host {ending.host} could not be reached or died: {said}"
+    roots = [rank for rank in ranks if rank.failure and not PEER_DIED.search(rank.failure["message"])]
+    if roots:
+        root = min(roots, key=lambda rank: rank.failure["time"] if rank.failure else 0.0)
+        assert root.failure is not None
+        message = _first_lines(root.failure["message"])
+        if root.failure["ended_early"]:
+            return Outcome.CRASHED, f"{message} Log: {root.log}"
+        if root.failure.get("elsewhere"):
+            return Outcome.INVALID, f"{root.failure['message']} Log: {root.log}"
+        if root.failure.get("waits"):
+            return Outcome.TIMED_OUT, f"{root.failure['message']} Log: {root.log}"
+        if root.failure["type"] == "SystemExit" and message.isdigit():
+            said = f"SystemExit: {message}; its last words: {_last_line(root)}"
+            return Outcome.CRASHED, f"The program ended by itself with {said} Log: {root.log}"
+        sentence = f"{root.failure['type']}: {message}" if message else str(root.failure["type"])
+        if root.failure["in_initialize"] and root.failure["type"] not in ("ImportError", "ModuleNotFoundError"):
+            refused = root.failure.get("refusal") or sentence
+            return Outcome.INVALID, f"{REFUSED} {refused} Log: {root.log}"
+        return Outcome.CRASHED, f"The program raised {sentence} Log: {root.log}"
+    if ending.ended_by == DEADLINE:
+        waiting = next((rank for rank in ranks if not rank.engine_built), None)
+        if waiting is not None:
+            reason = (
+                f"The program had no DeepSpeed engine after {deadline_s:.0f} s: it does not call deepspeed.initialize, "
+                "or waits for something before that (a download, a prompt, a lock, other processes). "
+                f"Its last words: {_last_line(waiting)} Log: {waiting.log}"
+            )
+            return Outcome.TIMED_OUT, reason
+        return Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s. Log: {ranks[0].log}"
+    if ending.ended_by == GUARD:
+        return Outcome.CRASHED, f"The trial's guard process was killed. Log: {ranks[0].log}"
+    killed = next((number for number, status in enumerate(ending.statuses) if status is not None and status < 0), None)
+    if killed is not None:
+        number = -(ending.statuses[killed] or 0)
+        return Outcome.CRASHED, f"{_by_signal(killed, number, ranks[killed])} Log: {ranks[killed].log}"
+    silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
+    culprit = next((number for number, status in enumerate(ending.statuses) if status), silent)
+    last = _last_line(ranks[culprit])
+    return Outcome.CRASHED, f"Rank {culprit} left no result; its last words: {last} Log: {ranks[culprit].log}"
+
+
+def _by_signal(number: int, signal_number: int, rank: RankRecord) -> str:
+    thrown = _CPP_EXCEPTION.search(rank.log_tail) if signal_number == signal.SIGABRT else None
+    if thrown is None:
+        return f"Rank {number} was ended by signal {signal_number}."
+    if _OTHER_COLLECTIVE.search(thrown[1]):
+        return (
+            f"Rank {number} was in another collective than its peers, and aborted: likely the ranks have different "
+            "numbers of batches. Give every rank as many: shards that divide by the ranks, or what is over left out."
+        )
+    return f"Rank {number} aborted: {thrown[1][:_LONGEST_MESSAGE]}"
+
+
+def _last_line(rank: RankRecord) -> str:
+    return (rank.log_tail.strip().splitlines() or ["it printed nothing."])[-1][:_LONGEST_MESSAGE]
+
+
+def _first_lines(message: str) -> str:
+    """Returns the beginning of a message as one line: pydantic names the key at fault only in the second and third."""
+    return " ".join(" ".join(message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]

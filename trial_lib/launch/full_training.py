@@ -1,0 +1,227 @@
+"""The user's program at full length: fresh processes, no probe, no deadline, started again when they die."""
+
+import math
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trial_lib.device.host.base import Host
+from trial_lib.launch.classify import RankRecord, classify, is_from_outside
+from trial_lib.launch.program import Program, rank_requests
+from trial_lib.launch.rank_records import read_rank_record
+from trial_lib.launch.rank_starter import Ending, Launcher, LauncherClosedError, LaunchRequest
+from trial_lib.records.full_experiment_folder import FullExperimentPaths
+from trial_lib.records.result import Outcome
+from trial_lib.slots.ports import reserved_port
+from trial_lib.slots.slots import HeldSlots, held_slots
+from trial_lib.wire.free_host_memory import kernel_kills
+from trial_lib.wire.metrics_file import MetricsReader
+
+_ENTRY = "trial_lib.measure.rank:train"
+
+# The user's class breaks the API: it would again.
+_INVALID_TRIAL = "InvalidTrialError"
+_INVALID_TRIAL_LINE = re.compile(rf"^(?:\w+\.)*{_INVALID_TRIAL}: (.+)$", re.MULTILINE)
+
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A full-length training.
+
+    Attributes:
+        program: what runs.
+        slots: devices it takes.
+        paths: its files.
+        max_restarts: how often it is started again when it has crashed.
+        ds_config: the DeepSpeed configuration to train with.
+        is_in_code: whether the program's own stands in its code, so that this one is merged into it there.
+    """
+
+    program: Program
+    slots: int
+    paths: FullExperimentPaths
+    max_restarts: int
+    ds_config: dict[str, Any] = field(default_factory=dict)
+    is_in_code: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingEnd:
+    """How a training ended.
+
+    Attributes:
+        completed: whether the program has returned on every rank.
+        reason: one sentence that a person can act on; empty where it completed.
+    """
+
+    completed: bool
+    reason: str = ""
+
+
+def run_training(
+    plan: TrainingPlan,
+    launcher: Launcher,
+    host: Host,
+    lock_dir: Path,
+    cancelled: threading.Event,
+    note: Callable[[str], None],
+    starting: Callable[[list[str]], None] = lambda slots: None,
+) -> TrainingEnd:
+    """Trains to the program's own end, and starts it again when it has crashed.
+
+    An attempt has succeeded when every rank has left the record of its program's return; exit statuses are not asked.
+    Two attempts that end by the same message, with no progress between them, are the last: the next would end so, too.
+    A restart is preceded by a pause, of one second at first and of half a minute at most.
+
+    Args:
+        plan: the training.
+        launcher: starts its processes.
+        host: where.
+        lock_dir: the locks of slots and ports on this host.
+        cancelled: set from another thread to end it.
+        note: told of each crash, and of what holds the training up.
+        starting: told the slots before each attempt, when no rank runs.
+    """
+    with held_slots(lock_dir, host, plan.slots, cancelled.is_set, note) as slots:
+        if slots is None:
+            return TrainingEnd(False, "Cancelled before it started.")
+        attempts = plan.max_restarts + 1
+        pause_s = _FIRST_PAUSE_S
+        before: tuple[str, tuple[int, str]] | None = None
+        for attempt in range(1, attempts + 1):
+            starting(slots.names)
+            end = _attempt(plan, launcher, host, slots, lock_dir, cancelled)
+            if end.outcome is Outcome.COMPLETED:
+                return TrainingEnd(True)
+            if end.outcome is Outcome.CANCELLED or end.is_invalid:
+                return TrainingEnd(False, end.reason)
+            told = f"attempt {attempt} of {attempts} crashed: {end.reason}"
+            now = (end.reason, _progress(plan.paths))
+            if now == before and not end.is_from_outside:
+                note(f"{told} (as the one before, with no progress since: it is not started again)")
+                return TrainingEnd(
+                    False,
+                    f"{end.reason} Attempts {attempt - 1} and {attempt} of {attempts} ended so, with no progress "
+                    "between them: another would, too.",
+                )
+            before = now
+            if attempt == attempts:
+                note(f"{told} (max_restarts is {plan.max_restarts})")
+                break
+            note(f"{told} (it starts again in {pause_s:.0f} s)")
+            if cancelled.wait(pause_s):
+                return TrainingEnd(False, "Cancelled before it started again.")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return TrainingEnd(False, f"{end.reason} That was attempt {attempts} of {attempts}.")
+
+
+def _progress(paths: FullExperimentPaths) -> tuple[int, str]:
+    """Returns how far a training has ever got: the last batch that it has told of, and its newest checkpoint."""
+    batch = max((record.batch for record in MetricsReader(paths.metrics).read()), default=0)
+    return batch, max((path.name for path in paths.checkpoints.glob("batch-*")), default="")
+
+
+@dataclass(frozen=True)
+class _AttemptEnd:
+    """How one attempt ended.
+
+    Attributes:
+        outcome: in a trial's words.
+        reason: one sentence.
+        is_invalid: whether another attempt is bound to end the same way: the trial class breaks the API, or DeepSpeed
+            refuses a key of the configuration.
+        is_from_outside: whether somebody killed the ranks or their guard, which says nothing of the next attempt.
+    """
+
+    outcome: Outcome
+    reason: str
+    is_invalid: bool = False
+    is_from_outside: bool = False
+
+
+def _attempt(
+    plan: TrainingPlan,
+    launcher: Launcher,
+    host: Host,
+    slots: HeldSlots,
+    lock_dir: Path,
+    cancelled: threading.Event,
+) -> _AttemptEnd:
+    """Runs the ranks once."""
+    paths, ranks = plan.paths, range(plan.slots)
+    for path in (paths.finished, *map(paths.rank_finished, ranks), *map(paths.rank_failure, ranks)):
+        path.unlink(missing_ok=True)
+    logs_before = [_size(paths.rank_log(rank)) for rank in ranks]
+    kills_before = kernel_kills()
+    with reserved_port(lock_dir) as port:
+        ending = _run(plan, launcher, host, slots, port, cancelled)
+    records = [
+        read_rank_record(
+            paths.rank_finished(rank), paths.rank_failure(rank), paths.rank_log(rank), log_start=logs_before[rank]
+        )
+        for rank in ranks
+    ]
+    outcome, reason = classify(ending, records, math.inf, kernel_kills() > kills_before, host.device)
+    invalid = None if outcome is Outcome.COMPLETED else _broken_api(records)
+    if cancelled.is_set() and outcome is not Outcome.COMPLETED:
+        return _AttemptEnd(Outcome.CANCELLED, "Cancelled while it ran.")
+    if invalid is not None:
+        return _AttemptEnd(outcome, invalid, is_invalid=True)
+    failures = [record.failure for record in records if record.failure is not None]
+    is_refused = any(failure.get("refusal") or failure.get("elsewhere") for failure in failures)
+    from_outside = is_from_outside(ending, outcome, records)
+    return _AttemptEnd(outcome, reason, is_invalid=is_refused, is_from_outside=from_outside)
+
+
+def _run(
+    plan: TrainingPlan, launcher: Launcher, host: Host, slots: HeldSlots, port: int, cancelled: threading.Event
+) -> Ending:
+    program, ranks = plan.program, range(plan.slots)
+    payload = {
+        "program": program.target,
+        "arguments": program.arguments,
+        "passes_local_rank": program.passes_local_rank,
+        "ds_config": plan.ds_config,
+        "is_in_code": plan.is_in_code,
+        "device": host.device,
+        "finished": [str(plan.paths.rank_finished(rank)) for rank in ranks],
+        "failures": [str(plan.paths.rank_failure(rank)) for rank in ranks],
+    }
+    requests = rank_requests(program, host, slots.names, port, [plan.paths.rank_log(rank) for rank in ranks])
+    request = LaunchRequest(
+        program.interpreter,
+        _ENTRY,
+        payload,
+        str(program.model_dir),
+        requests,
+        math.inf,
+        descriptors=slots.descriptors,
+    )
+    try:
+        return launcher.launch(request).wait_or_cancel(cancelled)
+    except LauncherClosedError:
+        return Ending("cancel", [])
+
+
+def _broken_api(records: list[RankRecord]) -> str | None:
+    """Returns what the trial class does wrong, if that is what ended the attempt."""
+    for record in records:
+        message: str | None = None
+        if record.failure is None:
+            found = _INVALID_TRIAL_LINE.search(record.log_tail)
+            message = found and found.group(1)
+        elif record.failure["type"] == _INVALID_TRIAL:
+            message = record.failure["message"]
+        if message:
+            return f"{' '.join(message.split())} Log: {record.log}"
+    return None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,1 @@
+"""One trial over the hosts of a hostfile."""

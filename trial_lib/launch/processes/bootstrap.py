@@ -1,0 +1,23 @@
+"""Starting a module of ours in the user's interpreter, which may not have ZeroTune installed."""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2]
+
+# Makes `trial_lib`, and nothing else of the driver's environment, importable; leaves sys.path as the user's
+# interpreter has it (`-c` puts the working directory first).
+_SOURCE = """
+import importlib, importlib.util, sys
+sys.path.pop(0)
+package, module = sys.argv[1:3]
+init = package + "/__init__.py"
+spec = importlib.util.spec_from_file_location("trial_lib", init, submodule_search_locations=[package])
+sys.modules["trial_lib"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["trial_lib"])
+importlib.import_module(module).main(sys.argv[3:])
+"""
+
+
+def command(interpreter: str, module: str, *arguments: str) -> list[str]:
+    """Returns the command line that calls `main(arguments)` of one of our modules in another interpreter."""
+    return [interpreter, "-c", _SOURCE, str(PACKAGE), module, *arguments]

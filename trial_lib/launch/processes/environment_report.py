@@ -1,0 +1,101 @@
+"""What torch and DeepSpeed say of the environment that the ranks run in, as JSON on standard output.
+
+Runs in the user's environment, in a process of its own: it imports both, and a broken driver can hold it up for ever.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trial_lib.launch.processes import jit_builds
+
+_NO_TOOLKIT = "there is no nvcc, the compiler of the CUDA toolkit, where CUDA_HOME is"
+_COLOUR = re.compile(r"\x1b\[\d+m")
+
+
+def report() -> dict[str, Any]:
+    """Returns the versions, the devices that torch sees, and of each of DeepSpeed's ops whether it can be built or is.
+
+    Returns:
+        `python`, `torch`, `torch_cuda` (the CUDA that torch was built for; None without), `deepspeed`, `accelerator`
+        (DeepSpeed's name of the device), and `ops`: by name, `built`, `can_build` and, where it cannot, `why`.
+    """
+    # DeepSpeed imports mlflow where it is installed, which takes seconds.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
+    import deepspeed
+    import torch
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.git_version_info import installed_ops
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    # DeepSpeed builds these with the toolkit where torch has CUDA (op_builder/builder.py, jit_load), and does not look
+    # for its compiler before.
+    needs_toolkit = CUDAOpBuilder if torch.version.cuda and get_accelerator()._name == "cuda" else ()
+    has_toolkit = CUDA_HOME is not None and shutil.which("nvcc", path=str(Path(CUDA_HOME) / "bin")) is not None
+    folders = jit_builds.build_folders(os.environ)
+    ops = {}
+    for name, builder in ALL_OPS.items():
+        if name == "deepspeed_not_implemented":
+            continue
+        said = io.StringIO()
+        can_build = False
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(Exception):
+            can_build = bool(builder.is_compatible(verbose=True))
+        why = " ".join(_COLOUR.sub("", said.getvalue()).split())
+        with_cuda = isinstance(builder, needs_toolkit)
+        if can_build and with_cuda and not has_toolkit:
+            can_build, why = False, _NO_TOOLKIT
+        ops[name] = {
+            "built": bool(installed_ops.get(name)) or is_built(name, folders, with_cuda),
+            "can_build": can_build,
+            "why": why,
+        }
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "deepspeed": deepspeed.__version__,
+        "accelerator": get_accelerator()._name,
+        "ops": ops,
+    }
+
+
+def is_built(name: str, folders: Iterable[Path], with_cuda: bool) -> bool:
+    """Returns whether an extension is built for this Python, and for the devices: both kinds may share a folder.
+
+    Args:
+        name: of the extension.
+        folders: that torch builds extensions in, one each.
+        with_cuda: whether it is to be linked with CUDA.
+    """
+    other = re.compile(rf"py(?!{sys.version_info[0]}{sys.version_info[1]}_)\d+_")
+    return any(
+        folder.name == name
+        and (folder / f"{name}.so").exists()
+        and not other.match(folder.parent.name)
+        and _links_cuda(folder, with_cuda) is with_cuda
+        for folder in folders
+    )
+
+
+def _links_cuda(folder: Path, unknown: bool) -> bool:
+    """Returns whether a build is linked with CUDA, as ninja's file says; what is handed in where there is none."""
+    try:
+        return "-lcudart" in (folder / "build.ninja").read_text()
+    except OSError:
+        return unknown
+
+
+def main(arguments: list[str]) -> None:
+    """Writes the report to the file descriptor that is named: libraries print what they like to standard output."""
+    with os.fdopen(int(arguments[0]), "w") as file:
+        file.write(json.dumps(report()))

@@ -1,0 +1,79 @@
+"""One host's part of a trial that spans several: DeepSpeed's launcher there, and the end of all that it started.
+
+Runs in the user's environment, on each of the hosts. Its standard input is its leash: it ends when that closes, with
+the connection or with the process that holds it.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from trial_lib.launch.processes import bootstrap, hosted_rank, rank_process
+from trial_lib.launch.processes.guard import become_subreaper, kill_descendants
+from trial_lib.launch.processes.leavings import remove_shared_memory
+from trial_lib.wire import shared_segments, swap_folders
+from trial_lib.wire.whole_files import open_own
+
+RANKS_ENDED, RANK_FAILED, LOST = 0, 1, 2
+"""The exit codes: all its ranks have ended well, one has not, or the guard itself was killed. Any other, or a signal,
+means that the host is gone."""
+
+_POLL_MS = 100
+
+
+def main(arguments: list[str]) -> None:
+    """Entry: reads one line, the host's part as `trial_lib.launch.hosts.starter` sends it, and runs it to its end."""
+    told = json.loads(sys.stdin.buffer.readline())
+    segments = shared_segments.segments()
+    become_subreaper()
+    guard = os.fork()
+    if guard:
+        # Stays behind as the guard's parent: when the guard is killed, what it has started comes here.
+        _, status = os.waitpid(guard, 0)
+        kill_descendants()
+        remove_shared_memory(told["master_addr"], told["master_port"], segments)
+        if told["scratch"]:
+            swap_folders.remove(Path(told["scratch"]))
+        if told["guard"] is None:
+            shutil.rmtree(rank_process.workers_folder(told["environment"], os.getpid()), ignore_errors=True)
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code in (RANKS_ENDED, RANK_FAILED) else LOST)
+    rank_process.die_with_parent(os.getppid())
+    become_subreaper()
+    os._exit(_run(told, told["guard"] or os.getppid()))
+
+
+def _run(told: dict[str, Any], workers_of: int) -> int:
+    environment = {**told["environment"], hosted_rank.WORKERS_OF: str(workers_of)}
+    with contextlib.ExitStack() as opened:
+        # A launcher that does not come up says why in the log of the host's first rank.
+        log = opened.enter_context(open_own(Path(told["log"]), "ab"))
+        launcher = subprocess.Popen(
+            launcher_command(told), cwd=told["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    leash = select.poll()
+    leash.register(sys.stdin.fileno(), select.POLLIN)
+    while launcher.poll() is None:
+        if leash.poll(_POLL_MS):
+            break
+    status = launcher.poll()
+    kill_descendants()
+    return RANKS_ENDED if status == 0 else RANK_FAILED
+
+
+def launcher_command(told: dict[str, Any]) -> list[str]:
+    """Returns the command that starts this host's ranks: `deepspeed --no_ssh --node_rank N --hostfile ...`."""
+    rank = bootstrap.command(told["interpreter"], "trial_lib.launch.processes.hosted_rank", told["launch"])
+    return [
+        *(told["interpreter"], "-m", "deepspeed.launcher.runner"),
+        *("--hostfile", told["hostfile"], "--no_ssh", "--node_rank", str(told["node_rank"])),
+        *("--master_addr", told["master_addr"], "--master_port", told["master_port"]),
+        *("--log_level", "critical", "--no_local_rank", "--no_python"),
+        *rank,
+    ]

@@ -1,0 +1,113 @@
+"""A leash: a command that ends when the process that started it does, with all its descendants."""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from trial_lib.launch.processes import bootstrap, rank_process
+from trial_lib.launch.processes.guard import become_subreaper, kill_descendants
+from trial_lib.wire.whole_files import open_own
+
+_POLL_MS = 200
+
+
+class Leashed:
+    """A running command on a leash.
+
+    Args:
+        command: what to run, without a shell.
+        environment: all of its environment variables.
+        log: file that its output is added to.
+        folder: its working directory; None for this process's.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None
+    ) -> None:
+        self._ours, theirs = socket.socketpair()
+        with theirs, open_own(log, "ab") as output:
+            self._process = subprocess.Popen(
+                bootstrap.command(sys.executable, "trial_lib.launch.processes.leash", str(theirs.fileno()), *command),
+                pass_fds=[theirs.fileno()],
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the command still runs."""
+        return self._process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """The exit code of a command that has ended by itself, as a shell tells it; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The command and all its descendants, each behind its parent."""
+        try:
+            # The first is the one that holds the leash.
+            return psutil.Process(self._process.pid).children(recursive=True)[1:]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """Kills the command and its descendants at once, parents first: none goes on because another one has ended."""
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the command: asked first, then killed with all its descendants; returns when they are gone."""
+        self._ours.close()
+        self._process.wait()
+
+
+def main(arguments: list[str]) -> None:
+    """Entry: runs a command and holds the other end of the leash."""
+    driver = socket.socket(fileno=int(arguments[0]))
+    # The terminal's Ctrl-C is the driver's to hear.
+    os.setsid()
+    become_subreaper()
+    rank_process.go_on_without_parent(os.getppid())
+    keeper = os.getpid()
+    holder = os.fork()
+    if holder:
+        # Stays behind as the holder's parent: when that is killed, all that it has started comes here.
+        driver.close()
+        _, status = os.waitpid(holder, 0)
+        kill_descendants()
+        sys.exit(os.waitstatus_to_exitcode(status))
+    become_subreaper()
+    rank_process.go_on_without_parent(keeper)
+    status = _hold(driver, arguments[1:], os.getppid())
+    kill_descendants()
+    # Of a signal as a shell tells it: an exit code cannot be negative.
+    sys.exit(status if status >= 0 else 128 - status)
+
+
+def _hold(driver: socket.socket, words: Sequence[str], parent: int) -> int:
+    """Runs a command to its end, or to that of the driver or of the parent; returns its status."""
+    command = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    poll = select.poll()
+    poll.register(driver, 0)
+    while command.poll() is None:
+        if poll.poll(_POLL_MS) or os.getppid() != parent:
+            command.terminate()
+            try:
+                command.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                return 0
+    return command.returncode

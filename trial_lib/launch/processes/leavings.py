@@ -1,0 +1,115 @@
+"""What the processes of a trial leave outside its folder, when none of them is left.
+
+Runs in the user's environment.
+"""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.launch.processes import rank_process
+from trial_lib.wire import shared_segments, swap_folders
+
+REMOVED, LEFT = "removed", "left"
+"""What became of shared memory: whose it was, the trial's, is certain; or is not."""
+
+_BEFORE = "segments"
+# torch names a segment for the process that makes it.
+_OF_TORCH = re.compile(r"torch_(\d+)_")
+
+
+def look_before(request: dict[str, Any]) -> None:
+    """Notes in a launch which segments of shared memory there are before its ranks start."""
+    request[_BEFORE] = shared_segments.segments()
+
+
+def remove_leavings(
+    request: dict[str, Any], guard: int, held: Collection[str] = (), pids: Collection[int] = ()
+) -> dict[str, dict[str, int]]:
+    """Removes what the processes of a trial have left.
+
+    Args:
+        request: the launch.
+        guard: the process id of its guard.
+        held: segments of shared memory that they had when they were killed.
+        pids: the process ids of some of them.
+
+    Returns:
+        The bytes of each segment that was removed, and of those that have come meanwhile and that nobody has.
+    """
+    environment = request["ranks"][0]["environment"]
+    before = request.get(_BEFORE)
+    remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"], before)
+    shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
+    if scratch := scratch_of(request["payload"]):
+        swap_folders.remove(scratch)
+    if before is None:
+        return {}
+    new = {
+        name
+        for name, number in shared_segments.segments().items()
+        # Those of another rendezvous are another's: its own guard may just be about to remove them.
+        if before.get(name) != number and not name.startswith(shared_segments.BUFFERS)
+    }
+    if not new:
+        return {}
+    known = {*held, *_noted(request), *(name for name in new if _made_by(name) in pids)}
+    without_holder = new - shared_segments.held_by_anybody()
+    removed, left = {}, {}
+    for name in without_holder:
+        segment = shared_segments.FOLDER / name
+        with contextlib.suppress(OSError):
+            size = segment.stat().st_size
+            if name in known:
+                segment.unlink()
+                removed[name] = size
+            else:
+                left[name] = size
+    return {REMOVED: removed, LEFT: left}
+
+
+def _made_by(name: str) -> int | None:
+    named = _OF_TORCH.match(name)
+    return None if named is None else int(named[1])
+
+
+def _noted(request: dict[str, Any]) -> set[str]:
+    scratch = scratch_of(request["payload"])
+    return set() if scratch is None else shared_segments.noted(scratch)
+
+
+def scratch_of(payload: Mapping[str, Any]) -> Path | None:
+    """Returns the scratch folder of a trial, of its first size where it is a sweep; None where it has none.
+
+    Args:
+        payload: what its ranks are told.
+    """
+    scratch = payload.get("trials", [payload])[0].get("scratch")
+    return None if scratch is None else Path(scratch)
+
+
+def remove_shared_memory(address: str, port: str, before: Mapping[str, int] | None) -> None:
+    """Removes what DeepSpeed and NCCL leave in shared memory when their ranks are killed.
+
+    The names of the buffers of DeepSpeed's CPU collectives, some 70 MB a rank, end in the address and port of the
+    rendezvous, and those are one trial's alone. A segment of NCCL's, some MB for each pair of ranks, may be another
+    program's: it is removed where that would have to be seen.
+
+    Args:
+        address: of the rendezvous.
+        port: of the rendezvous.
+        before: the segments that there were before the ranks started, as `shared_segments.segments` returns them; None
+            where nobody has looked.
+    """
+    for buffer in shared_segments.FOLDER.glob(f"{shared_segments.BUFFERS}*_{address}_{port}_*"):
+        buffer.unlink(missing_ok=True)
+    if before is None or not shared_segments.are_all_holders_seen():
+        return
+    now = shared_segments.segments()
+    for name in shared_segments.abandoned(shared_segments.OF_NCCL):
+        if name in now and before.get(name) != now[name]:
+            with contextlib.suppress(OSError):
+                (shared_segments.FOLDER / name).unlink()

@@ -1,0 +1,127 @@
+"""What the fork server imports before it forks, and how it stays fit to fork. Runs in the user's environment.
+
+It must stay single-threaded, and leave the devices' drivers alone: a fork of anything else hangs or fails. Some modules
+start a thread, or initialise a driver, when they are imported. These, and whatever imports them, are left to the ranks;
+all others are imported once for all trials.
+"""
+
+import contextlib
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from typing import Any
+
+from trial_lib.device.host.forks import initialised_driver
+from trial_lib.launch.processes import channel, config_check, jit_builds
+from trial_lib.launch.processes.asked_device import asked_by_a_child
+from trial_lib.launch.processes.cpu_info import remember_cpu_info
+
+
+def prime(driver: socket.socket, builders: list[str]) -> None:
+    """Imports what every DeepSpeed training imports, and what a first step would otherwise load later."""
+    # DeepSpeed imports mlflow where it is installed, which takes seconds that most programs need not pay.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
+    import torch
+
+    with asked_by_a_child(lambda: doubt() is None):
+        importlib.import_module("deepspeed")
+
+    del sys.modules["mlflow"]
+    # Before what takes longer: somebody waits for it.
+    config_check.answer_waiting(driver, doubt() is None)
+    importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use
+    with contextlib.suppress(ImportError):
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))])
+    from deepspeed.accelerator import get_accelerator
+
+    remember_cpu_info()
+
+    def note(text: str) -> None:
+        channel.send(driver, {"note": text})
+
+    if get_accelerator().device_name() == "cpu":
+        jit_builds.build(builders, note)
+        return
+    # The ranks load the ops themselves.
+    jit_builds.wait_for_the_living()
+    # Loading a CUDA op asks the device for its architecture, and with that initialises CUDA: in a child, then.
+    child = os.fork()
+    if child == 0:
+        try:
+            jit_builds.build(builders, note)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def doubt() -> str | None:
+    """Returns why a fork is not safe now, or None."""
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked after every import
+    if threads != 1:
+        return f"the fork server has {threads} threads"
+    driver = initialised_driver()
+    return None if driver is None else f"the fork server has initialised {driver}"
+
+
+class _LeftOutError(BaseException):
+    """A module is wanted that is left out. No `except ImportError` takes it for one that is not installed."""
+
+
+class _SpoiltError(BaseException):
+    """A module's import has made forks unsafe."""
+
+
+def import_all(modules: Iterable[str], left_out: set[str]) -> str | None:
+    """Imports modules in their order; one that fails here, or needs one that is left out, is left to the ranks.
+
+    Args:
+        modules: what the profile trial had imported.
+        left_out: what must not be imported.
+
+    Returns:
+        The module whose import has made forks of this process unsafe, or None.
+    """
+    with _watched(left_out):
+        for name in modules:
+            if name in sys.modules:
+                continue
+            try:
+                importlib.import_module(name)
+            except _SpoiltError as spoilt:
+                return str(spoilt)
+            except (Exception, SystemExit, _LeftOutError):  # noqa: BLE001 - the rank that needs it will say so
+                continue
+    return None
+
+
+@contextlib.contextmanager
+def _watched(left_out: set[str]) -> Iterator[None]:
+    """Asks after each module, the innermost first, whether a fork is still safe."""
+
+    def refusing(create: Callable[..., Any]) -> Callable[..., Any]:
+        def create_module(loader: Any, spec: Any) -> Any:
+            if spec.name in left_out:
+                raise _LeftOutError(spec.name)
+            return create(loader, spec)
+
+        return create_module
+
+    def asking(execute: Callable[..., None]) -> Callable[..., None]:
+        def exec_module(loader: Any, module: Any) -> None:
+            execute(loader, module)
+            if doubt():
+                raise _SpoiltError(module.__name__)
+
+        return exec_module
+
+    with contextlib.ExitStack() as restored:
+        for loader in (SourceFileLoader, ExtensionFileLoader):
+            for name, wrap in (("create_module", refusing), ("exec_module", asking)):
+                original = getattr(loader, name)
+                restored.callback(setattr, loader, name, original)
+                setattr(loader, name, wrap(original))
+        yield

@@ -1,0 +1,118 @@
+"""A process becomes a rank: its output, its cores, its environment, and its death with its guard.
+
+Runs in the user's environment.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.launch.processes import blas_threads
+from trial_lib.wire.whole_files import OWNERS_FILE
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, also when the parent already has."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on_without_parent(parent: int) -> None:
+    """Has the kernel wake this process when its parent ends, should somebody have stopped it: it then cleans up."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGCONT)
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether somebody has stopped a process, as SIGSTOP does."""
+    try:
+        # What follows the name, which may hold anything.
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state == "T"
+
+
+def wake(pid: int) -> None:
+    """Has a process go on that somebody has stopped; does nothing to any other."""
+    if is_stopped(pid):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
+    """Returns where the workers that a trial's program starts keep their sockets; its guard removes it.
+
+    They would make folders of their own in the temporary one, and leave them when they are killed.
+
+    Args:
+        environment: of the trial's ranks.
+        guard: the process id of its guard.
+    """
+    # Short: a socket's path may have a hundred characters.
+    return Path(environment.get("TMPDIR") or "/tmp") / f"zerotune-workers-{guard}"
+
+
+def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | None = None) -> None:
+    """Turns this process into a rank and runs the entry in it.
+
+    Args:
+        request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
+        rank: this rank, among those that are started here.
+        guard: the process id of its guard.
+        workers_of: the process id by which the folder of its workers is named; None for the guard's.
+    """
+    die_with_parent(guard)
+    own = request["ranks"][rank]
+    _redirect(own["log"])
+    os.environ.clear()
+    os.environ.update(own["environment"])
+    os.chdir(request["cwd"])
+    folder = workers_folder(os.environ, guard if workers_of is None else workers_of)
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Somebody else may have made it first.
+        if folder.stat().st_uid == os.getuid():
+            # Every worker inherits it.
+            multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
+    if own["cores"]:
+        os.sched_setaffinity(0, own["cores"])
+    blas_threads.start_threads(os.environ)
+    # A fork inherits Python's and numpy's global generators; cold ranks each seed their own.
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
+    module, function = request["entry"].split(":")
+    getattr(importlib.import_module(module), function)(request["payload"], request["first_rank"] + rank)
+
+
+def _redirect(log: str) -> None:
+    """Sends standard output and error to the rank's log; nothing of the driver's terminal is left to hold on to."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(nothing)
+    os.close(output)
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - lives as long as the process
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of a cold rank: reads the launch from standard input."""
+    request = json.load(sys.stdin)
+    become(request, rank=int(arguments[0]), guard=os.getppid())

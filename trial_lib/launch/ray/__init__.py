@@ -1,0 +1,1 @@
+"""Trials on the hosts of a Ray cluster."""

@@ -1,0 +1,56 @@
+"""The folder that a study has on a host of a Ray cluster, as long as an actor of it lives there."""
+
+import fcntl
+import shutil
+from pathlib import Path
+
+from trial_lib.slots.lock_files import hold_folder, lock_file, release
+
+
+class HostFolder:
+    """Makes a study's folder, and removes those of studies whose actors here were killed.
+
+    Two nodes of a cluster may be one machine's: their actors share the folder.
+
+    Args:
+        lock_dir: the locks of slots and ports, the same for all studies on a host; the folders stand beside them.
+        study_id: the study's.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, lock_dir: Path, study_id: str) -> None:
+        self.path = lock_dir / "trials" / study_id
+        self._locks = [hold_folder(lock_dir)]
+        self.path.parent.mkdir(exist_ok=True)
+        # One at a time: a lock that has just been made is not held yet.
+        starting = lock_file(lock_dir / "trials.lock", fcntl.LOCK_EX)
+        try:
+            for other in self.path.parent.iterdir():
+                if other.is_dir() and other != self.path:
+                    _remove_if_free(other)
+            self.path.mkdir(exist_ok=True)
+            self._locks.append(lock_file(_lock_of(self.path), fcntl.LOCK_SH))
+        finally:
+            release([starting])
+
+    def remove(self) -> None:
+        """Removes the folder; called once, when the study has ended."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        _lock_of(self.path).unlink(missing_ok=True)
+        release(self._locks)
+
+
+def _remove_if_free(folder: Path) -> None:
+    try:
+        lock = lock_file(_lock_of(folder), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    _lock_of(folder).unlink(missing_ok=True)
+    release([lock])
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")

@@ -1,0 +1,76 @@
+"""A trial that runs on another host: its plan goes there, and its small files come back.
+
+On that host it has a folder of the host's own, so that the hosts need not share the one of the study.
+"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TypeVar
+
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.result import TrialResult
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.wire.training_spec import TrainingSpec
+
+# Of a longer file, a log mostly, the end is carried.
+_LARGEST_FILE = 8 * 2**20
+
+Files = dict[str, bytes]
+"""The contents of files by their path in the trial's folder."""
+
+_ValueT = TypeVar("_ValueT")
+
+
+def moved(plan: TrialPlan, root: Path) -> TrialPlan:
+    """Returns a plan whose files stand in another folder: in its program's arguments and environment as well."""
+    old, new = str(plan.paths.root), str(root)
+    program = replace(
+        plan.program,
+        arguments=_renamed(plan.program.arguments, old, new),
+        environment=_renamed(plan.program.environment, old, new),
+        files={path.replace(old, new): text for path, text in plan.program.files.items()},
+    )
+    spec = plan.training_spec
+    return replace(
+        plan,
+        paths=TrialPaths(root),
+        program=program,
+        training_spec=None if spec is None else TrainingSpec(**_renamed(asdict(spec), old, new)),
+    )
+
+
+def result_from(result: TrialResult, there: Path, here: Path) -> TrialResult:
+    """Returns a result whose paths are those of the trial's folder here."""
+    told = _renamed(result.model_dump(mode="json"), str(there), str(here))
+    return TrialResult.model_validate_json(json.dumps(told))
+
+
+def _renamed(value: _ValueT, old: str, new: str) -> _ValueT:
+    if isinstance(value, str):
+        return value.replace(old, new)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        return {key: _renamed(inner, old, new) for key, inner in value.items()}  # type: ignore[return-value]
+    if isinstance(value, list):
+        return [_renamed(inner, old, new) for inner in value]  # type: ignore[return-value]
+    return value
+
+
+def packed(paths: TrialPaths) -> Files:
+    """Returns what the ranks of a trial have left in its folder."""
+    of_the_driver = (paths.candidate, paths.ds_config, paths.training_spec, paths.result)
+    files: Files = {}
+    for path in sorted(paths.root.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path not in of_the_driver:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _LARGEST_FILE))
+                files[str(path.relative_to(paths.root))] = file.read()
+    return files
+
+
+def unpack(files: Files, root: Path) -> None:
+    """Writes files that have been carried here into a trial's folder."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

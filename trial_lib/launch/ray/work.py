@@ -1,0 +1,160 @@
+"""What a Ray task does for an order: it holds the slots that Ray has given it, and has the hosts' actors do the work.
+
+It waits by futures and never in `ray.get`, which would give its processors to others meanwhile.
+"""
+
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from trial_lib.launch.program import Part
+from trial_lib.launch.rank_starter import HOST, Ending
+from trial_lib.launch.ray.host import PartEnd
+from trial_lib.launch.ray.order import NAMESPACE, Delivery, Order, Share, actor_name
+from trial_lib.launch.trial import TrialPlan
+
+_GRACE_S = 5.0
+_JOINING_S = 60.0
+_POLL_S = 0.2
+
+
+def options_of(share: Share) -> dict[str, Any]:
+    """Returns what a trial's Ray task asks for, when the driver sends it.
+
+    One that spans hosts asks by its placement group, and waits for that beside the driver: elsewhere it would be lost
+    with a host that it has not come to use.
+    """
+    on_one = share.hosts == 1
+    asked: dict[str, Any] = {"num_cpus": share.slots if on_one and share.resource == "CPU" else 0}
+    if share.resource == "GPU":
+        asked["num_gpus"] = share.slots if on_one else 0
+    if not on_one:
+        here = ray.get_runtime_context().get_node_id()
+        asked["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
+    # What a dead host ran is the study's to decide on, not Ray's.
+    return {**asked, "max_retries": 0}
+
+
+def carry_out(order: Order) -> Delivery:
+    """Does an order, in a Ray task on the host that Ray has chosen."""
+    if order.share.hosts == 1:
+        host = _actor(order.study_id, ray.get_runtime_context().get_node_id())
+        delivery: Delivery = host.run.remote(order, _devices()).future().result()
+        return delivery
+    group = placement_group([{order.share.resource: order.share.slots}] * order.share.hosts, strategy="STRICT_SPREAD")
+    try:
+        group.ready().future().result()
+        return _over_hosts(order, group)
+    finally:
+        remove_placement_group(group)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """One host's part that runs."""
+
+    node_id: str
+    ended: "Future[PartEnd]"
+
+
+def _over_hosts(order: Order, group: PlacementGroup) -> Delivery:
+    """Runs one trial on the hosts of a placement group."""
+    plan, share = order.plans[0], order.share
+    table = placement_group_table(group)
+    node_ids = [table["bundles_to_node_id"][bundle] for bundle in range(share.hosts)]
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in known}
+    port = _actor(order.study_id, node_ids[0]).meet.remote(order.name).future().result()
+    running = []
+    for bundle, node_id in enumerate(node_ids):
+        part = Part(bundle * share.slots, share.slots, share.hosts * share.slots, addresses[node_ids[0]], port)
+        asked = {"num_cpus" if share.resource == "CPU" else "num_gpus": share.slots}
+        task = ray.remote(_run_part).options(
+            **{"num_cpus": 0, **asked},
+            max_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        )
+        running.append(_Running(node_id, task.remote(order.study_id, plan, part).future()))
+    _wait(order, running)
+    return _delivery(running, share, addresses)
+
+
+def _run_part(study_id: str, plan: TrialPlan, part: Part) -> PartEnd:
+    """Runs one host's part, in a Ray task on that host."""
+    host = _actor(study_id, ray.get_runtime_context().get_node_id())
+    end: PartEnd = host.run_part.remote(plan, part, _devices()).future().result()
+    return end
+
+
+def _wait(order: Order, running: list[_Running]) -> None:
+    """Waits for all parts; where one fails the others have a moment to leave records of their own, as on one host."""
+    left = {part.ended for part in running}
+    while left:
+        ended, left = wait(left, return_when=FIRST_COMPLETED)
+        if all(_ended_well(one) for one in ended):
+            continue
+        _, left = wait(left, timeout=_GRACE_S)
+        for part in running:
+            if part.ended in left:
+                _actor(order.study_id, part.node_id).cancel.remote(order.name)
+
+
+def _ended_well(ended: "Future[PartEnd]") -> bool:
+    if ended.exception() is not None:
+        return False
+    ending = ended.result().ending
+    return ending.ended_by == "ranks" and not any(ending.statuses)
+
+
+def _delivery(running: list[_Running], share: Share, addresses: dict[str, str]) -> Delivery:
+    """Returns how the parts ended as one trial's end."""
+    errors = [part.ended.exception() for part in running]
+    for error in errors:
+        if error is not None and not is_loss(error):
+            raise error
+    ends = [None if error else part.ended.result() for part, error in zip(running, errors, strict=True)]
+    statuses: list[int | None] = []
+    for end in ends:
+        statuses += [None] * share.slots if end is None else end.ending.statuses
+    lost = [number for number, end in enumerate(ends) if end is None]
+    there = [end for end in ends if end is not None]
+    if lost:
+        host = addresses[running[lost[0]].node_id]
+        ending = Ending(HOST, statuses, host=host, host_rank=lost[0] * share.slots)
+    else:
+        # A part that was ended because another had failed says nothing by itself.
+        own = [end.ending for end in there if end.ending.ended_by != "cancel"] or [end.ending for end in there]
+        failed = [ending for ending in own if ending.ended_by != "ranks"] or own
+        ending = Ending(failed[0].ended_by, statuses)
+    files = {name: content for end in there for name, content in end.files.items()}
+    notes = [note for end in there for note in end.notes]
+    return Delivery(ending=ending, kernel_killed=any(end.kernel_killed for end in there), files=[files], notes=notes)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Returns whether an exception says that a host or Ray's processes on it are gone, and not that the work failed."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return isinstance(error.cause, ray.exceptions.RayError)
+    return isinstance(error, ray.exceptions.RayError)
+
+
+def _actor(study_id: str, node_id: str) -> Any:
+    """Returns the study's actor on a node; on one that has just joined, the driver is about to start it."""
+    deadline = time.monotonic() + _JOINING_S
+    while True:
+        try:
+            return ray.get_actor(actor_name(study_id, node_id), namespace=NAMESPACE)
+        except ValueError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
+
+
+def _devices() -> list[str]:
+    """Returns the GPUs that Ray has given to this task."""
+    return [str(device) for device in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]

@@ -1,0 +1,256 @@
+"""Python's functions for files, as a program calls them in a trial: what they do is up to `UserFiles`."""
+# What is called for every file that a program opens takes paths as text.
+# ruff: noqa: PTH112, PTH118, PTH120
+
+import builtins
+import errno
+import functools
+import io
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trial_lib.intercept.stand_in import stand_in
+from trial_lib.leave_alone import kept_checkpoints, listed_files
+from trial_lib.leave_alone.user_files import UserFiles, is_there
+
+_READS = ("r", "rb", "rt")
+_WRITES = os.O_WRONLY | os.O_RDWR
+# As the standard library's modules call it that have it under a name of their own.
+_NAMES_OF_OPEN = ("open", "_builtin_open", "bltn_open")
+
+_real_unlink, _real_replace = os.unlink, os.replace
+
+
+def install(scratch: Path, protected_before: float, folder: Path, layered_device: int | None = None) -> UserFiles:
+    """Protects the user's files from this process and what it forks; to be called before the user's program runs.
+
+    Args:
+        scratch: the trial's folder for what would change them.
+        protected_before: seconds since the epoch; what has not changed since is protected.
+        folder: the program's own.
+        layered_device: the number of the file system that the trial has to itself; None where it has none.
+    """
+    files = UserFiles(scratch, protected_before, folder, layered_device)
+    _replace_open(files)
+    for name, make in {**_STAND_INS, **listed_files.STAND_INS}.items():
+        original = getattr(os, name)
+        _replace(os, name, _like(original, make(files, original)))
+    _replace_rmtree(files)
+    kept_checkpoints.install(files)
+    return files
+
+
+def _like(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a replacement that does not become a method where a class has it, as a built-in function does not."""
+    return functools.update_wrapper(functools.partial(replacement), original)
+
+
+def _replace(module: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Puts a function of `os` in the place of another one, also where Python keeps lists of what they can do."""
+    original = getattr(module, name)
+    setattr(module, name, replacement)
+    for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if original in able:
+            able.add(replacement)
+    # Python 3.10 keeps them here, and under the name `open` that of `io`.
+    accessor = getattr(pathlib, "_normal_accessor", None)
+    if getattr(accessor, name, None) is original:
+        setattr(accessor, name, replacement)
+
+
+def _replace_open(files: UserFiles) -> None:
+    original = builtins.open
+
+    def open_(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("opener") is None and not isinstance(file, int):
+            if mode in _READS or not set(mode) & set("wax+"):
+                file = files.seen(file)
+            else:
+                file = files.to_write(file, keeps="w" not in mode and "x" not in mode, creates="x" in mode)
+        return original(file, mode, *args, **kwargs)
+
+    replacement = _like(original, open_)
+    # Before it is one of the modules that the loop finds: Python 3.10 keeps it elsewhere, too.
+    _replace(io, "open", replacement)
+    for name in _NAMES_OF_OPEN:
+        stand_in(name, original, replacement)
+    builtins.open = replacement
+
+
+def _os_open(files: UserFiles, original: Any) -> Any:
+    def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if not flags & _WRITES:
+            path = files.seen(path, dir_fd)
+        else:
+            creates = flags & os.O_CREAT and flags & os.O_EXCL
+            asked, path = path, files.to_write(path, not flags & os.O_TRUNC, bool(creates), dir_fd)
+            if path is not asked:
+                # The copy of a file that the program takes to be there already.
+                flags |= os.O_CREAT
+        number: int = original(path, flags, mode, dir_fd=dir_fd)
+        return number
+
+    return open_
+
+
+def _looks(files: UserFiles, original: Any) -> Any:
+    def look(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+        return original(files.seen(path, dir_fd), *args, dir_fd=dir_fd, **kwargs)
+
+    return look
+
+
+def _accesses(files: UserFiles, original: Any) -> Any:
+    def access(path: Any, mode: int, *, dir_fd: int | None = None, **kwargs: Any) -> bool:
+        try:
+            path = files.seen(path, dir_fd)
+        except FileNotFoundError:
+            return False
+        answer: bool = original(path, mode, dir_fd=dir_fd, **kwargs)
+        return answer
+
+    return access
+
+
+def _removes(files: UserFiles, original: Any) -> Any:
+    def remove(path: Any, *, dir_fd: int | None = None) -> None:
+        where = files.path_of(path, dir_fd)
+        is_here = not (files.has_copy(where) or files.is_old(where, follow=False))
+        if not is_here:
+            files.removed(where)
+        # Below the copy may be what the program has put there before it trained.
+        if is_here or files.is_new(where):
+            original(path, dir_fd=dir_fd)
+
+    return remove
+
+
+def _renames(files: UserFiles, original: Any) -> Any:
+    def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        source, target = files.path_of(src, src_dir_fd), files.path_of(dst, dst_dir_fd)
+        if files.has_copy(source):
+            _real_replace(files.copy_of(source), files.new_copy(target))
+            files.removed(source)
+            if files.is_new(source) and not is_there(source, as_folder=True):
+                _real_unlink(source)
+        elif files.holds_old(source):
+            files.removed(source)
+        elif files.has_copy(target) or (files.is_old(target, follow=False) and not os.path.isdir(target)):
+            shutil.move(source, files.new_copy(target))
+        else:
+            try:
+                original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            except OSError as error:
+                # What a layer cannot do: to rename a folder that is below it.
+                if error.errno != errno.EXDEV or not (files.is_layered(source) and files.is_layered(target)):
+                    raise
+                shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+                shutil.rmtree(source)
+
+    return rename
+
+
+def _makes(files: UserFiles, original: Any) -> Any:
+    def make(path: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(path, *args, **kwargs)
+        except FileExistsError:
+            # What was there before is still there.
+            where = files.path_of(path, kwargs.get("dir_fd"))
+            if not files.was_removed(where):
+                raise
+            if is_there(where, as_folder=True):
+                files.made_again(where)
+
+    return make
+
+
+def _makes_link(files: UserFiles, original: Any) -> Any:
+    def symlink(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        where = files.path_of(dst, kwargs.get("dir_fd"))
+        named = os.path.join(os.path.dirname(where), os.fsdecode(src))
+        if files.has_copy(files.path_of(named)) or files.was_removed(where):
+            original(files.seen(named), files.new_copy(where))
+        else:
+            original(src, dst, *args, **kwargs)
+
+    return symlink
+
+
+def _links(files: UserFiles, original: Any) -> Any:
+    def link(src: Any, dst: Any, **kwargs: Any) -> None:
+        source = files.path_of(src, kwargs.get("src_dir_fd"))
+        if files.has_copy(source) or files.is_old(source):
+            # A link would count as a change of the file, and let it be changed by another name.
+            shutil.copy2(files.seen(source), files.path_of(dst, kwargs.get("dst_dir_fd")))
+        else:
+            original(src, dst, **kwargs)
+
+    return link
+
+
+def _touches(files: UserFiles, original: Any) -> Any:
+    def touch(path: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(path, int):
+            original(path, *args, **kwargs)
+            return
+        where = files.path_of(path, kwargs.get("dir_fd"))
+        if files.has_copy(where):
+            original(files.copy_of(where), *args, **kwargs)
+        elif not files.is_old(where):
+            original(path, *args, **kwargs)
+
+    return touch
+
+
+def _truncates(files: UserFiles, original: Any) -> Any:
+    def truncate(path: Any, length: int) -> None:
+        original(files.to_write(path, keeps=True), length)
+
+    return truncate
+
+
+_STAND_INS: dict[str, Callable[[UserFiles, Any], Any]] = {
+    "open": _os_open,
+    "stat": _looks,
+    "lstat": _looks,
+    "access": _accesses,
+    "unlink": _removes,
+    "remove": _removes,
+    "rmdir": _removes,
+    "rename": _renames,
+    "replace": _renames,
+    "mkdir": _makes,
+    "symlink": _makes_link,
+    "link": _links,
+    "truncate": _truncates,
+    "utime": _touches,
+    "chmod": _touches,
+    "chown": _touches,
+}
+
+
+def _replace_rmtree(files: UserFiles) -> None:
+    original = shutil.rmtree
+
+    @functools.wraps(original)
+    def rmtree(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+        where = files.path_of(path, dir_fd)
+        if files.holds_old(where):
+            files.removed(where)
+            return
+        if files.has_copy(where):
+            files.removed(where)
+            if not is_there(where):
+                return
+        if sys.version_info >= (3, 11):
+            original(path, *args, dir_fd=dir_fd, **kwargs)
+        else:
+            original(path, *args, **kwargs)
+
+    stand_in("rmtree", original, rmtree)

@@ -1,0 +1,86 @@
+"""A rank that sees the program's folder through a layer (`trial_lib.launch.trial_files`): what is prepared, going back.
+
+Both look at the layer from outside, and leave it as it is: changes go through the folder that the program sees.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from trial_lib.wire.layer import Layer, is_opaque
+
+
+class LayeredFiles:
+    """The layer of a trial.
+
+    Args:
+        layer: that is in place.
+
+    Attributes:
+        device: the file system's number, by which everything in the layer is known.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._folder = Path(layer.folder)
+        self.device = self._folder.stat().st_dev
+
+    def note_prepared(self) -> None:
+        """Notes all that is new, when the program begins to train. One rank does it."""
+        self._layer.note_prepared(self._new())
+
+    def go_back(self) -> None:
+        """Has the program find what it found when it began to train. One rank does it while no program runs."""
+        self._restore(self._layer.noted() or set(), "")
+
+    def _new(self, below: str = "") -> Iterator[str]:
+        """Yields what is in the layer alone, relative to the folder."""
+        for name in os.listdir(self._layer.upper / below):  # noqa: PTH208 - names, relative to both folders
+            path = str(Path(below, name))
+            if not os.path.lexists(self._layer.below / path):
+                yield path
+                if self._is_folder(path):
+                    yield from self._all_within(path)
+            elif self._is_changed_folder(path):
+                yield from self._new(path)
+
+    def _all_within(self, below: str) -> Iterator[str]:
+        for folder, folders, files in os.walk(self._layer.upper / below):
+            for name in (*folders, *files):
+                yield str(Path(folder, name).relative_to(self._layer.upper))
+
+    def _is_folder(self, path: str) -> bool:
+        return (self._layer.upper / path).is_dir() and not (self._layer.upper / path).is_symlink()
+
+    def _is_changed_folder(self, path: str) -> bool:
+        """Returns whether a path is the same folder in the layer and below it."""
+        original = self._layer.below / path
+        is_folder = self._is_folder(path) and original.is_dir() and not original.is_symlink()
+        return is_folder and not is_opaque(str(self._layer.upper / path))
+
+    def _restore(self, prepared: set[str], below: str) -> None:
+        for name in os.listdir(self._layer.upper / below):  # noqa: PTH208 - names, relative to both folders
+            path = str(Path(below, name))
+            if path in prepared:
+                if self._is_folder(path):
+                    self._restore(prepared, path)
+            elif self._is_changed_folder(path):
+                self._restore(prepared, path)
+            else:
+                _remove(self._folder / path)
+                _copy(self._layer.below / path, self._folder / path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _copy(original: Path, path: Path) -> None:
+    if original.is_dir() and not original.is_symlink():
+        shutil.copytree(original, path, symlinks=True)
+    elif os.path.lexists(original):
+        shutil.copy2(original, path, follow_symlinks=False)

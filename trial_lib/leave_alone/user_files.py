@@ -1,0 +1,217 @@
+"""A trial leaves the user's files as they are, where it has no layer over them (`trial_lib.launch.trial_files`).
+
+A trial trains a few steps, with a setting that may well be a bad one. What it would leave behind is of no use to
+anybody, and must cost the user nothing. So, in the ranks of a trial:
+
+* A file that is older than the study is never changed. Whoever opens it for writing gets a copy in the trial's folder,
+  and so does every rank that reads it afterwards, or lists its folder. Whoever removes, renames or touches it is told
+  that it is done.
+* What the program makes before its first optimizer step is its preparation. New files stay where the program puts
+  them, whatever it writes them with: all ranks find them, other processes do, and so does the next trial.
+* Checkpoints of the training that follows go to a folder of the trial's own, which is removed with it: what
+  `torch.save`, `safetensors` and `torch.distributed.checkpoint` write, wherever it should have gone. In the same trial
+  they are read and listed as if they were there. (An engine's `save_checkpoint` saves nothing at all: see
+  `interception`. Hugging Face's: see `hugging_face`.)
+
+Temporary folders, caches and devices are left out of this, but for what stands in the program's own folder. Not seen is
+what a library writes past Python's `open` (SQLite, HDF5), and what another program does that this one starts.
+"""
+# What is called for every file that a program opens takes paths as text.
+# ruff: noqa: PTH100, PTH112, PTH115, PTH117, PTH118, PTH120
+
+import builtins
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trial_lib.wire.layer import caches
+
+_real_stat, _real_lstat, _real_access = os.stat, os.lstat, os.access
+_real_listdir, _real_makedirs = os.listdir, os.makedirs
+_real_open, _real_unlink = builtins.open, os.unlink
+
+
+class UserFiles:
+    """Which of the user's files are protected, and where their copies are.
+
+    Args:
+        scratch: the trial's folder for what would change them.
+        protected_before: seconds since the epoch; what has not changed since is protected.
+        folder: the program's own.
+        layered_device: the number of the file system that the trial has to itself; None where it has none.
+
+    Attributes:
+        is_training: whether the program has taken an optimizer step: what it saves from then on is no preparation.
+    """
+
+    def __init__(self, scratch: Path, protected_before: float, folder: Path, layered_device: int | None) -> None:
+        self._copies = str(scratch / "files")
+        self._layered_device = layered_device
+        self._before = protected_before
+        self._removed: set[str] = set()
+        self.is_training = False
+        free = ["/dev", "/proc", "/sys", "/tmp", "/var/tmp", tempfile.gettempdir(), scratch.parent]
+        free += caches(os.environ)
+        roots = {f"{root}{os.sep}": True for place in free for root in _spellings(place)}
+        roots.update({f"{root}{os.sep}": False for root in _spellings(folder)})
+        # The deepest folder decides.
+        self._roots = sorted(roots.items(), key=lambda root: -len(root[0]))
+
+    def start_over(self) -> None:
+        """Forgets what the program has written and removed: it is run again. No other rank may run it meanwhile."""
+        shutil.rmtree(self._copies, ignore_errors=True)
+        self._removed.clear()
+        self.is_training = False
+
+    def training_began(self) -> None:
+        """Notes that the program has prepared what it trains with."""
+        self.is_training = True
+
+    def is_free(self, where: str) -> bool:
+        """Returns whether a path is below a folder that none of this concerns."""
+        return next((is_free for root, is_free in self._roots if where.startswith(root)), False)
+
+    def is_layered(self, where: str) -> bool:
+        """Returns whether what is at a path, or would be, is the trial's own."""
+        if self._layered_device is None:
+            return False
+        while not _exists(where) and where != os.sep:
+            where = os.path.dirname(where)
+        return _real_stat(where).st_dev == self._layered_device
+
+    def path_of(self, path: Any, dir_fd: int | None = None) -> str:
+        """Returns a path as text, absolute, where it may be relative to an open folder."""
+        text = os.fsdecode(path)
+        if dir_fd is not None and not os.path.isabs(text):
+            text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)
+        return os.path.abspath(text)
+
+    def copy_of(self, where: str) -> str:
+        """Returns where the copy of a path is, or would be."""
+        return self._copies + where
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything that the program sees otherwise than it is."""
+        return bool(self._removed) or _exists(self._copies)
+
+    def has_copy(self, where: str) -> bool:
+        """Returns whether a rank of this trial has written a path."""
+        return _exists(self._copies) and _exists(self._copies + where)
+
+    def seen(self, path: Any, dir_fd: int | None = None) -> Any:
+        """Returns what to read in the place of a path: its copy, if there is one, else the path as it is."""
+        if isinstance(path, int) or not self.has_changes:
+            return path
+        where = self.path_of(path, dir_fd)
+        if _exists(self._copies + where):
+            return self._copies + where
+        if self.was_removed(where):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return path
+
+    def is_old(self, where: str, follow: bool = True) -> bool:
+        """Returns whether a path is something that was there before the study, and is to stay as it is."""
+        try:
+            found = _real_stat(where) if follow else _real_lstat(where)
+        except (OSError, ValueError):
+            return False
+        is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode)
+        is_old = is_file and found.st_ctime < self._before and found.st_dev != self._layered_device
+        return is_old and not self.is_free(where)
+
+    def is_new(self, where: str) -> bool:
+        """Returns whether a path is something that has come since the study began."""
+        return is_there(where) and not self.is_old(where, follow=False)
+
+    def holds_old(self, where: str) -> bool:
+        """Returns whether a path is old, or a folder with something old in it."""
+        if self.is_old(where, follow=False):
+            return True
+        if self.is_free(where) or not is_there(where, as_folder=True):
+            return False
+        return any(self.holds_old(os.path.join(where, name)) for name in _real_listdir(where))
+
+    def removed(self, where: str) -> None:
+        """Notes that the program takes a path to be gone, with everything below it."""
+        copy = self.copy_of(where)
+        if os.path.isdir(copy):
+            shutil.rmtree(copy, ignore_errors=True)
+        elif _exists(copy):
+            _real_unlink(copy)
+        self._removed.add(where)
+
+    def was_removed(self, where: str) -> bool:
+        """Returns whether the program takes a path to be gone that was there before the study."""
+        is_below = any(where == path or where.startswith(path + os.sep) for path in self._removed)
+        return is_below and self.is_old(where, follow=False)
+
+    def made_again(self, where: str) -> None:
+        """Notes that the program has made a folder anew that it takes to be gone: now only what is in it is."""
+        self._removed.discard(where)
+        self._removed.update(os.path.join(where, name) for name in _real_listdir(where))
+
+    def new_copy(self, where: str) -> str:
+        """Returns the path for a copy, whose folder is there; what it holds is for the caller to write."""
+        copy = self.copy_of(where)
+        _real_makedirs(os.path.dirname(copy), exist_ok=True)
+        return copy
+
+    def to_write(self, path: Any, keeps: bool, creates: bool = False, dir_fd: int | None = None) -> Any:
+        """Returns what to write in the place of a path.
+
+        Args:
+            path: what the program opens.
+            keeps: whether what the file holds is kept at first (it is appended to, or changed in the middle).
+            creates: whether a file that exists is an error.
+            dir_fd: the open folder that the path is relative to.
+        """
+        if isinstance(path, int):
+            return path
+        where = self.path_of(path, dir_fd)
+        if self.has_copy(where):
+            return self.copy_of(where)
+        if not self.is_old(where) or os.path.isdir(where):
+            return path
+        gone = self.was_removed(where)
+        if creates and not gone:
+            return path
+        copy = self.new_copy(where)
+        if keeps and not gone:
+            _copy_once(where, copy)
+        return copy
+
+
+def _spellings(path: Any) -> set[str]:
+    return {os.path.abspath(path), os.path.realpath(path)}
+
+
+def _exists(path: str) -> bool:
+    # Several times faster than an `os.stat` that fails, and this is asked at every `open`.
+    return "\0" not in path and _real_access(path, os.F_OK)
+
+
+def is_there(path: str, as_folder: bool = False) -> bool:
+    """Returns whether something, or a folder, is really at a path; a link is one."""
+    try:
+        found = _real_lstat(path)
+    except (OSError, ValueError):
+        return False
+    return not as_folder or stat.S_ISDIR(found.st_mode)
+
+
+def _copy_once(original: str, copy: str) -> None:
+    """Copies a file whole, once for all the ranks that may do so at the same time."""
+    aside = f"{copy}.{os.getpid()}"
+    with _real_open(original, "rb") as source, _real_open(aside, "wb") as target:
+        shutil.copyfileobj(source, target)
+    try:
+        os.link(aside, copy)
+    except FileExistsError:
+        pass
+    finally:
+        _real_unlink(aside)

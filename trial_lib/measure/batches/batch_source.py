@@ -1,0 +1,143 @@
+"""Where a program has its batch size from, when its batches do not follow the candidate."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.measure.batches.program_options import ProgramOption, options_read
+from trial_lib.measure.batches.typed_numbers import TypedNumber, numbers_in_files, numbers_in_words
+
+_BATCH_NAME = re.compile(r"batch|ims_per|(^|[-_.])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
+_MOST_FILES, _LARGEST_FILE = 200, 100_000
+_ENGINE = "from the engine (engine.train_micro_batch_size_per_gpu())"
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """What a program may read its batch size from.
+
+    Attributes:
+        arguments: of its command line.
+        environment: its environment variables.
+        folder: its working directory.
+        replicas: how many feed a batch of their own.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    replicas: int = 1
+
+    def ignored_batch_reason(self, asked: int, arrived: int, configuration: Mapping[str, Any] | None) -> str:
+        """Returns the sentence for batches that do not follow the candidate, with the way that fits this program.
+
+        Args:
+            asked: the micro-batch size of the candidate.
+            arrived: the size that came.
+            configuration: what the code itself has passed to DeepSpeed.
+        """
+        fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
+        return f"{fed} {self._way(arrived, configuration or {})} If the data set itself is that small, use more data."
+
+    def ignored_accumulation_reason(self, asked: int, micro_batches: int) -> str:
+        """Returns the sentence for optimizer steps that do not follow the candidate's accumulation.
+
+        Args:
+            asked: the accumulation.
+            micro_batches: after which the step came.
+        """
+        count = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
+        way = "Train within `with accelerator.accumulate(model):`, or let" if "accelerate" in sys.modules else "Let"
+        return (
+            f"The script took an optimizer step after {count}, and its engine was set to an accumulation of {asked}: "
+            f"it counts by itself. {way} it read the number from the engine (engine.gradient_accumulation_steps()), or "
+            "from an option or an environment variable, and name that one: "
+            f"{_written('--accumulation', ACCUMULATION)}"
+        )
+
+    def _way(self, arrived: int, configuration: Mapping[str, Any]) -> str:
+        typed = [number for number in numbers_in_words(self.arguments) if number.value == str(arrived)]
+        variables = self._variables_of(arrived)
+        named = [number for number in typed if _is_of_a_batch(number)]
+        if named:
+            return f"Its command line has {named[0].shown}: {_mapping(named[0].target)}"
+        if variables:
+            return f"Its environment has {variables[0]}={arrived}: {_mapping(variables[0])}"
+        for number in numbers_in_files(self.arguments, self.folder):
+            if number.value == str(arrived) and _is_of_a_batch(number):
+                return f"A file of its command line has {number.shown}: {_mapping(number.target)}"
+        for option in options_read():
+            for key, size in ((MICRO_BATCH, arrived), (TRAIN_BATCH, arrived * self.replicas)):
+                if option.value == size and any(map(_BATCH_NAME.search, option.names)):
+                    name = self._spelled(option)
+                    return f"Its option {name} is {size}: {_mapping(name, key)}"
+        file = self._file_with(arrived)
+        if file is not None:
+            return (
+                f"{file} has {MICRO_BATCH} {arrived}. If the code takes it from there, whatever its command line says, "
+                f"let it read the file that its command line names, or the size {_ENGINE}."
+            )
+        if configuration.get(MICRO_BATCH) == arrived:
+            return (
+                f"The configuration in the code has {MICRO_BATCH} {arrived}: let the code read the size {_ENGINE}, "
+                "not from there."
+            )
+        if typed:
+            return f"If {typed[0].shown} on its command line is the batch size, {_mapping(typed[0].target)}"
+        if "hydra" in sys.modules:
+            return (
+                "Its configuration is Hydra's: name the override that sets the batch size, such as "
+                f"{_written('trainer.batch_size')} A key without a dot is written ++batch_size."
+            )
+        return (
+            f"Let it read the size {_ENGINE}, from the JSON file that its command line names, or from an option or an "
+            f"environment variable, and name that one: {_written('--batch-size')}"
+        )
+
+    def _spelled(self, option: ProgramOption) -> str:
+        """Returns an option's name as it was typed, or else the longest."""
+        typed = (name for name in option.names for word in self.arguments if word.partition("=")[0] == name)
+        return next(typed, max(option.names, key=len))
+
+    def _variables_of(self, size: int) -> list[str]:
+        """Returns the environment variables that are named like a batch size and have this value."""
+        return [
+            name
+            for name, value in sorted(self.environment.items())
+            if _BATCH_NAME.search(name) and value.strip() == str(size)
+        ]
+
+    def _file_with(self, size: int) -> Path | None:
+        """Returns a DeepSpeed configuration in the working directory that has this micro-batch size."""
+        for path in self._small_files():
+            try:
+                config = json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue
+            if isinstance(config, dict) and config.get(MICRO_BATCH) == size:
+                return path.relative_to(self.folder)
+        return None
+
+    def _small_files(self) -> Iterator[Path]:
+        paths = [*sorted(self.folder.glob("*.json")), *sorted(self.folder.glob("*/*.json"))]
+        for path in paths[:_MOST_FILES]:
+            if path.is_file() and path.stat().st_size <= _LARGEST_FILE:
+                yield path
+
+
+def _is_of_a_batch(number: TypedNumber) -> bool:
+    return bool(_BATCH_NAME.search(number.name))
+
+
+def _mapping(target: str, key: str = MICRO_BATCH) -> str:
+    return f"have it set for each trial with {_written(target, key)}"
+
+
+def _written(target: str, key: str = MICRO_BATCH) -> str:
+    """Returns a mapping as it is written, on the command line and in the YAML."""
+    return f"--map {key}={target} (in a YAML: arg_mappings: {{{key}: {target}}})."

@@ -1,0 +1,178 @@
+"""A trial whose program comes to its end before it is measured: the ranks agree on what that is worth.
+
+The program may have ended by itself, may wait for ever, or a collective of it may have failed because another rank has
+ended. What was measured by then counts if it is enough on all ranks.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from trial_lib.measure.batches.loader_batches import loader_batches
+from trial_lib.measure.ends.endings import (
+    ENDED,
+    FAILED,
+    WAITS,
+    EndedEarlyError,
+    RankEnd,
+    WaitsForEverError,
+    are_uneven,
+    too_little_data,
+    uneven_note,
+    waits_for_ever,
+)
+from trial_lib.measure.ends.meeting import Meeting
+from trial_lib.measure.ends.stacks import Doing, is_of_a_collective
+from trial_lib.measure.figures.over_ranks import NoAgreementError, by_files
+from trial_lib.measure.probe import Probe
+
+# The peers of a failed rank get so long before the guard ends them; one that waits in a thread needs no longer.
+_PEERS_S, _WAITING_S = 3.0, 60.0
+_NOWHERE = Doing("", "")
+
+
+class Closing:
+    """The end of one size's measurement, on this rank.
+
+    Args:
+        probe: measures the size.
+        meeting: of the ranks.
+        leave: called before a measurement is handed over after which the program cannot be run again.
+        fail: records a failure and ends the process.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        meeting: Meeting,
+        leave: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.probe = probe
+        self.meeting = meeting
+        self.fail = fail
+        self._leave = leave
+        self._closes = threading.Lock()
+        self._closer: threading.Thread | None = None
+        self._raised: Exception | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the end has come."""
+        return self.probe.has_finished or self._closes.locked()
+
+    def say(self, end: RankEnd | None) -> None:
+        """Tells the other ranks, and the driver, what this one does; None that it goes on."""
+        self.meeting.say(None if end is None else {"end": asdict(end), "words": end.words})
+
+    def by_itself(self) -> None:
+        """Closes for a program that has ended by itself.
+
+        Raises:
+            EndedEarlyError: it has no engine, or another rank has failed.
+        """
+        self.say(self.end(ENDED, _NOWHERE))
+        if threading.current_thread() is not self.probe.thread:
+            self._leave()
+        self._close(ENDED, _NOWHERE, float("inf"))
+
+    def after(self, error: BaseException) -> None:
+        """Closes for a program that an exception has ended, if that says that its data are over; else returns."""
+        if _data_are_over(error, self.probe.micro_batches):
+            self.by_itself()
+        elif is_of_a_collective(error):
+            self._close(FAILED, _NOWHERE, _PEERS_S)
+
+    def waits(self, doing: Doing) -> None:
+        """Closes, from a thread of its own, for a program that waits for ever; ends the process."""
+        # What has to be read from a device may wait with it.
+        limit = threading.Timer(_WAITING_S, lambda: self.fail(WaitsForEverError(self._alone(doing))))
+        limit.daemon = True
+        limit.start()
+        try:
+            self._close(WAITS, doing, _WAITING_S / 2)
+            self.fail(WaitsForEverError(self._alone(doing)))
+        except BaseException as error:  # noqa: BLE001 - there is nobody above to hear of it
+            self.fail(error)
+
+    def _alone(self, doing: Doing) -> str:
+        return waits_for_ever([self.end(WAITS, doing)], self.probe.has_engine)
+
+    def end(self, kind: str, doing: Doing) -> RankEnd:
+        """Returns how far this rank has come, and what it does there."""
+        return RankEnd(kind, **self.probe.progress, waits_in=doing.waits_in, where=doing.where)
+
+    def _close(self, kind: str, doing: Doing, seconds: float) -> None:
+        """Agrees with the other ranks; returns only where a failure of this rank's is a failure."""
+        if not self._closes.acquire(blocking=False):
+            if self._closer is threading.current_thread() and self._raised is not None:
+                # The program has caught it, and has come to its end again.
+                raise self._raised
+            # Another thread of this rank is about to end the process.
+            while True:
+                time.sleep(_WAITING_S)
+        self._closer = threading.current_thread()
+        try:
+            self._agree(kind, doing, seconds)
+        except (EndedEarlyError, WaitsForEverError) as error:
+            self._raised = error
+            raise
+
+    def _agree(self, kind: str, doing: Doing, seconds: float) -> None:
+        probe = self.probe
+        brought = self.meeting.gather(asdict(self.end(kind, doing)), seconds)
+        ends = [] if brought is None else [RankEnd(**each) for each in brought]
+        if kind == FAILED and not are_uneven(ends):
+            return
+        if not ends:
+            raise EndedEarlyError("Another rank has failed.")
+        if any(end.kind == WAITS for end in ends) and (not probe.has_engine or not are_uneven(ends)):
+            raise WaitsForEverError(waits_for_ever(ends, probe.has_engine))
+        if not probe.has_engine:
+            raise EndedEarlyError(_without_engine(probe))
+        if any(end.kind != ENDED for end in ends):
+            self._leave()
+        self._hand_over(ends)
+
+    def _hand_over(self, ends: list[RankEnd]) -> None:
+        probe = self.probe
+        counted, steps = min(end.counted for end in ends), min(end.steps for end in ends)
+        if counted < probe.window.min_steps:
+            elsewhere = probe.facts.steps_elsewhere
+            reason = too_little_data(ends, probe.window.end_step, probe.batch)
+            probe.refuse("out_of_data", f"{reason}{_another_trains(elsewhere)}" if elsewhere > steps else reason)
+            return
+        try:
+            with by_files(self.meeting):
+                probe.measure_common(counted, steps, uneven_note(ends) if are_uneven(ends) else "")
+        except NoAgreementError:
+            raise EndedEarlyError("Another rank has failed.") from None
+
+
+def _data_are_over(error: BaseException, micro_batches: int) -> bool:
+    """Returns whether an exception only says that there was no further batch, or none at all."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, StopIteration):
+            return True
+        link = link.__cause__
+    # What uses the last loss, or the number of batches, after a loop that never began.
+    return micro_batches == 0 and loader_batches.came_empty and isinstance(error, (NameError, ArithmeticError))
+
+
+def _another_trains(steps: int) -> str:
+    return (
+        f" Of its engines the first that trains is measured, and others have taken {steps} optimizer steps: to tune "
+        "one of those, let the program come to it at once."
+    )
+
+
+def _without_engine(probe: Any) -> str:
+    if probe.has_frozen_engine:
+        return (
+            "None of the program's DeepSpeed engines has an optimizer: none of them trains. Give deepspeed.initialize "
+            "an optimizer, or name one in its configuration."
+        )
+    return "The program ended without calling deepspeed.initialize."

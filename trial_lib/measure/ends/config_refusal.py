@@ -1,0 +1,40 @@
+"""Which key DeepSpeed has refused in a rank: a sentence that its exception carries into the rank's record."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trial_lib.deepspeed_config.deepspeed_check import refusal_behind
+from trial_lib.deepspeed_config.deepspeed_refusals import sentence_of
+from trial_lib.deepspeed_config.rules import ZERO_KEYS
+
+_SENTENCE = "zerotune_refusal"
+
+
+@contextlib.contextmanager
+def keys_named(ds_config: Any) -> Iterator[None]:
+    """Has an exception that lies in the configuration carry what `named_refusal` returns."""
+    try:
+        yield
+    except Exception as error:
+        slots = _slots()
+        refusal = refusal_behind(error, ds_config, slots) if isinstance(ds_config, Mapping) else None
+        if refusal is not None:
+            import deepspeed
+
+            what, remedy = sentence_of(refusal, f"DeepSpeed {deepspeed.__version__}", ZERO_KEYS, slots)
+            # An exception of a C extension may take no attributes.
+            with contextlib.suppress(AttributeError):
+                setattr(error, _SENTENCE, f"{what} {remedy}")
+        raise
+
+
+def _slots() -> int:
+    from torch import distributed
+
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def named_refusal(error: BaseException) -> str:
+    """Returns the key that DeepSpeed has refused, why, and the remedy; empty where that is not known."""
+    return str(getattr(error, _SENTENCE, ""))

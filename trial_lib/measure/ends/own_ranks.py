@@ -1,0 +1,135 @@
+"""A rank whose program starts ranks of its own is told of at once: it would wait for them until its deadline.
+
+Before a study begins, a command that does so is followed (`trial_lib.study.opening.followed`). Here are those whose
+code did not show it.
+"""
+
+import functools
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trial_lib.command.words import ASSIGNMENT
+from trial_lib.intercept.stand_in import stand_in
+from trial_lib.wire.launcher_process import launcher_in
+
+Refuse = Callable[[str], None]
+
+_NEW_COMMAND = re.compile(r"&&|\|\|?|;|\(|\n")
+_ZEROTUNE_STARTS = "ZeroTune starts the ranks itself"
+
+
+def install(refuse: Refuse) -> None:
+    """Has launchers, workers that train, and process groups of another size told of; before the program runs.
+
+    Args:
+        refuse: ends the trial with a sentence; returns where the program trains already.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    _watch_processes(refuse)
+    if started == 1:
+        # One of several ranks has others to train with: its workers prepare data.
+        _watch_workers(refuse)
+    _watch_groups(refuse, started)
+
+
+def _watch_processes(refuse: Refuse) -> None:
+    original: Callable[..., None] = subprocess.Popen.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, args: Any, *others: Any, **named: Any) -> None:
+        _refuse_launcher(refuse, args, named.get("env"))
+        original(self, args, *others, **named)
+
+    subprocess.Popen.__init__ = init  # type: ignore[method-assign]
+    system, execv, execve = os.system, os.execv, os.execve
+
+    def run_system(command: Any) -> int:
+        _refuse_launcher(refuse, command, None)
+        return system(command)
+
+    def replace_by(path: Any, args: Any) -> None:
+        _refuse_launcher(refuse, args, None)
+        execv(path, args)
+
+    def replace_by_in(path: Any, args: Any, env: Any) -> None:
+        _refuse_launcher(refuse, args, env)
+        execve(path, args, env)
+
+    # os.execvp and its like call these two.
+    os.system, os.execv, os.execve = run_system, replace_by, replace_by_in  # type: ignore[assignment]
+
+
+def _refuse_launcher(refuse: Refuse, command: Any, environment: Mapping[str, str] | None) -> None:
+    launcher = launcher_of(command)
+    if launcher is None:
+        return
+    changed = [f"{name}={value}" for name, value in (environment or {}).items() if os.environ.get(name) != value]
+    typed = " ".join(shlex.quote(word) if not ASSIGNMENT.match(word) else word for word in (*changed, *launcher))
+    refuse(f"The program starts `{typed}`, and {_ZEROTUNE_STARTS}: type `zerotune tune -- {typed}`.")
+
+
+def launcher_of(command: Any) -> list[str] | None:
+    """Returns the launcher's words in what a program has started; None where it is none.
+
+    Args:
+        command: the words, or a text for a shell.
+
+    Example:
+        >>> launcher_of("cd code && A=1 torchrun train.py")
+        ['torchrun', 'train.py']
+    """
+    if isinstance(command, (str, bytes)):
+        for text in _NEW_COMMAND.split(os.fsdecode(command)):
+            try:
+                words = shlex.split(text)
+            except ValueError:
+                words = text.split()
+            while words and (ASSIGNMENT.match(words[0]) or words[0] in ("exec", "env", "nohup", "time")):
+                words.pop(0)
+            launcher = launcher_in(words)
+            if launcher is not None:
+                return launcher
+        return None
+    if isinstance(command, Sequence) and all(isinstance(word, (str, bytes, os.PathLike)) for word in command):
+        return launcher_in([os.fsdecode(word) for word in command])
+    return None
+
+
+def _watch_workers(refuse: Refuse) -> None:
+    torch_workers: Any = torch.multiprocessing
+    original = torch_workers.start_processes
+
+    @functools.wraps(original)
+    def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **named: Any) -> Any:
+        refuse(
+            f"The program starts {nprocs} ranks within Python (torch.multiprocessing), and {_ZEROTUNE_STARTS}: let it "
+            "train as the one rank that RANK, LOCAL_RANK and WORLD_SIZE tell of, and type `zerotune tune -- torchrun "
+            f"--nproc_per_node {nprocs} SCRIPT ARGUMENTS`."
+        )
+        return original(fn, args, nprocs, *others, **named)
+
+    stand_in("start_processes", original, start_processes)
+
+
+def _watch_groups(refuse: Refuse, started: int) -> None:
+    original = torch.distributed.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        asked = kwargs.get("world_size", -1)
+        size = asked if isinstance(asked, int) and asked > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        if size > started:
+            refuse(
+                f"The program joins a process group of {size} ranks, of which {started} "
+                f"{'was' if started == 1 else 'were'} started: type `zerotune tune -- torchrun --nproc_per_node {size} "
+                "SCRIPT ARGUMENTS`."
+            )
+        return original(*args, **kwargs)
+
+    stand_in("init_process_group", original, init_process_group)

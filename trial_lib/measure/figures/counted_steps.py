@@ -1,0 +1,272 @@
+"""The optimizer steps of a rank that count, and the metrics that come of them over all ranks."""
+
+import math
+import os
+import statistics
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from trial_lib.device.data_sheets import multiplied_in
+from trial_lib.flops.flop_shares import Share, are_shares_of_one
+from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
+from trial_lib.measure.figures import precision
+from trial_lib.measure.figures.over_ranks import most, of_each, total
+from trial_lib.measure.figures.precision import bytes_by_code, elements
+from trial_lib.measure.figures.step_clock import PARTS, StepTime
+from trial_lib.wire.free_host_memory import available_bytes
+
+# Dynamo itself gives a function up that it has compiled eight times (`recompile_limit`), and a program has several.
+# Where more than these steps compile, compiling is a part of the training.
+_MOST_THAT_COMPILE = 16
+_NOTE_OF_COMPILED = "The program compiles in its measured steps: that is in their time."
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """A step as this rank has timed it.
+
+    Attributes:
+        time: that it took.
+        arrived: what has come for it, as `EngineWatch.take_arrived` has it.
+        has_compiled: whether the rank has compiled something meanwhile.
+    """
+
+    time: StepTime
+    arrived: Mapping[str, float]
+    has_compiled: bool = False
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """As `StepTime.seconds` has them; when the device has done the step."""
+        return self.time.seconds()
+
+
+@dataclass
+class CountedSteps:
+    """Steps as this rank has timed them.
+
+    Those in which any rank has compiled something are left out as soon as the ranks agree: they belong to the warm-up.
+    Until then each rank has as many as the others, so that all come to the same moments.
+
+    Attributes:
+        steps: in their order.
+        slowest: seconds of each step on the slowest rank, as the ranks have last agreed.
+        losses: the last loss of each, on its device; fewer where the code shows none.
+        batch: the engine's global batch in them; None before the first.
+        note: what a reader is to know of them; empty where nothing.
+    """
+
+    steps: list[CountedStep] = field(default_factory=list)
+    slowest: list[float] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)
+    batch: int | None = None
+    note: str = ""
+    # Whether the device has come to rest since the last step.
+    _has_rested: bool = False
+    # Places of the steps that are left out.
+    _left_out: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        """Returns how many count, as far as is known."""
+        return len(self.steps) - len(self._left_out)
+
+    @property
+    def in_use(self) -> list[CountedStep]:
+        """Those that count."""
+        return [step for place, step in enumerate(self.steps) if place not in self._left_out]
+
+    def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
+        """Counts a step, but for one that began after `agree`: the program could not run ahead of its device.
+
+        Args:
+            step: that has just been taken.
+            loss: its last, where the code shows any.
+
+        Returns:
+            Whether it counts.
+        """
+        has_rested, self._has_rested = self._has_rested, False
+        if has_rested:
+            return False
+        self.steps.append(step)
+        if loss is not None:
+            self.losses.append(loss)
+        return True
+
+    def follow_batch(self, engine: Any, enough: int) -> bool:
+        """Begins anew where the code has changed the engine's batch: all steps that count are to have one and the same.
+
+        So every trial is measured at the first batch that lasts, however long its steps take. The code changes it on
+        all ranks alike.
+
+        Args:
+            engine: that has just taken a step, which is not counted yet.
+            enough: steps of one batch that are enough.
+
+        Returns:
+            Whether the batch has changed, and enough steps had been counted by then.
+        """
+        batch = int(engine.train_batch_size())
+        before, self.batch = self.batch, batch
+        if before is None or before == batch:
+            return False
+        is_enough = len(self) >= enough
+        measured = before if is_enough else batch
+        self.note = f"The program changes its batch as it trains: measured at a global batch of {measured}."
+        if not is_enough:
+            self.keep(0)
+            self.slowest = []
+        return is_enough
+
+    def keep(self, count: int) -> None:
+        """Leaves out the steps after the first so many: other ranks have no more."""
+        del self.steps[count:], self.losses[count:]
+        self._left_out = frozenset(place for place in self._left_out if place < count)
+
+    def agree(self, watch: EngineWatch, is_over: bool = False) -> float:
+        """Takes up the other ranks' times, and returns the samples of a step over all ranks, alike on each.
+
+        As if every rank had as many as the one that has most: whoever asks wants to know what is possible.
+
+        Args:
+            watch: of the engine.
+            is_over: whether no further step comes: of these alone then, all count where none else would.
+        """
+        if self.steps:
+            device = self.steps[-1].time.device
+            device.finish()
+            self._has_rested = device.is_apart
+        count = len(self.steps)
+        own = [*(step.seconds["latency"] for step in self.steps), *(float(step.has_compiled) for step in self.steps)]
+        samples = self._samples(watch) * int(watch.engine.dp_world_size)
+        *agreed, most_samples = most([*own, samples], watch.engine)
+        compiled = [place for place in range(count) if agreed[count + place]]
+        left_out = [] if is_over and len(compiled) == count else compiled[:_MOST_THAT_COMPILE]
+        if len(left_out) < len(compiled) and _NOTE_OF_COMPILED not in self.note:
+            self.note = f"{self.note} {_NOTE_OF_COMPILED}".lstrip()
+        self._left_out = frozenset(left_out)
+        self.slowest = [agreed[place] for place in range(count) if place not in self._left_out]
+        return most_samples
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether no loss was infinite or not a number."""
+        return all(bool(torch.isfinite(loss).all()) for loss in self.losses)
+
+    def metrics(
+        self, watch: EngineWatch, flops_per_sample: float | None, formats: Collection[str] | None
+    ) -> dict[str, float]:
+        """Returns the metrics by name, of an engine whose ranks have agreed.
+
+        Args:
+            watch: of the engine.
+            flops_per_sample: what a sample counts for, the same in all trials of a study: where samples are padded to
+                the longest of their micro-batch, more of them would else be more work. None to count it here.
+            formats: of the numbers that the program calculates with, beside those that show at the engine: they decide
+                on the peak that model FLOPs utilisation goes by. None where it is not to be told.
+        """
+        engine, ranks = watch.engine, torch.distributed.get_world_size()
+        medians = {part: statistics.median(step.seconds[part] for step in self.in_use) for part in (*PARTS, "cpu")}
+        parts = dict(zip(PARTS, most([medians[part] for part in PARTS], engine), strict=True))
+        own_tokens = statistics.fmean(step.arrived["tokens"] for step in self.in_use)
+        cpu_seconds, all_samples, all_tokens, with_tokens = total(
+            [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
+        )
+        latency = statistics.median(self.slowest)
+        replicas = int(engine.dp_world_size)
+        # Ranks of one replica have the same samples, each of a pipeline's inner stages as many as it is set to.
+        samples = all_samples / ranks * replicas
+        flops = _flops_per_sample(watch) if flops_per_sample is None else flops_per_sample
+        metrics = {
+            "latency": latency,
+            "latency_spread": statistics.stdev(self.slowest) if len(self.slowest) > 1 else 0.0,
+            "measured_steps": float(len(self.slowest)),
+            **parts,
+            "throughput": samples / latency,
+            **({"FLOPS_per_gpu": flops * samples / latency / ranks} if flops else {}),
+        }
+        if not self.steps[0].time.device.is_apart:
+            # Of a processor that waits for its device, it is the time of the wait.
+            metrics["cpu_time_per_sample"] = cpu_seconds / samples
+        if with_tokens:
+            metrics["tokens_per_second"] = all_tokens / with_tokens * replicas / latency
+        multiplied = multiplied_in({*formats, *precision.formats(engine)}) if formats else None
+        peak = None if multiplied is None else watch.device.peak_flops(multiplied)
+        if peak is not None and flops:
+            metrics["mfu"] = metrics["FLOPS_per_gpu"] / peak
+        if self.losses and self.are_finite:
+            metrics["loss_first"], metrics["loss_last"] = float(self.losses[0]), float(self.losses[-1])
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def _samples(self, watch: EngineWatch) -> float:
+        """Returns the samples of a step on this rank; those that it is set to where none are seen."""
+        asked = float(watch.engine.train_micro_batch_size_per_gpu() * watch.engine.gradient_accumulation_steps())
+        arrived = [watch.samples_in(step.arrived) for step in self.in_use]
+        return (statistics.fmean(arrived) if arrived else 0.0) or asked
+
+
+def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
+    """Returns what a profile trial finds out about the model, as `ModelProfile` has it.
+
+    Args:
+        watch: of the engine.
+        memory_bytes: that the model may use on this slot.
+    """
+    replicas = int(watch.engine.dp_world_size)
+    parameters = list(watch.engine.module.parameters())
+    counts = total(
+        [
+            float(sum(elements(parameter) for parameter in parameters)),
+            float(sum(elements(parameter) for parameter in parameters if parameter.requires_grad)),
+        ],
+        watch.engine,
+    )
+    (activation_bytes,) = most([watch.model.activation_bytes / watch.samples_kept], watch.engine)
+    return {
+        "num_params": round(counts[0] / replicas),
+        "trainable_num_params": round(counts[1] / replicas),
+        "activation_mem_per_gpu": round(activation_bytes),
+        "gpu_mem": memory_bytes,
+        "host_mem": _host_bytes(watch),
+        "data_parallel_size": replicas,
+        "pipeline_parallel": isinstance(watch, PipelineWatch),
+        "flops_per_sample": _flops_per_sample(watch),
+        "uncounted": sorted(watch.model.uncounted),
+        "bytes_per_param": bytes_by_code(watch.engine),
+    }
+
+
+def _host_bytes(watch: EngineWatch) -> int:
+    """Returns what each rank may still take of its host's memory, on the host with the least; 0 on a CPU."""
+    if not watch.device.is_apart:
+        return 0
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    (most_taken,) = most([-(available_bytes() or 0) / ranks], watch.engine)
+    return round(-most_taken)
+
+
+def _flops_per_sample(watch: EngineWatch) -> float:
+    """Returns what all ranks of a replica compute for a sample; 0 where the counts of the ranks are no such figure."""
+    engine, samples = watch.engine, watch.samples_counted
+    own = [float(watch.model.flops), samples, watch.counted_elements / samples, float(_first_replica(engine))]
+    counts = of_each(own, engine)
+    # A stage of a pipeline may be a look-up alone, and an expert gets what is sent to it.
+    if not isinstance(watch, PipelineWatch):
+        if not all(flops for flops, *_ in counts):
+            return 0.0
+        of_parts: dict[float, list[Share]] = {}
+        for flops, its_samples, elements, part in counts:
+            of_parts.setdefault(part, []).append(Share(flops / its_samples, elements))
+        if not engine.has_moe_layers and not all(are_shares_of_one(shares) for shares in of_parts.values()):
+            return 0.0
+    replicas = int(engine.dp_world_size)
+    return sum(flops for flops, *_ in counts) * len(counts) / (replicas * sum(each[1] for each in counts))
+
+
+def _first_replica(engine: Any) -> int:
+    """Returns the first of the ranks that have the same part of the model as this one."""
+    return min(torch.distributed.get_process_group_ranks(engine.data_parallel_group))

@@ -1,0 +1,58 @@
+"""What tells whether two trials have started from the same weights, however each keeps them.
+
+A program need not: within `deepspeed.zero.Init`, or on a meta device, weights are drawn in another order, or by another
+function. Some elements of each parameter show it.
+"""
+
+from typing import Any
+
+import torch
+
+from trial_lib.measure.figures.over_ranks import total
+
+_ELEMENTS = 64  # of each parameter, its first
+# Parameters weigh differently, so that two that have changed places show.
+_WEIGHTS = 7
+
+
+class InitialWeights:
+    """The weights of an engine, as they are when this is made.
+
+    Args:
+        engine: that has not trained.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._sums: tuple[float, float] | None = (0.0, 0.0)
+        replicas = int(getattr(engine, "seq_dp_world_size", engine.dp_world_size))
+        for number, parameter in enumerate(engine.module.parameters()):
+            part = _part(parameter)
+            if part is None:
+                self._sums = None
+                return
+            # As rounded as the coarsest engine keeps them, whatever this one does.
+            values = part.detach().to("cpu", torch.bfloat16).double() * (1 + number % _WEIGHTS)
+            holders = 1 if hasattr(parameter, "ds_tensor") else replicas
+            before, squares_before = self._sums
+            self._sums = (
+                before + float(values.sum()) / holders,
+                squares_before + float(values.square().sum()) / holders,
+            )
+
+    def over_ranks(self, engine: Any) -> list[float]:
+        """Returns the sum and the sum of squares of all ranks, each of which takes part; empty where unknown."""
+        *sums, unknown = total([*(self._sums or (0.0, 0.0)), float(self._sums is None)], engine)
+        return [] if unknown else sums
+
+
+def _part(parameter: Any) -> torch.Tensor | None:
+    """Returns what this rank has of a parameter's first elements; None where they are not in memory."""
+    partition = getattr(parameter, "ds_tensor", None)
+    if partition is None:
+        return None if parameter.is_meta else parameter.reshape(-1)[:_ELEMENTS]
+    if getattr(getattr(partition, "status", None), "name", "") != "AVAILABLE":
+        return None
+    start = torch.distributed.get_rank(parameter.ds_process_group) * partition.numel()
+    # The last partition may be longer than what is left of the parameter.
+    part: torch.Tensor = partition.reshape(-1)[: max(0, min(_ELEMENTS, parameter.ds_numel) - start)]
+    return part

@@ -1,0 +1,1 @@
+"""DeepSpeed, Accelerate and the Trainer in a trial: each follows the candidate."""

@@ -1,0 +1,140 @@
+"""Accelerate in a trial: its plugin and its own accumulation follow the candidate, and it only trains.
+
+`Accelerator()` makes DeepSpeed's configuration of a `DeepSpeedPlugin`: of a file, a dictionary or fields. The
+overrides are merged where the plugin reads it (`hugging_face`), before "auto" values are filled in. What the plugin and
+the Accelerator keep beside that configuration follows here; of several plugins those that train (`accelerate_plugins`).
+In a trial
+
+* `save_state` and `save_model` write nothing, and `load_state` reads nothing: a checkpoint is the user's, and one of
+  another ZeRO stage could not be read,
+* `init_trackers` starts no tracker, so that `log` and `end_training` reach none,
+* a model that is prepared without DeepSpeed ends the trial at once, with the reason.
+
+Each of these is put in place when the program imports accelerate: a program without it pays nothing.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.intercept.post_import import when_imported
+from trial_lib.measure.libraries.accelerate_plugins import PluginRoles, take_fields
+from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.wire.errors import InputError
+
+
+def install(facts: ProgramFacts) -> None:
+    """Has Accelerate follow the trial; before the user's program runs.
+
+    Args:
+        facts: told what the program would have used by itself.
+    """
+    when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
+    when_imported("accelerate.accelerator", functools.partial(_only_train, facts))
+
+
+def adopt() -> None:
+    """Has the plugins that train, of several, follow a full experiment's configuration, which all of them have read."""
+    when_imported("accelerate.accelerator", functools.partial(_settle_roles, ProgramFacts()))
+
+
+def start_over() -> None:
+    """Lets go of the state that all Accelerators of a process share: the program is run again in it."""
+    state: Any = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
+    plugin_class: Any = module.DeepSpeedPlugin
+    original_check, original_precision = plugin_class.__post_init__, plugin_class.set_mixed_precision
+
+    @functools.wraps(original_check)
+    def check(plugin: Any) -> None:
+        own = plugin.gradient_accumulation_steps or os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
+        original_check(plugin)
+        if str(own).isdecimal():
+            facts.batch.setdefault(ACCUMULATION, int(own))
+        elif ACCUMULATION not in (facts.ds_config or {ACCUMULATION: "auto"}):
+            # Where a file says nothing, the plugin says 1, whatever the Accelerator is told.
+            facts.batch.setdefault(ACCUMULATION, 1)
+        take_fields(plugin)
+
+    @functools.wraps(original_precision)
+    def set_mixed_precision(plugin: Any, mixed_precision: str) -> None:
+        original_precision(plugin, mixed_precision)
+        if facts.ds_config is not None:
+            for name in ("fp16", "bf16"):
+                section = plugin.deepspeed_config.get(name, {})
+                if section.get("enabled") is True:
+                    facts.ds_config.setdefault(name, dict(section))
+
+    plugin_class.__post_init__ = check
+    plugin_class.set_mixed_precision = set_mixed_precision
+
+
+def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
+    _settle_roles(facts, module)
+    accelerator_class: Any = module.Accelerator
+    original = accelerator_class.prepare
+
+    @functools.wraps(original)
+    def prepare(accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
+        if accelerator.deepspeed_plugin is None:
+            _refuse_training_without_deepspeed(objects)
+        else:
+            facts.batch.setdefault(ACCUMULATION, int(accelerator.gradient_accumulation_steps))
+            _note_optimizer(facts, objects)
+        return original(accelerator, *objects, **kwargs)
+
+    accelerator_class.prepare = prepare
+    accelerator_class.save_state = _in_its_place(
+        accelerator_class.save_state, lambda accelerator, output_dir=None, *args, **kwargs: output_dir
+    )
+    for name in ("save_model", "load_state", "init_trackers"):
+        original_method = getattr(accelerator_class, name)
+        setattr(accelerator_class, name, _in_its_place(original_method, lambda *args, **kwargs: None))
+
+
+def _settle_roles(facts: ProgramFacts, module: ModuleType) -> None:
+    accelerator_class: Any = module.Accelerator
+    original = accelerator_class.prepare
+    roles = PluginRoles(facts)
+
+    @functools.wraps(original)
+    def prepare(accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
+        roles.prepare(accelerator, objects)
+        return original(accelerator, *objects, **kwargs)
+
+    accelerator_class.prepare = prepare
+
+
+def _note_optimizer(facts: ProgramFacts, objects: tuple[Any, ...]) -> None:
+    import torch
+
+    for prepared in objects:
+        # A dummy, in the place of one that DeepSpeed makes by the configuration, is none.
+        if isinstance(prepared, torch.optim.Optimizer):
+            facts.note_optimizer(prepared, by_accelerate=True)
+
+
+def _in_its_place(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(original)(lambda *args, **kwargs: replacement(*args, **kwargs))
+
+
+def _refuse_training_without_deepspeed(objects: tuple[Any, ...]) -> None:
+    import torch
+
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    if all(any(isinstance(prepared, kind) for prepared in objects) for kind in kinds):
+        raise InputError(
+            "Accelerate trains this model without DeepSpeed.",
+            where="Accelerator.prepare",
+            remedy="Start the program by `accelerate launch --use_deepspeed`, with a configuration file whose "
+            "distributed_type is DEEPSPEED, or give Accelerator a DeepSpeedPlugin (and not cpu=True).",
+        )

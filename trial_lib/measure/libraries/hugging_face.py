@@ -1,0 +1,228 @@
+"""The Hugging Face Trainer in a trial: its arguments follow the candidate, and it only trains.
+
+An unmodified Trainer script hands DeepSpeed's configuration to `TrainingArguments` (or has `accelerate launch` do so),
+which fills in its "auto" values and refuses one that contradicts its own arguments. In a trial
+
+* the batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads,
+* `output_dir` is a folder of the trial's own: no last checkpoint of the user's is found in it or overwritten,
+* nothing is evaluated, saved, pushed to a hub or reported to a tracker, nothing is resumed,
+* training goes on until the trial has measured enough.
+
+Each of these is put in place when the program imports the module at hand: a program without transformers pays nothing.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import TRAINING_ARGUMENTS, difference
+from trial_lib.intercept.post_import import when_imported
+from trial_lib.measure.libraries.accelerate_plugins import merge_into
+from trial_lib.measure.program_facts import ProgramFacts
+
+# Training ends with the trial, and long before this many optimizer steps.
+_STEPS = 1_000_000
+
+# They follow from the number of steps, which is not the user's in a trial.
+_OF_THE_LENGTH = ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps")
+
+
+def install(facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path) -> None:
+    """Has transformers, accelerate's configuration and PEFT follow the trial; before the user's program runs.
+
+    Args:
+        facts: told what the program would have used by itself.
+        overrides: the candidate's part of the DeepSpeed configuration.
+        scratch: the trial's folder for what the program would write.
+    """
+    when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
+    when_imported("transformers.integrations.deepspeed", _check_in_a_trial)
+    when_imported("transformers.training_args", functools.partial(_follow_in_arguments, facts, overrides, scratch))
+    when_imported("transformers.hf_argparser", functools.partial(_find_flags, facts))
+    when_imported("transformers.trainer_callback", _neither_save_nor_evaluate)
+    when_imported("transformers.trainer", _train_only)
+    when_imported("transformers.modeling_utils", lambda module: _do_nothing(module.PreTrainedModel, "save_pretrained"))
+    when_imported("transformers.tokenization_utils_base", _save_no_tokenizer_twice)
+    when_imported("transformers.utils.hub", lambda module: _do_nothing(module.PushToHubMixin, "push_to_hub"))
+    when_imported("peft.peft_model", lambda module: _do_nothing(module.PeftModel, "save_pretrained"))
+
+
+def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
+    """Has the Trainer train at full length with a configuration, its arguments consistent with it.
+
+    Args:
+        ds_config: a complete DeepSpeed configuration.
+        is_in_code: whether the program's own stands in its code: then what differs is merged into that.
+    """
+    when_imported("transformers.training_args", functools.partial(_take_batch, ds_config))
+    if is_in_code:
+        when_imported("accelerate.utils.deepspeed", functools.partial(_merge_difference, ds_config))
+
+
+def _take_batch(ds_config: Mapping[str, Any], module: ModuleType) -> None:
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def check(arguments: Any) -> None:
+            for key, name in TRAINING_ARGUMENTS.items():
+                if ds_config.get(key, "auto") != "auto":
+                    setattr(arguments, name, ds_config[key])
+            original(arguments)
+
+        return check
+
+    _wrap(module.TrainingArguments, "__post_init__", wrap)
+
+
+def _merge_difference(ds_config: Mapping[str, Any], module: ModuleType) -> None:
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def read(config: Any, *args: Any, **kwargs: Any) -> None:
+            original(config, *args, **kwargs)
+            merge_into(config, difference(config.config, ds_config))
+
+        return read
+
+    _wrap(module.HfDeepSpeedConfig, "__init__", wrap)
+
+
+def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any], module: ModuleType) -> None:
+    """Merges the overrides into a configuration before anything in it is looked at: the stage, an "auto" value."""
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def read(config: Any, *args: Any, **kwargs: Any) -> None:
+            original(config, *args, **kwargs)
+            facts.note_config(config.config)
+            merge_into(config, overrides)
+
+        return read
+
+    _wrap(module.HfDeepSpeedConfig, "__init__", wrap)
+
+
+def _check_in_a_trial(module: ModuleType) -> None:
+    """Has the Trainer compare its arguments with a configuration as it would with the user's, but for the length."""
+
+    def wrap_process(original: Callable[..., None]) -> Callable[..., None]:
+        def process(config: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
+            ranks = int(os.environ["WORLD_SIZE"])
+            if ranks > arguments.world_size == 1:
+                # Its batch would not be DeepSpeed's, and each rank would train on the same samples.
+                raise ValueError(
+                    f"The Trainer counts one rank of {ranks}: without a GPU, give it --use_cpu (use_cpu=True in code)."
+                )
+            original(config, arguments, *args, **kwargs)
+
+        return process
+
+    def wrap_fill(original: Callable[..., None]) -> Callable[..., None]:
+        def fill(config: Any, key: str, value: Any, name: str | None = None, must_match: bool = True) -> None:
+            original(config, key, value, name, must_match and key not in _OF_THE_LENGTH)
+
+        return fill
+
+    _wrap(module.HfTrainerDeepSpeedConfig, "trainer_config_process", wrap_process)
+    _wrap(module.HfTrainerDeepSpeedConfig, "fill_match", wrap_fill)
+
+
+def _follow_in_arguments(facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path, module: ModuleType) -> None:
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def check(arguments: Any) -> None:
+            for key, name in TRAINING_ARGUMENTS.items():
+                # Only the first time: copies of arguments have the candidate's values already.
+                facts.batch.setdefault(key, int(getattr(arguments, name)))
+                if key in overrides:
+                    setattr(arguments, name, overrides[key])
+            if getattr(arguments, "per_gpu_train_batch_size", None):
+                # The older name, which comes first where transformers still knows it.
+                arguments.per_gpu_train_batch_size = None
+            arguments.output_dir = str(scratch / "output")
+            arguments.auto_find_batch_size = False
+            arguments.push_to_hub = False
+            arguments.eval_on_start = False
+            original(arguments)
+            arguments.report_to = []
+
+        return check
+
+    _wrap(module.TrainingArguments, "__post_init__", wrap)
+
+
+def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
+    """Notes the flags that set the batch, where the training arguments come from the command line."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def parse(parser: Any, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
+            if _are_of_the_command_line(args):
+                names = set(parser._option_string_actions)
+                for key, name in TRAINING_ARGUMENTS.items():
+                    flag = _spelling(name)
+                    if flag in names:
+                        facts.arg_mappings.setdefault(key, flag)
+            return original(parser, args, *more, **kwargs)
+
+        return parse
+
+    _wrap(module.HfArgumentParser, "parse_args_into_dataclasses", wrap)
+
+
+def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
+    """Returns whether parsed arguments are the command line's, as they are or with some added or taken out."""
+    if args is None:
+        return True
+    ours, theirs = set(sys.argv[1:]), set(args)
+    return bool(ours and theirs) and (theirs <= ours or ours <= theirs)
+
+
+def _spelling(name: str) -> str:
+    """Returns an argument's flag as the user has typed it: transformers takes dashes for underscores."""
+    dashed = f"--{name.replace('_', '-')}"
+    typed = any(word.split("=")[0] == dashed for word in sys.argv[1:])
+    return dashed if typed else f"--{name}"
+
+
+def _neither_save_nor_evaluate(module: ModuleType) -> None:
+    """Has the Trainer's loop never save and never evaluate, whatever its arguments or a callback say."""
+    never = property(lambda control: False, lambda control, value: None)
+    module.TrainerControl.should_save = never
+    module.TrainerControl.should_evaluate = never
+
+
+def _train_only(module: ModuleType) -> None:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            # Not in the arguments' own check: a script may make as many samples as its steps take.
+            trainer.args.max_steps = max(trainer.args.max_steps, _STEPS)
+            return original(trainer, None, *args, **kwargs)
+
+        return train
+
+    _wrap(module.Trainer, "train", wrap)
+    for name in ("save_model", "save_state", "save_metrics", "push_to_hub", "create_model_card"):
+        _do_nothing(module.Trainer, name)
+
+
+def _save_no_tokenizer_twice(module: ModuleType) -> None:
+    """Saves a tokenizer only into a folder that is empty or new, from where a program may read it back."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(tokenizer: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            folder = Path(save_directory)
+            if folder.is_dir() and any(folder.iterdir()):
+                return ()
+            return original(tokenizer, save_directory, *args, **kwargs)
+
+        return save
+
+    _wrap(module.PreTrainedTokenizerBase, "save_pretrained", wrap)
+
+
+def _wrap(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(wrap(original)))
+
+
+def _do_nothing(owner: type, name: str) -> None:
+    if hasattr(owner, name):
+        _wrap(owner, name, lambda original: lambda *args, **kwargs: None)

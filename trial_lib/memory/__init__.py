@@ -1,0 +1,1 @@
+"""The memory model: what a configuration needs of a device and of its host."""

@@ -1,0 +1,155 @@
+"""What DeepSpeed keeps in the host's memory for a rank whose states are offloaded from a GPU. Pure.
+
+Read from DeepSpeed 0.19.8 (`deepspeed/runtime`): `zero/stage_1_and_2.py`, `zero/stage3.py`,
+`zero/partition_parameters.py` and `swap_tensor/`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Any
+
+from trial_lib.memory.states import GRADIENT_BYTES, MASTER_BYTES, on_a_device
+from trial_lib.memory.zero_settings import ZeroSettings
+from trial_lib.records.result import ModelProfile
+from trial_lib.space.knobs import get_knob
+
+_OPTIMIZER, _PARAM = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
+# deepspeed/runtime/zero/offload_config.py: what a configuration leaves out.
+_DEFAULTS = {
+    f"{_OPTIMIZER}.pin_memory": True,
+    f"{_OPTIMIZER}.buffer_count": 4,
+    f"{_OPTIMIZER}.ratio": 1.0,
+    f"{_PARAM}.pin_memory": True,
+    f"{_PARAM}.buffer_count": 5,
+    f"{_PARAM}.buffer_size": 100_000_000,
+    f"{_PARAM}.max_in_cpu": 1_000_000_000,
+}
+HOST_KNOBS = frozenset({*_DEFAULTS, "zero_optimization.sub_group_size"})
+"""The settings beside stage and offload that decide it."""
+
+# Sizes that are spread evenly in their logarithms grow by so much, on average, when they are rounded up to a power of
+# two.
+_ROUNDED_UP = 1 / log(2)
+# What PyTorch's own Adam takes for each parameter of a tensor that it updates (torch/optim/adam.py).
+_TORCH_ADAM_BYTES = 8
+
+
+@dataclass(frozen=True)
+class HostBytes:
+    """Bytes that one rank moves off its device.
+
+    Attributes:
+        held: that it keeps in the host's memory.
+        on_disk: that it writes to an NVMe device.
+    """
+
+    held: float = 0.0
+    on_disk: float = 0.0
+
+    @property
+    def moved(self) -> float:
+        """All of it: what initialisation fills, and a step goes through."""
+        return self.held + self.on_disk
+
+
+def host_bytes(ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, accumulates: bool) -> HostBytes:
+    """Returns what a configuration keeps off the device of a rank; nothing where it offloads nothing.
+
+    A model that every rank makes on its host before it goes to the device is not in it: the profile trial has shown
+    that there is room for that, and it is gone when states are offloaded.
+
+    Args:
+        ds_config: the complete DeepSpeed configuration.
+        profile: the model.
+        slots: devices of a trial.
+        accumulates: whether an optimizer step has several micro-batches.
+    """
+    settings = ZeroSettings.of(ds_config, profile.bytes_per_param)
+    if settings.offload_optimizer == "none" and settings.offload_param == "none":
+        return HostBytes()
+    own, shards = on_a_device(profile, slots)
+    case = _Case(ds_config, settings, own.num_params / shards, own.trainable_num_params / shards)
+    if settings.stage < 3:
+        return _partitioned_states(case, accumulates)
+    optimizer, params = _optimizer_of_stage_3(case), _params_of_stage_3(case)
+    return HostBytes(optimizer.held + params.held, optimizer.on_disk + params.on_disk)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A configuration, with a rank's share of the model's parameters and of the trainable ones (elements)."""
+
+    config: Mapping[str, Any]
+    settings: ZeroSettings
+    all_share: float
+    share: float
+
+    def option(self, path: str) -> Any:
+        """Returns a setting of the offload, DeepSpeed's own where the configuration has none."""
+        value = get_knob(self.config, path)
+        return _DEFAULTS[path] if value in (None, "auto") else value
+
+    @property
+    def size(self) -> int:
+        """Bytes of a parameter."""
+        return self.settings.precision.bytes_per_param
+
+    @property
+    def sub_group(self) -> float:
+        """Elements that stage 3 updates at a time."""
+        return min(self.share, self.settings.sub_group_size)
+
+    @property
+    def update(self) -> float:
+        """What the update takes beside states and gradients: DeepSpeed's own kernels update in place."""
+        return self.sub_group * _TORCH_ADAM_BYTES if self.settings.torch_adam else 0.0
+
+
+def _partitioned_states(case: _Case, accumulates: bool) -> HostBytes:
+    """Stages 1 and 2: master copies, gradients, the updated parameters on their way back, optimizer states."""
+    share, pins = case.share, case.option(f"{_OPTIMIZER}.pin_memory")
+    # A micro-batch that ends no step leaves its gradients here.
+    tensors = [share * MASTER_BYTES, share * GRADIENT_BYTES, share * case.size]
+    tensors += [share * case.size] if accumulates else []
+    states = share * case.settings.optimizer_bytes
+    update = share * _TORCH_ADAM_BYTES if case.settings.torch_adam else 0.0
+    return HostBytes(sum(_block(each) if pins else each for each in tensors) + states + update)
+
+
+def _optimizer_of_stage_3(case: _Case) -> HostBytes:
+    where = case.settings.offload_optimizer
+    if where == "none":
+        return HostBytes()
+    pins = case.option(f"{_OPTIMIZER}.pin_memory")
+    of_one = MASTER_BYTES + case.settings.optimizer_bytes
+    gradients = case.share * case.size
+    held = (_block(gradients) if pins else gradients) + case.update
+    if where == "nvme":
+        buffers = (1 + case.option(f"{_OPTIMIZER}.buffer_count")) * case.sub_group * MASTER_BYTES
+        return HostBytes(held + buffers, case.share * of_one)
+    offloaded = case.share * float(case.option(f"{_OPTIMIZER}.ratio"))
+    groups = ceil(offloaded / case.sub_group) if case.sub_group else 0
+    each = offloaded / groups * GRADIENT_BYTES if groups else 0.0
+    return HostBytes(held + offloaded * of_one + groups * (_block(each) if pins else each))
+
+
+def _params_of_stage_3(case: _Case) -> HostBytes:
+    where = case.settings.offload_param
+    if where == "none":
+        return HostBytes()
+    frozen = (case.all_share - case.share) * case.size
+    if where == "nvme":
+        buffers = case.option(f"{_PARAM}.buffer_count") * case.option(f"{_PARAM}.buffer_size") * case.size
+        kept = min(case.share, case.option(f"{_PARAM}.max_in_cpu")) * case.size
+        return HostBytes(buffers + _block(kept), case.all_share * case.size)
+    flat = _block(case.share * case.size)
+    if not case.option(f"{_PARAM}.pin_memory"):
+        return HostBytes(flat + frozen)
+    # Each parameter was locked by itself before they came into one block, and torch gives no such page back.
+    return HostBytes(flat + case.all_share * case.size * _ROUNDED_UP)
+
+
+def _block(size: float) -> float:
+    """Returns what torch locks for a tensor: a power of two (`ATen/core/CachingHostAllocator.h`)."""
+    return float(2 ** (ceil(size) - 1).bit_length()) if size > 1 else size

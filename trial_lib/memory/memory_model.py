@@ -1,0 +1,343 @@
+"""Which candidate fits, and how sure that is: analytic at first, refitted by every measured peak.
+
+What is modelled is the memory that the steps take above initialisation: what initialisation takes shows in what it
+leaves (`Memory.available`). Everything is in bytes on one device.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.memory.allocations import Allocations, allocations
+from trial_lib.memory.budget import Budget
+from trial_lib.memory.peak_regression import Mixture, PeakRegression, Prior
+from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+
+_LOW, _HIGH = 0.05, 0.95
+# Features of a moment: what is always there, activations, states, buffers.
+_Moment: TypeAlias = tuple[float, float, float, float]
+_BACKWARD, _UPDATE = 0, 1  # the moments' places
+
+# Prior of the weights: workspace (in units of the scale below), activations, states, buffers. Of one sample's
+# activations the backward pass needs more than was saved for it: gradients of activations, and temporaries.
+_WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
+# Of some programs it needs many times as much: what an operation makes and drops within a pass is saved by nobody.
+_USUAL = Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7))
+_PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
+# And some leave a CPU's heap in so many pieces (a recurrent layer, step by step) that the update finds no room where
+# the activations were. CUDA's allocator counts what is in use, not where.
+_IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
+_ARM_DEVIATIONS = (0.12, 0.12)
+_PROFILE_NOISE = 3.0
+# How many standard deviations below what is expected to fit a sweep's group stays.
+_SURELY = 1.5
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """What a trial would take above initialisation, in bytes on the rank that takes most.
+
+    Attributes:
+        value: the expectation.
+        low: the lower end of the 90 % interval.
+        high: its upper end.
+        measured: completed trials of the arm so far.
+    """
+
+    value: float
+    low: float
+    high: float
+    measured: int
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What is the same for all micro-batch sizes of some knobs."""
+
+    settings: ZeroSettings
+    arm: ArmKey
+    lineage: str
+
+
+@dataclass
+class _ArmRecord:
+    """What the trials of an arm have shown.
+
+    Attributes:
+        measured: completed trials.
+        largest: the largest micro-batch size that completed, by lineage.
+        failed: the smallest that ran out of memory, and what it allocates, by lineage.
+        bound: bytes that are known not to fit, those of initialisation among them; None until they are asked for again.
+    """
+
+    measured: int = 0
+    largest: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)
+    bound: float | None = None
+
+    def fits(self, lineage: str) -> int:
+        """Returns the largest micro-batch size of a lineage that completed, below those that did not each time."""
+        largest = self.largest.get(lineage, 0)
+        return min(largest, self.failed[lineage][0] - 1) if lineage in self.failed else largest
+
+
+def measured_above_initialize(memory: Memory) -> int | None:
+    """Returns the bytes above initialisation, on the rank that took most; None where nothing was measured."""
+    return max(memory.above_initialize, default=None)
+
+
+class MemoryModel:
+    """The memory of a model's candidates.
+
+    It is a function of its arguments and of what it was told, in that order.
+
+    Args:
+        profile: the model and the device.
+        base_config: the user's DeepSpeed configuration.
+        slots: devices of a trial.
+        device: `cuda` or `cpu`.
+    """
+
+    def __init__(self, profile: ModelProfile, base_config: Mapping[str, Any], slots: int, device: str) -> None:
+        self._profile = profile
+        self._base = base_config
+        self._slots = slots
+        self._device = device
+        self._profiled = ZeroSettings.of(base_config, profile.bytes_per_param)
+        self._unit = float(_WORKSPACE[device])
+        self._peaks = PeakRegression((*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS, _ARM_DEVIATIONS)
+        self._budget = Budget(profile.gpu_mem, device)
+        self._arms: dict[ArmKey, _ArmRecord] = {}
+        self._described: dict[str, _Described] = {}
+
+    def observe(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in how a trial ended; only one that completed or ran out of memory teaches anything."""
+        if result.outcome is Outcome.COMPLETED:
+            self._observe_peak(candidate, result.memory)
+        elif result.outcome is Outcome.OUT_OF_MEMORY:
+            self._observe_failure(candidate)
+
+    def observe_profile(self, candidate: Candidate, result: TrialResult) -> None:
+        """Takes in the profile trial: its one step shows less than several do, and it is none of its arm's trials."""
+        above = measured_above_initialize(result.memory)
+        if result.outcome is not Outcome.COMPLETED or above is None:
+            return
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        scale = _PROFILE_NOISE * self._scale(needed)
+        self._peaks.observe(self._moments(needed), described.arm, scale, above / self._unit)
+        self._forget_bounds()
+        if result.memory.available:
+            self._budget.observe_profile(needed.initialize, min(result.memory.available))
+
+    def above_initialize(self, candidate: Candidate) -> MemoryPrediction:
+        """Returns what the steps of a candidate take above initialisation, with its 90 % interval."""
+        described = self._describe(candidate.knobs)
+        mixture = self._predict(described, self._allocations(described, candidate.micro_batch_size))
+        record = self._arms.get(described.arm)
+        return MemoryPrediction(
+            value=max(0.0, mixture.mean),
+            low=max(0.0, mixture.quantile(_LOW)),
+            high=max(0.0, mixture.quantile(_HIGH)),
+            measured=0 if record is None else record.measured,
+        )
+
+    def allocations(self, candidate: Candidate) -> Allocations:
+        """Returns what DeepSpeed's own formulas say of a candidate, whatever has been measured."""
+        return self._allocations(self._describe(candidate.knobs), candidate.micro_batch_size)
+
+    def available(self, candidate: Candidate) -> int | None:
+        """Returns what initialisation leaves a candidate, as its arm has shown, or the others and what it allocates.
+
+        None where a CPU slot has no budget.
+        """
+        described = self._describe(candidate.knobs)
+        left = self._budget.left(described.arm, self._allocations(described, candidate.micro_batch_size).initialize)
+        return None if left is None else int(left.mean)
+
+    def probability_fits(self, candidate: Candidate, headroom: float = 0.05) -> float:
+        """Returns how likely a candidate is to run without going out of memory.
+
+        A candidate that is expected to need at least what one of its arm needed that ran out of memory does not fit;
+        one that needs no more than a completed one of its lineage does, whether it keeps the headroom or not.
+
+        Args:
+            candidate: what would run.
+            headroom: share of the device's memory that is to stay free.
+        """
+        described = self._describe(candidate.knobs)
+        size = candidate.micro_batch_size
+        record = self._arms.get(described.arm)
+        if record is not None and size <= record.fits(described.lineage):
+            return 1.0
+        needed = self._allocations(described, size)
+        if (
+            record is not None
+            and record.failed
+            and (
+                size >= record.failed.get(described.lineage, (math.inf,))[0]
+                or self._counted(described, needed) >= self._bound(record, described)
+            )
+        ):
+            return 0.0
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is None:
+            return 1.0
+        limit = self._budget.limit(described.arm, left, headroom)
+        # What is not known of one moment is mostly what is not known of the other: the one that is less likely to fit
+        # speaks for both, and a larger size is never likelier to.
+        moments = [self._predict(described, needed, moment) for moment in (_BACKWARD, _UPDATE)]
+        return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
+
+    def group_headroom(self, candidate: Candidate, headroom: float = 0.05) -> float:
+        """Returns what a sweep's group should keep free, as a share of what initialisation leaves.
+
+        The group sees for itself what is left and what its sizes take, but not how much less than that really fits.
+
+        Args:
+            candidate: the group's first.
+            headroom: as for `probability_fits`.
+        """
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is None or left.mean <= 0:
+            return headroom
+        limit = self._budget.limit(described.arm, replace(left, deviation=0.0), headroom)
+        surely = limit.mean - needed.limit_correction - _SURELY * limit.deviation
+        return min(max(0.0, 1 - surely / left.mean), 1.0)
+
+    def largest_micro_batch(
+        self,
+        knobs: Mapping[str, Any],
+        batch: Callable[[int], Candidate],
+        at_most: int,
+        headroom: float = 0.05,
+        confidence: float = 0.9,
+    ) -> int:
+        """Returns the largest micro-batch size (samples) that fits; 0 if none does.
+
+        Args:
+            knobs: of the lineage.
+            batch: makes its candidate of a size.
+            at_most: the largest size of interest.
+            headroom: as for `probability_fits`.
+            confidence: the least probability that counts as fitting.
+        """
+        described = self._describe(knobs)
+        record = self._arms.get(described.arm)
+        fits = min(at_most, 0 if record is None else record.fits(described.lineage))
+        too_large = at_most + 1
+        while too_large - fits > 1:
+            size = (fits + too_large) // 2
+            if self.probability_fits(batch(size), headroom) >= confidence:
+                fits = size
+            else:
+                too_large = size
+        return fits
+
+    def bytes_per_sample(self, candidate: Candidate) -> float:
+        """Returns what one more sample in the micro-batch takes."""
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        # Where the update is the peak a sample takes nothing, which does not last: the backward pass is asked.
+        both = (replace(needed, activations=0.0), needed)
+        least, most = (self._predict(described, each, _BACKWARD).mean for each in both)
+        return max(0.0, (most - least) / candidate.micro_batch_size)
+
+    def _observe_peak(self, candidate: Candidate, memory: Memory) -> None:
+        above = measured_above_initialize(memory)
+        if above is None:
+            return
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        self._peaks.observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
+        record = self._arms.setdefault(described.arm, _ArmRecord())
+        record.measured += 1
+        # At the edge: it has run, and a longer training of it may not.
+        if not memory.was_short:
+            if memory.available:
+                taken = above + needed.limit_correction
+                self._budget.observe_fit(described.arm, needed.initialize, min(memory.available), taken)
+                self._budget.observe_unusable(described.arm, above, memory.unusable)
+            largest = max(candidate.micro_batch_size, record.largest.get(described.lineage, 0))
+            record.largest[described.lineage] = largest
+        self._forget_bounds()
+
+    def _observe_failure(self, candidate: Candidate) -> None:
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate.micro_batch_size)
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is not None:
+            mixture = self._predict(described, needed)
+            limit = self._budget.limit(described.arm, left, headroom=0.0)
+            self._budget.observe_failure(left, mixture.mean + needed.limit_correction, mixture.deviation)
+            bound = (limit.mean - needed.limit_correction) / self._unit
+            deviation = limit.deviation / self._unit
+            self._peaks.observe_above(self._moments(needed), described.arm, self._scale(needed), bound, deviation)
+        record = self._arms.setdefault(described.arm, _ArmRecord())
+        smallest = record.failed.get(described.lineage)
+        if smallest is None or candidate.micro_batch_size < smallest[0]:
+            record.failed[described.lineage] = candidate.micro_batch_size, needed
+        self._forget_bounds()
+
+    def _bound(self, record: _ArmRecord, described: _Described) -> float:
+        """Returns the least that a candidate of an arm is expected to have needed that ran out of memory."""
+        if record.bound is None:
+            expected = (self._counted(described, needed) for _, needed in record.failed.values())
+            record.bound = min(expected, default=math.inf)
+        return record.bound
+
+    def _counted(self, described: _Described, needed: Allocations) -> float:
+        """Returns the bytes that a candidate is expected to have allocated at its peak, as a limit counts them."""
+        return needed.initialize + self._predict(described, needed).mean + needed.limit_correction
+
+    def _forget_bounds(self) -> None:
+        for record in self._arms.values():
+            record.bound = None
+
+    def _describe(self, knobs: Mapping[str, Any]) -> _Described:
+        key = json.dumps(knobs, sort_keys=True)
+        described = self._described.get(key)
+        if described is None:
+            config = overwrite_deepspeed_config(self._base, knobs)
+            # The same configuration may come from the user alone, or from knobs that say it again.
+            settings = ZeroSettings.of(config, self._profile.bytes_per_param)
+            described = _Described(settings, arm_key(config), json.dumps(config, sort_keys=True))
+            self._described[key] = described
+        return described
+
+    def _allocations(self, described: _Described, micro_batch_size: int) -> Allocations:
+        return allocations(
+            described.settings, self._profiled, self._profile, self._slots, self._device, micro_batch_size
+        )
+
+    def _moments(self, needed: Allocations) -> tuple[_Moment, _Moment]:
+        """Returns what there is when the activations are at their most, and what when the optimizer updates."""
+        early_states, early_buffers = needed.states - needed.late_states, needed.buffers - needed.late_buffers
+        last_buffers = needed.buffers - needed.passing_buffers
+        unit = self._unit
+        return (
+            (1.0, needed.activations / unit, early_states / unit, early_buffers / unit),
+            (1.0, 0.0, needed.states / unit, last_buffers / unit),
+        )
+
+    def _scale(self, needed: Allocations) -> float:
+        """Returns what the scatter of a measurement is a share of, in units."""
+        means = _USUAL.means
+        moments = self._moments(needed)
+        return max(sum(mean * part for mean, part in zip(means, moment, strict=True)) for moment in moments)
+
+    def _predict(self, described: _Described, needed: Allocations, moment: int | None = None) -> Mixture:
+        """Returns the bytes of the largest moment, or of the one in a place."""
+        mixture = self._peaks.predict(self._moments(needed), described.arm, self._scale(needed), moment)
+        return Mixture(
+            mixture.weights,
+            tuple(mean * self._unit for mean in mixture.means),
+            tuple(deviation * self._unit for deviation in mixture.deviations),
+        )

@@ -1,0 +1,133 @@
+"""What of a DeepSpeed configuration decides the memory of a rank, with DeepSpeed's own defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.memory.states import Precision, precision_of
+
+# deepspeed/runtime/zero/config.py (0.19.8): what a configuration leaves out.
+_BUCKET = 500_000_000
+_LIVE = _REUSE = _SUB_GROUP = 1_000_000_000
+
+_STATE_BYTES = {"adagrad": 4, "lion": 4, "fusedlion": 4, "muon": 4}
+ADAM_STATE_BYTES = 8
+
+ArmKey = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class ZeroSettings:
+    """One configuration, as far as it decides memory.
+
+    Attributes:
+        stage: the ZeRO stage.
+        offload_optimizer: where the optimizer's states are: `none` for the device, else `cpu` or `nvme`.
+        offload_param: where parameters are while they are not needed; `none` below stage 3, which ignores it.
+        precision: how the parameters are held.
+        optimizer_bytes: bytes of the optimizer's states for one trainable parameter, master copies apart.
+        torch_adam: whether the optimizer is PyTorch's Adam, which does not update in place as DeepSpeed's kernels do.
+        reduce_bucket_size: elements of a bucket of gradients.
+        overlap_comm: whether two such buckets take turns.
+        contiguous_gradients: whether gradients are copied into the bucket.
+        max_live_parameters: parameters that stage 3 keeps gathered at most.
+        sub_group_size: parameters that stage 3 updates at a time.
+    """
+
+    stage: int
+    offload_optimizer: str
+    offload_param: str
+    precision: Precision
+    optimizer_bytes: int
+    torch_adam: bool
+    reduce_bucket_size: int
+    overlap_comm: bool
+    contiguous_gradients: bool
+    max_live_parameters: int
+    sub_group_size: int
+
+    @classmethod
+    def of(cls, ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> "ZeroSettings":
+        """Returns the settings of a complete configuration; "auto" counts as left out.
+
+        Args:
+            ds_config: the configuration.
+            bytes_per_param: as `ModelProfile` has it.
+        """
+        zero = ds_config.get("zero_optimization") or {}
+        optimizer = ds_config.get("optimizer") or {}
+        stage = int(_get(zero, "stage", 0))
+        return cls(
+            stage=stage,
+            offload_optimizer=_offload(zero, "offload_optimizer") if stage >= 1 else "none",
+            offload_param=_offload(zero, "offload_param") if stage == 3 else "none",
+            precision=precision_of(ds_config, bytes_per_param),
+            optimizer_bytes=_optimizer_bytes(optimizer),
+            torch_adam=_is_torch_adam(optimizer),
+            reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),
+            overlap_comm=bool(_get(zero, "overlap_comm", stage == 3)),
+            contiguous_gradients=bool(_get(zero, "contiguous_gradients", True)),
+            # A parameter is let go when it is neither needed soon nor is there room for it.
+            max_live_parameters=min(
+                int(_get_of_stage_3(zero, "max_live_parameters", _LIVE)),
+                int(_get_of_stage_3(zero, "max_reuse_distance", _REUSE)),
+            ),
+            sub_group_size=int(_get(zero, "sub_group_size", _SUB_GROUP)),
+        )
+
+
+def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
+    """Returns what configurations of one arm have in common: the coarse settings that decide memory.
+
+    Args:
+        ds_config: a complete configuration.
+    """
+    settings = ZeroSettings.of(ds_config)
+    zero = ds_config.get("zero_optimization") or {}
+    checkpointing = ds_config.get("activation_checkpointing") or {}
+    autocast = ds_config.get("torch_autocast") or {}
+    return (
+        settings.stage,
+        settings.offload_optimizer,
+        settings.offload_param,
+        settings.precision,
+        autocast.get("enabled") is True,
+        tuple(sorted((key, str(value)) for key, value in checkpointing.items())),
+        _get(zero, "zero_hpz_partition_size", 1) if settings.stage == 3 else 1,
+    )
+
+
+def arm_label(ds_config: Mapping[str, Any]) -> str:
+    """Returns what people call an arm, such as `z3-offload-optimizer`; finer differences are left out."""
+    settings = ZeroSettings.of(ds_config)
+    offloads = {"optimizer": settings.offload_optimizer, "param": settings.offload_param}
+    return f"z{settings.stage}" + "".join(f"-offload-{what}" for what, where in offloads.items() if where != "none")
+
+
+def _get(section: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = section.get(key)
+    return default if value is None or value == "auto" else value
+
+
+def _get_of_stage_3(zero: Mapping[str, Any], key: str, default: Any) -> Any:
+    """Returns a setting of stage 3, which goes by its documented name or by that without the stage."""
+    return _get(zero, f"stage3_{key}", _get(zero, key, default))
+
+
+def _offload(zero: Mapping[str, Any], key: str) -> str:
+    section = _get(zero, key, {})
+    return str(_get(section, "device", "cpu")) if section else "none"
+
+
+def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
+    """Returns the state of one parameter: Adam's where the code, and not the configuration, makes the optimizer."""
+    name = str(optimizer.get("type", "")).lower()
+    if name == "sgd":
+        return 4 if _get(optimizer.get("params") or {}, "momentum", 0) else 0
+    return _STATE_BYTES.get(name, ADAM_STATE_BYTES)
+
+
+def _is_torch_adam(optimizer: Mapping[str, Any]) -> bool:
+    """Returns whether PyTorch's own Adam runs: DeepSpeed is asked for it, or the code makes the optimizer."""
+    name = str(optimizer.get("type", "")).lower()
+    return not name or (name in ("adam", "adamw") and _get(optimizer.get("params") or {}, "torch_adam", False) is True)

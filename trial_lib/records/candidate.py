@@ -1,0 +1,118 @@
+"""One setting of all knobs, and what makes a trial of it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    config_hash,
+    overwrite_deepspeed_config,
+)
+
+
+class Candidate(BaseModel):
+    """One setting of all knobs.
+
+    Candidates that differ in the micro-batch size alone are of one lineage.
+
+    Attributes:
+        knobs: the overrides other than the batch, in the DeepSpeed configuration's own shape,
+            such as `{"zero_optimization": {"stage": 2}}`.
+        micro_batch_size: samples a rank takes in one forward pass.
+        gradient_accumulation_steps: micro-batches in one optimizer step.
+        slots: devices the trial takes.
+        data_parallel_size: model replicas; None before the profile has counted them (a pipeline has fewer than slots).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    knobs: dict[str, Any] = Field(default_factory=dict)
+    micro_batch_size: PositiveInt
+    gradient_accumulation_steps: PositiveInt = 1
+    slots: PositiveInt = 1
+    data_parallel_size: PositiveInt | None = None
+
+    @cached_property
+    def overrides(self) -> dict[str, Any]:
+        """What this candidate sets in the user's DeepSpeed configuration (`overwrite_deepspeed_args`)."""
+        batch: dict[str, Any] = {MICRO_BATCH: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation_steps}
+        if self.data_parallel_size is not None:
+            batch[TRAIN_BATCH] = self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel_size
+        return {**self.knobs, **batch}
+
+    @cached_property
+    def lineage(self) -> str:
+        """Eight hexadecimal digits shared by the candidates that differ in the micro-batch size alone."""
+        rest = json.dumps([self.knobs, self.gradient_accumulation_steps, self.slots], sort_keys=True)
+        return hashlib.sha256(rest.encode()).hexdigest()[:8]
+
+    @property
+    def zero_stage(self) -> int | None:
+        """The ZeRO stage this candidate sets; None where it leaves the user's."""
+        stage: int | None = self.knobs.get("zero_optimization", {}).get("stage")
+        return stage
+
+    @property
+    def label(self) -> str:
+        """A short name for people, such as `z2-mbs16`; without the stage where that is the user's."""
+        size = f"mbs{self.micro_batch_size}"
+        return size if self.zero_stage is None else f"z{self.zero_stage}-{size}"
+
+    def complete(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the complete DeepSpeed configuration that this candidate makes of the user's own."""
+        return overwrite_deepspeed_config(base, self.overrides)
+
+    def config_hash(self, base: Mapping[str, Any]) -> str:
+        """Returns the hash of the complete configuration: the same trial is known by it."""
+        return config_hash(self.complete(base))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Candidates that differ in the batch alone, for one process group to measure one after another.
+
+    The group ends before a size of which it foresees that it does not fit; each size that it measures is a trial.
+
+    Attributes:
+        candidates: in the ascending order of their micro-batch sizes; the first is known to fit.
+        bytes_per_sample: estimate of what one more sample in the micro-batch takes on a device, for the step from the
+            first size to the second; later ones follow from what was measured.
+        headroom: share of what initialisation leaves of a slot's memory that is to stay free.
+    """
+
+    candidates: tuple[Candidate, ...]
+    bytes_per_sample: float
+    headroom: float
+
+
+class Withdrawal(str, Enum):
+    """Why a size of a sweep was not measured."""
+
+    MEMORY = "memory"
+    NOT_REPEATABLE = "not_repeatable"
+    ENDED = "ended"
+
+
+class Purpose(str, Enum):
+    """Why a trial runs."""
+
+    PROFILE = "profile"
+    SUBMITTED = "submitted"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    RECORD = "record"
+
+    def label(self, candidate: Candidate) -> str:
+        """Returns what people call a trial: by its purpose where the study decides on it, else by its candidate."""
+        if self is Purpose.CONFIRM:
+            return f"confirm-{candidate.label}"
+        return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else candidate.label

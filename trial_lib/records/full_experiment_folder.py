@@ -1,0 +1,153 @@
+"""A full experiment's folder and its record: the one place that names its files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trial_lib.records.study_folder import StudyStatus
+from trial_lib.records.whereabouts import Whereabouts
+
+
+@dataclass(frozen=True)
+class FullExperimentPaths:
+    """The files of one full experiment."""
+
+    root: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The experiment's YAML as submitted."""
+        return self.root / "experiment.yaml"
+
+    @property
+    def shown_experiment(self) -> Path:
+        """The experiment's YAML without the values that look like secrets: what others are shown."""
+        return self.root / "experiment.redacted.yaml"
+
+    @property
+    def ds_config(self) -> Path:
+        """The DeepSpeed configuration that it trains with: the user's own with another one merged in."""
+        return self.root / "ds_config.json"
+
+    @property
+    def training_spec(self) -> Path:
+        """What the ranks are told (`TrainingSpec` as JSON)."""
+        return self.root / "training.json"
+
+    @property
+    def record(self) -> Path:
+        """The full experiment's own record (`FullExperimentRecord` as JSON)."""
+        return self.root / "record.json"
+
+    @property
+    def metrics(self) -> Path:
+        """What a trial class or the Core API tells while it trains, one JSON line each (see `metrics_file`)."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def system_metrics(self) -> Path:
+        """How busy the host was meanwhile, one JSON line a sample."""
+        return self.root / "system_metrics.jsonl"
+
+    @property
+    def finished(self) -> Path:
+        """What is written when the training has come to its end, by a trial class or the Core API."""
+        return self.root / "finished.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoints of a trial class or the Core API, a folder each."""
+        return self.root / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """What a trial class writes for TensorBoard."""
+        return self.root / "tensorboard"
+
+    @property
+    def scratch(self) -> Path:
+        """What the ranks need while they run, and not afterwards."""
+        return self.root / "scratch"
+
+    @property
+    def stop(self) -> Path:
+        """The folder of the request to save and stop (`StopRequest`)."""
+        return self.root / "stop"
+
+    @property
+    def log(self) -> Path:
+        """What happened, line by line, for people."""
+        return self.root / "train.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that drives the full experiment."""
+        return self.root / "driver.lock"
+
+    def rank_log(self, rank: int) -> Path:
+        """What a rank printed, standard output and error together, one attempt after the other."""
+        return self.root / f"rank{rank}.log"
+
+    def rank_finished(self, rank: int) -> Path:
+        """Left by a rank whose program has returned."""
+        return self.root / f"rank{rank}.finished.json"
+
+    def rank_failure(self, rank: int) -> Path:
+        """The exception that ended a rank in the last attempt, if one did."""
+        return self.root / f"rank{rank}.failure.json"
+
+
+class FullExperimentRecord(BaseModel):
+    """A full experiment's own record, written anew whenever it changes.
+
+    Attributes:
+        experiment_id: unique on this and other machines.
+        name: the experiment's name.
+        study_id: the study whose winner it trains with; None for one of its own.
+        model_dir: the model directory, absolute.
+        ds_config: the DeepSpeed configuration that it trains with.
+        hparams: the experiment's hyperparameters, without the DeepSpeed configuration.
+        arguments: what it was asked for, as JSON: one that is gone on with takes them from here.
+        status: where it stands.
+        reason: why it failed or stopped; empty otherwise.
+        attempts: how often the training was started, over all resumes.
+        started_at: seconds since the epoch.
+        ended_at: seconds since the epoch.
+        batches: optimizer steps done, as far as the training tells.
+        best_checkpoint: the name of the best checkpoint so far.
+        best_metric: the validation metric of that checkpoint.
+        flow_run_id: the Prefect flow run that began it, and goes on with it when it is retried; None for a command's,
+            and for a study's.
+        whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    experiment_id: str
+    name: str
+    study_id: str | None = None
+    model_dir: str = ""
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    hparams: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    status: StudyStatus = StudyStatus.RUNNING
+    reason: str = ""
+    attempts: int = 0
+    started_at: float = 0.0
+    ended_at: float | None = None
+    batches: int | None = None
+    best_checkpoint: str | None = None
+    best_metric: float | None = None
+    flow_run_id: str | None = None
+    whereabouts: Whereabouts | None = None
+
+    def of_study(self, study_id: str) -> "FullExperimentRecord":
+        """Returns it as a study's of that id."""
+        return self.model_copy(update={"experiment_id": full_experiment_id(study_id), "study_id": study_id})
+
+
+def full_experiment_id(study_id: str) -> str:
+    """Returns the id of a study's full experiment."""
+    return f"{study_id}-full-experiment"

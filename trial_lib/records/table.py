@@ -1,0 +1,137 @@
+"""A recorded table: every candidate of a grid measured, in one file, for searches to be replayed on.
+
+JSON lines. The first describes what was measured (`TableHead`); each other is one trial (`TableRow`), several of a
+candidate where it was repeated.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from trial_lib.wire.errors import InputError
+
+VERSION = 1
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TableHead(_Line):
+    """What a table is of.
+
+    Attributes:
+        table: the format's version.
+        name: of the experiment.
+        entrypoint: its command.
+        base_config: the user's DeepSpeed configuration, which candidates are merged into.
+        slots: devices of a trial.
+        device: `cuda` or `cpu`.
+        memory_limit: bytes of a slot; None for all of a GPU.
+        profile: what the profile trial found.
+        machine: cores or devices, memory and versions.
+    """
+
+    table: int = VERSION
+    name: str
+    entrypoint: list[str]
+    base_config: dict[str, Any]
+    slots: int
+    device: str
+    memory_limit: int | None
+    profile: ModelProfile
+    machine: dict[str, str] = Field(default_factory=dict)
+
+
+class TableRow(_Line):
+    """One trial: what of its result can be compared. Units as in `TrialResult`.
+
+    Attributes:
+        candidate: what ran.
+        repeat: how often the same candidate had run before.
+        outcome: how it ended.
+        metrics: by name.
+        step_times: of the counted optimizer steps, in seconds.
+        losses: of the first optimizer steps.
+        memory: by rank, in bytes.
+        phases: seconds of each part.
+    """
+
+    candidate: Candidate
+    repeat: int
+    outcome: Outcome
+    metrics: dict[str, float]
+    step_times: list[float]
+    losses: list[float]
+    memory: Memory
+    phases: dict[str, float]
+
+    @classmethod
+    def of(cls, candidate: Candidate, repeat: int, result: TrialResult) -> "TableRow":
+        """Returns the row of a trial that has ended."""
+        shared = {name: getattr(result, name) for name in cls.model_fields if name not in ("candidate", "repeat")}
+        return cls(candidate=candidate, repeat=repeat, **shared)
+
+
+@dataclass
+class RecordedTable:
+    """A table in memory.
+
+    Attributes:
+        head: what it is of.
+        rows: by candidate key (`key_of`), in the order of their repeats.
+    """
+
+    head: TableHead
+    rows: dict[str, list[TableRow]] = field(default_factory=dict)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yields each candidate once."""
+        for rows in self.rows.values():
+            yield rows[0].candidate
+
+
+def key_of(candidate: Candidate) -> str:
+    """Returns what two equal candidates have in common."""
+    return json.dumps([candidate.overrides, candidate.slots], sort_keys=True)
+
+
+def read_table(path: Path) -> RecordedTable:
+    """Returns a table; a torn last line is left out.
+
+    Raises:
+        InputError: there is no such file, or it is no table.
+    """
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+    except OSError as error:
+        raise InputError(
+            f"it cannot be read ({error.strerror}).",
+            where=str(path),
+            remedy="Name a file that `zerotune record` wrote.",
+        ) from None
+    whole = [line for line in lines if line.endswith("\n")]
+    try:
+        table = RecordedTable(TableHead.model_validate_json(whole[0] if whole else ""))
+        for line in whole[1:]:
+            row = TableRow.model_validate_json(line)
+            table.rows.setdefault(key_of(row.candidate), []).append(row)
+    except ValidationError as error:
+        raise InputError(
+            f"this is no recorded table, or a damaged one ({error.errors()[0]['msg']}).",
+            where=str(path),
+            remedy="Record the table again.",
+        ) from None
+    return table
+
+
+def append_line(path: Path, line: TableHead | TableRow) -> None:
+    """Adds a line to a table's file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line.model_dump_json() + "\n")

@@ -1,0 +1,68 @@
+"""The ends of trials' logs: of those that failed what a person needs, and of all together no more than a page holds."""
+
+from pathlib import Path
+
+from trial_lib.launch.classify import RankRecord
+from trial_lib.launch.rank_records import read_rank_record
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.study_folder import StudyPaths, TrialPaths
+from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.wire.plain_text import plain
+
+_FAILED, _COMPLETED = (50, 6000), (10, 1200)  # lines, characters
+_ALL_CHARACTERS = 1_000_000
+
+
+class LogEnds:
+    """Reads the ends of the logs of one study.
+
+    Args:
+        paths: the study's files.
+        secrets: what is shown nowhere.
+    """
+
+    def __init__(self, paths: StudyPaths, secrets: KnownSecrets) -> None:
+        self._paths = paths
+        self._secrets = secrets
+        self._left = _ALL_CHARACTERS
+
+    def of(self, result: TrialResult) -> tuple[str, str]:
+        """Returns the end of a trial's log, and where in the study's folder the whole of it is.
+
+        It is the log of the rank that failed first; where its program raised an exception, that.
+        """
+        if not result.logs:
+            return "", ""
+        record = first_failed(result, self._paths)
+        log = Path(record.log)
+        text = record.log_tail
+        if record.failure is not None and not record.failure.get("ended_early"):
+            text = str(record.failure.get("traceback") or text)
+        shown = _end(self._secrets.hide(text), *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED))
+        if len(shown) > self._left:
+            shown = ""
+        self._left -= len(shown)
+        return shown, str(log.relative_to(self._paths.root)) if log.is_relative_to(self._paths.root) else str(log)
+
+
+def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
+    """Returns what the rank has left that failed first, or the first rank where none has.
+
+    Args:
+        result: of a trial that has logs.
+        paths: the study's files, wherever its folder is now.
+    """
+    # A reason names the log of that rank.
+    rank = next((rank for rank, log in enumerate(result.logs) if log in result.reason), 0)
+    written, typed = Path(result.logs[rank]), paths.trial(result.number).as_typed.root.name
+    # Another trial's, where that has run the same configuration.
+    folder = written.parent.parent if written.parent.name == typed else written.parent
+    run = TrialPaths(paths.trials / folder.name).run_of(result.logs[rank])
+    log = run.log(rank) if run.log(rank).exists() else written
+    return read_rank_record(run.measurement(rank), run.failure(rank), log)
+
+
+def _end(text: str, lines: int, characters: int) -> str:
+    # A progress bar has written its line over and over.
+    last = [plain(line.rstrip("\r").rpartition("\r")[2]) for line in text.strip().split("\n")[-lines:]]
+    return "\n".join(last)[-characters:]

@@ -1,0 +1,55 @@
+"""What the memory model expected of each trial, and what it then took: the model is told the trials once more."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.report.study_view import Interval, MemoryView
+
+# A model that has been told so many trials expects what it is told.
+_MOST_TRIALS = 400
+
+
+def memory_views(
+    base_config: Mapping[str, Any],
+    candidates: Mapping[int, Candidate],
+    results: Mapping[int, TrialResult],
+) -> dict[int, MemoryView]:
+    """Returns what was expected of each trial when it was told how it ended; nothing without a profile.
+
+    Args:
+        base_config: the user's DeepSpeed configuration, completed.
+        candidates: by number.
+        results: by number, in the order in which they were told.
+    """
+    profiles = [(number, result) for number, result in results.items() if result.profile is not None]
+    if not profiles:
+        return {}
+    profiled, profile = profiles[0]
+    assert profile.profile is not None
+    model = MemoryModel(profile.profile, base_config, candidates[profiled].slots, device_of(results))
+    model.observe_profile(candidates[profiled], profile)
+    views: dict[int, MemoryView] = {}
+    for number, result in list(results.items())[:_MOST_TRIALS]:
+        if result.purpose is Purpose.PROFILE:
+            continue
+        candidate = candidates[number]
+        expected, left = model.above_initialize(candidate), model.available(candidate)
+        completed = result.outcome is Outcome.COMPLETED
+        if result.memory.available:
+            left = min(result.memory.available)
+        views[number] = MemoryView(
+            predicted=Interval(expected.value, expected.low, expected.high),
+            measured=measured_above_initialize(result.memory) if completed else None,
+            budget=left,
+        )
+        model.observe(candidate, result)
+    return views
+
+
+def device_of(results: Mapping[int, TrialResult]) -> str:
+    """Returns `cuda` or `cpu`, as the trials have said it; of older ones, an allocator that reserves is CUDA's."""
+    said = next((result.trained_on for result in results.values() if result.trained_on), "")
+    return said or ("cuda" if any(result.memory.peak_reserved for result in results.values()) else "cpu")

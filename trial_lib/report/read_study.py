@@ -1,0 +1,275 @@
+"""A study's folder, read into plain data for people: of one that runs as well, and of one that was killed."""
+
+import fcntl
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trial_lib.memory.zero_settings import arm_label
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.report.confirmed_view import confirmed_views
+from trial_lib.report.leaderboard import Row, row_of
+from trial_lib.report.log_ends import LogEnds
+from trial_lib.report.memory_views import memory_views
+from trial_lib.report.shown_view import shown_view
+from trial_lib.report.study_facts import study_facts
+from trial_lib.report.study_view import INTERRUPTED, Change, Interval, StudyView, TrialView
+from trial_lib.secrets.by_name import redact
+from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.space.knobs import get_knob, leaves
+from trial_lib.study.answer import without_tuning_keys
+from trial_lib.study.confirm.finding import Finding
+from trial_lib.study.kept.history import Asked, AskedSweep, Stopped, Told, Withdrawn, read_history
+from trial_lib.study.kept.record_file import read_own_text, read_record
+from trial_lib.study.known_program import completed_config
+from trial_lib.wire.errors import InputError
+
+_RESTORE = "Restore the file."
+
+
+@dataclass
+class _Told:
+    """What the history has told, in its order."""
+
+    candidates: dict[int, Candidate] = field(default_factory=dict)
+    purposes: dict[int, Purpose] = field(default_factory=dict)
+    results: dict[int, TrialResult] = field(default_factory=dict)
+    withdrawn: int = 0
+    stopped: str = ""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a study's answer says: what was measured, the winning configuration, how to train with it."""
+
+    measured: dict[str, Any]
+    config: dict[str, Any]
+    command: str
+
+
+def read_study(root: Path) -> StudyView:
+    """Returns what there is to tell of a study.
+
+    Args:
+        root: its folder.
+
+    Raises:
+        InputError: it is none, or what stands in it is damaged.
+    """
+    paths = StudyPaths(root.absolute())
+    record = read_record(paths)
+    told = _told(paths)
+    secrets = KnownSecrets.of_study(paths)
+    base = _base_config(record, told.results)
+    answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
+    measured = {} if answer is None else answer.measured
+    best_config = None if answer is None else redact(answer.config)
+    finding = _finding(measured) if record.finding else None
+    metric = SEARCH_METRICS[record.metric]
+    trials = _trials(paths, record, told, base, secrets)
+    status = INTERRUPTED if _is_interrupted(record, paths) else record.status.value
+    view = StudyView(
+        study_id=record.study_id,
+        name=record.name,
+        folder=str(paths.root),
+        status=status,
+        reason=record.reason,
+        regression=record.regression,
+        method=record.method,
+        metric=metric.name,
+        unit=metric.unit,
+        smaller_is_better=metric.smaller_is_better,
+        headline=_headline(record, status, trials),
+        notes=() if finding is None else tuple(finding.lines),
+        gain=None if answer is None else record.gain,
+        gain_interval=None if answer is None else record.gain_interval,
+        best_number=record.best_number,
+        before=measured.get("submitted") or {},
+        after=measured.get("metrics") or {},
+        best_config=best_config,
+        best_command="" if answer is None else answer.command,
+        changes=() if best_config is None else tuple(_changes(redact(base), best_config)),
+        trials=trials,
+        running={
+            number: told.purposes[number].label(candidate)
+            for number, candidate in told.candidates.items()
+            if number not in told.results
+        },
+        withdrawn=told.withdrawn,
+        stopped=told.stopped,
+        max_trials=_max_trials(record, paths),
+        searched=sum(told.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in told.results),
+        failed=sum(not trial.completed for trial in trials),
+        # A clock may have been set back meanwhile.
+        seconds=max(0.0, (record.ended_at or time.time()) - record.started_at),
+        started_at=record.started_at,
+        confirmed=() if finding is None else confirmed_views(finding, told.candidates),
+        facts=study_facts(paths, record, told.results.values()),
+    )
+    return shown_view(view, secrets)
+
+
+def _max_trials(record: StudyRecord, paths: StudyPaths) -> int:
+    max_trials = record.arguments.get("max_trials", 0)
+    if not isinstance(max_trials, int):
+        said = "the study's record is damaged or of another version (max_trials is no number)."
+        raise InputError(said, where=str(paths.record), remedy=_RESTORE)
+    return max_trials
+
+
+def _told(paths: StudyPaths) -> _Told:
+    told = _Told()
+    for event in read_history(paths.history):
+        if isinstance(event, Asked):
+            told.candidates[event.number], told.purposes[event.number] = event.candidate, event.purpose
+        elif isinstance(event, AskedSweep):
+            told.candidates.update(event.numbered)
+            told.purposes.update(dict.fromkeys((number for number, _ in event.numbered), Purpose.SEARCH))
+        elif isinstance(event, Withdrawn):
+            told.candidates.pop(event.number, None)
+            told.withdrawn += 1
+        elif isinstance(event, Told):
+            told.results[event.number] = event.result
+        elif isinstance(event, Stopped):
+            told.stopped = event.reason
+    return told
+
+
+def _is_interrupted(record: StudyRecord, paths: StudyPaths) -> bool:
+    """Returns whether a study that is said to run has no driver: nobody holds its lock."""
+    if record.status is not StudyStatus.RUNNING:
+        return False
+    try:
+        with paths.lock.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _base_config(record: StudyRecord, results: Mapping[int, TrialResult]) -> dict[str, Any]:
+    """Returns the user's DeepSpeed configuration, completed by what the profile trial found in their code."""
+    base = without_tuning_keys(record.ds_config)
+    programs = (result.program for result in results.values() if result.purpose is Purpose.PROFILE)
+    program = next((program for program in programs if program is not None), None)
+    return base if program is None else completed_config(base, program)
+
+
+def _answer(paths: StudyPaths) -> _Answer | None:
+    """Returns a study's answer; None where one of its files is missing.
+
+    Raises:
+        InputError: one is damaged.
+    """
+    try:
+        command = read_own_text(paths.best_command, "the study's answer", _RESTORE).rstrip()
+        return _Answer(_document(paths.best_ds_metrics), _document(paths.best_ds_config), command)
+    except FileNotFoundError:
+        return None
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(read_own_text(file, "the study's answer", _RESTORE))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the study's answer is damaged ({error}).", where=str(file), remedy=_RESTORE) from None
+    if not isinstance(document, dict):
+        raise InputError("the study's answer is damaged: this is no JSON object.", where=str(file), remedy=_RESTORE)
+    return document
+
+
+def _finding(measured: Mapping[str, Any]) -> Finding | None:
+    """Returns what the confirming trials found, from the study's answer; None where there is none."""
+    document = measured.get("confirmation")
+    if not isinstance(document, dict):
+        return None
+    try:
+        return Finding.model_validate({name: value for name, value in document.items() if name in Finding.model_fields})
+    except ValidationError:
+        return None
+
+
+def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -> str:
+    if record.status is StudyStatus.COMPLETED:
+        if record.finding:
+            return record.finding
+        best = next((trial.row for trial in trials if trial.number == record.best_number), None)
+        said = (
+            ""
+            if best is None or best.value is None
+            else (f"{best.label}: {best.metric} {SEARCH_METRICS[best.metric].shown(best.value)}")
+        )
+        gain = "" if record.gain is None else f"{record.gain:.2f}x your configuration."
+        return ", ".join(filter(None, (said, gain))) or "Completed; its history is empty or missing."
+    if record.status is StudyStatus.FAILED:
+        return "No configuration was found."
+    ended = len(trials)
+    state = {StudyStatus.RUNNING.value: "Still running", INTERRUPTED: "Interrupted"}.get(status, "Cancelled")
+    return f"{state}: {ended} trial{'' if ended == 1 else 's'} ended so far."
+
+
+def _changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[Change]:
+    own, winner = dict(leaves(base)), dict(leaves(best))
+    paths = dict.fromkeys([*own, *winner])
+    return [Change(path, own.get(path), winner.get(path)) for path in paths if own.get(path) != winner.get(path)]
+
+
+def _trials(
+    paths: StudyPaths, record: StudyRecord, told: _Told, base: Mapping[str, Any], secrets: KnownSecrets
+) -> tuple[TrialView, ...]:
+    varied = sorted({path for candidate in told.candidates.values() for path, _ in leaves(candidate.knobs)})
+    memory = memory_views(base, told.candidates, told.results)
+    logs = LogEnds(paths, secrets)
+    views = []
+    for number, result in sorted(told.results.items()):
+        config = told.candidates[number].complete(base)
+        started = max(0.0, result.started_at - record.started_at)
+        log, log_path = logs.of(result)
+        views.append(
+            TrialView(
+                row=_shown_row(row_of(result, told.candidates[number], record.metric)),
+                arm=arm_label(config),
+                settings={path: value for path in varied if (value := get_knob(config, path)) is not None},
+                started=started,
+                ended=started + sum(result.phases.values()),
+                throughput=_throughput(result),
+                memory=memory.get(number),
+                note=result.note,
+                log=log,
+                log_path=log_path,
+            )
+        )
+    return tuple(views)
+
+
+def _shown_row(row: Row) -> Row:
+    return row.model_copy(update={"knobs": redact(row.knobs)})
+
+
+def _throughput(result: TrialResult) -> Interval | None:
+    """Returns a trial's throughput, and what it was in the middle half of its steps."""
+    value = result.metrics.get("throughput")
+    if value is None or result.outcome is not Outcome.COMPLETED:
+        return None
+    times = sorted(result.step_times)
+    if len(times) < 2:
+        return Interval(value, value, value)
+    middle, quarter = _quantile(times, 0.5), 0.25
+    return Interval(value, value * middle / _quantile(times, 1 - quarter), value * middle / _quantile(times, quarter))
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

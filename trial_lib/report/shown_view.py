@@ -1,0 +1,32 @@
+"""A study's view as people are shown it: no text in it holds a secret, or anything that a terminal would obey."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel
+
+from trial_lib.report.study_view import StudyView
+from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.wire.plain_text import plain
+
+
+def shown_view(view: StudyView, secrets: KnownSecrets) -> StudyView:
+    """Returns a view without secrets and control characters, however deep they stand."""
+    shown: StudyView = _shown(view, secrets)
+    return shown
+
+
+def _shown(value: Any, secrets: KnownSecrets) -> Any:
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else secrets.hide(plain(value))
+    if isinstance(value, Mapping):
+        return {_shown(name, secrets): _shown(inner, secrets) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shown(inner, secrets) for inner in value)
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: _shown(inner, secrets) for name, inner in value})
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: _shown(getattr(value, one.name), secrets) for one in fields(value)})
+    return value

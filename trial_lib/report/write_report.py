@@ -1,0 +1,22 @@
+"""Writing a study's report and its figures into its folder."""
+
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.report.figures import draw_figures
+from trial_lib.report.html_report import render_figures, render_report
+from trial_lib.report.read_study import read_study
+from trial_lib.wire.whole_files import OWNERS_FOLDER, write_whole
+
+
+def write_report(paths: StudyPaths) -> None:
+    """Writes what there is to tell of a study, whatever state it is in.
+
+    Raises:
+        InputError: the study's record or history is damaged.
+        OSError: the disk is full.
+    """
+    view = read_study(paths.root)
+    figures = draw_figures(view)
+    write_whole(paths.report, render_report(view, figures))
+    paths.figures.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
+    for key, page in render_figures(view, figures).items():
+        write_whole(paths.figures / f"{key}.html", page)

@@ -1,0 +1,1 @@
+"""What is secret, and text without it."""

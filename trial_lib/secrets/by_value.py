@@ -1,0 +1,191 @@
+"""Secrets whose values are known: a log may say them without the name that gives them away, or spelled otherwise.
+
+The one filter for all that leaves a study's folder: for Prefect, MLflow, the terminal and the report.
+"""
+
+import contextlib
+import functools
+import html
+import json
+import os
+import re
+import shlex
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
+
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.experiment.yaml_document import parse_yaml, read_yaml
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.secrets.by_name import REDACTED, redact, redact_text, secrets_in
+from trial_lib.wire.errors import InputError
+
+_SHORTEST = 6  # a shorter value also stands in words that are none
+_SHORTEST_BEGINNING = 8  # of a value that the end of a text has cut off, and at least the half of it
+_USER_AND_PASSWORD = re.compile(r"://([^/@\s'\"]*?)(?::([^\s'\"]+))?@")
+_IN_LIST = re.compile(r"[\[\]{}(),;\s'\"]+")
+_USERS = ("USERNAME", "USER")
+
+
+@dataclass(frozen=True)
+class KnownSecrets:
+    """Values that are shown nowhere.
+
+    Attributes:
+        values: in all their spellings, the longest first.
+    """
+
+    values: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, experiment: Path, *records: Path) -> "KnownSecrets":
+        """Returns those of an experiment's YAML, and of this process's environment, which its trials inherit.
+
+        Args:
+            experiment: the YAML.
+            *records: files of JSON which hold what was typed, or found in the code, beside it.
+        """
+        return cls.within(*map(_document, (experiment, *records)))
+
+    @classmethod
+    def of_experiment(cls, experiment: Experiment) -> "KnownSecrets":
+        """Returns those of an experiment that has been read, its DeepSpeed configuration included."""
+        return cls.within(parse_yaml(experiment.text, experiment.source).data, experiment.ds_config)
+
+    @classmethod
+    def of_study(cls, paths: StudyPaths) -> "KnownSecrets":
+        """Returns those of a study: of its YAML, the command as typed, and the configuration in the code."""
+        return cls.of(paths.experiment, paths.record, paths.trial(0).result)
+
+    @classmethod
+    def within(cls, *documents: Mapping[str, Any]) -> "KnownSecrets":
+        """Returns those of documents such as an experiment's YAML, and of this process's environment."""
+        found = [value for document in (os.environ, *documents) for value in secrets_in(document)]
+        parts = {part for value in [*found, *_basic_credentials(os.environ)] for part in _parts(value)}
+        spelled = {spelling for part in parts if len(part) >= _SHORTEST for spelling in _spellings(part)}
+        return cls(tuple(sorted(spelled, key=lambda value: (-len(value), value))))
+
+    def __add__(self, other: "KnownSecrets") -> "KnownSecrets":
+        """Returns both together."""
+        return KnownSecrets(tuple(sorted({*self.values, *other.values}, key=lambda value: (-len(value), value))))
+
+    def hide(self, text: str) -> str:
+        """Returns a text without them, and without what looks like a secret."""
+        return redact_text(self.hide_values(text))
+
+    def hide_values(self, text: str) -> str:
+        """Returns a text without them, and otherwise as it is; one that was cut may end in the beginning of one."""
+        if not self.values:
+            return text
+        whole = self._without_whole(text)
+        end = whole.rstrip(". …\n")
+        for value in self.values:
+            at = end.rfind(value[: max(_SHORTEST_BEGINNING, len(value) // 2)])
+            if at >= 0 and value.startswith(end[at:]):
+                return f"{end[:at]}{REDACTED}{whole[len(end) :]}"
+        return whole
+
+    def hide_in(self, document: Any) -> Any:
+        """Returns a document, such as one of JSON, without them and what looks like one, however deep it stands."""
+        return self._without(redact(document) if isinstance(document, Mapping) else redact({"": document})[""])
+
+    def _without_whole(self, text: str) -> str:
+        return _any_of(self.values).sub(REDACTED, text) if self.values else text
+
+    def _without(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {self._without_whole(str(name)): self._without(inner) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._without(inner) for inner in value]
+        return self.hide_values(value) if isinstance(value, str) else value
+
+
+class _OfProcess:
+    """What this process has come to know."""
+
+    secrets: KnownSecrets | None = None
+
+
+def keep_secret(secrets: KnownSecrets) -> None:
+    """Has all that this process shows anybody go without these from now on."""
+    _OfProcess.secrets = known_here() + secrets
+
+
+def known_here() -> KnownSecrets:
+    """Returns what this process shows nobody: the secrets of its environment, and of the studies it has opened."""
+    if _OfProcess.secrets is None:
+        _OfProcess.secrets = KnownSecrets.within()
+    return _OfProcess.secrets
+
+
+def _document(file: Path) -> Mapping[str, Any]:
+    """Returns what stands in a file; nothing where it is damaged or not there yet."""
+    try:
+        document = json.loads(file.read_text()) if file.suffix == ".json" else read_yaml(file).data
+    except (InputError, OSError, ValueError):
+        return {}
+    return document if isinstance(document, Mapping) else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _any_of(values: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, values)))
+
+
+def _basic_credentials(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yields `user:password` of variables such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    for name, user in environment.items():
+        stem, _, kind = name.rpartition("_")
+        password = environment.get(f"{stem}_PASSWORD") if stem and kind in _USERS else None
+        if password:
+            yield f"{user}:{password}"
+
+
+def _parts(value: str) -> Iterator[str]:
+    """Yields a secret value, and what is one by itself within it: in quotes, in a list, in an address."""
+    bare = value.strip().strip("'\"")
+    yield from (value, bare)
+    for user, password in _USER_AND_PASSWORD.findall(value):
+        if password:
+            yield from (password, unquote(password), f"{user}:{password}", f"{unquote(user)}:{unquote(password)}")
+        else:
+            yield user
+    if "://" in value:
+        return
+    with contextlib.suppress(ValueError):
+        yield from _leaves(json.loads(bare))
+    if bare.startswith(("[", "{", "(")) or "," in bare:
+        yield from _IN_LIST.split(bare)
+    yield from (line.strip() for line in value.splitlines())
+
+
+def _leaves(document: Any) -> Iterator[str]:
+    if isinstance(document, dict):
+        document = list(document.values())
+    if isinstance(document, list):
+        for inner in document:
+            yield from _leaves(inner)
+    elif isinstance(document, str):
+        yield document
+
+
+def _spellings(value: str) -> Iterable[str]:
+    """Returns a value as it is, and as addresses, headers, JSON, Python, shells and pages spell it."""
+    content = value.encode(errors="surrogateescape")
+    encoded = {encode(content).decode() for encode in (b64encode, urlsafe_b64encode)}
+    return {
+        value,
+        quote(value, safe="", errors="replace"),
+        quote(value, errors="replace"),
+        quote_plus(value, errors="replace"),
+        *encoded,
+        *(text.rstrip("=") for text in encoded),
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        shlex.quote(value).strip("'"),
+        html.escape(value),
+    }

@@ -1,0 +1,355 @@
+"""The arms of a search space: made of the catalogue, of what the user asks for, and of what has an effect together.
+
+Pure: standard library only.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.deepspeed_config.rules import Device, broken_rules
+from trial_lib.space.catalogue import (
+    KNOBS,
+    OFFLOAD_OPTIMIZER,
+    OFFLOAD_PARAM,
+    catalogues_name,
+    is_coarse,
+    nvme_path,
+    spelled,
+)
+from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
+from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
+
+_REDUCE_SCATTER = "zero_optimization.reduce_scatter"
+# deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings
+_NEEDED_BY_EXPERTS = {1: (_REDUCE_SCATTER,), 2: (_REDUCE_SCATTER, "zero_optimization.contiguous_gradients")}
+_ZENFLOW = "zero_optimization.zenflow"
+_ALLOW_UNTESTED = "zero_allow_untested_optimizer"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One knob as the user wants it.
+
+    Attributes:
+        path: the catalogue's name of it, or any setting's of DeepSpeed.
+        values: what it may be; one value fixes it.
+        when: coarse settings, by path, that it is varied under: each has one of the values.
+    """
+
+    path: str
+    values: tuple[Any, ...]
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def build_space(
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request] = (), *, catalogue: bool
+) -> SearchSpace:
+    """Returns a space, with what the user asks for in the place of its knobs.
+
+    Args:
+        zero_stages: the stages that may be used, unless the user asks for others.
+        here: what decides on effects.
+        requests: the user's.
+        catalogue: whether the space is the catalogue's; else it is the predecessor's. In the catalogue's every knob has
+            its best guess first: the user's own value, else DeepSpeed's default, no larger than the model.
+    """
+    return SearchSpace.of_arms(arm for _, arm in _arms(zero_stages, here, requests, catalogue))
+
+
+def without_effect(
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request], *, catalogue: bool
+) -> list[str]:
+    """Returns one sentence for each knob of the user's that no candidate has, because nothing would come of it.
+
+    Args: as for `build_space`.
+    """
+    arms = _arms(zero_stages, here, requests, catalogue)
+    told = []
+    for request in requests:
+        if request.path == STAGE or any(_has(request.path, setting, arm, here) for setting, arm in arms):
+            continue
+        told.append(f"{request.path} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
+    return told
+
+
+def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request]) -> list[str]:
+    """Returns one sentence for each reason for which DeepSpeed refuses stages, in whatever arm, and they are left out.
+
+    Args: as for `build_space`, whose space is the catalogue's.
+    """
+    zero_stages = next((request.values for request in requests if request.path == STAGE), tuple(zero_stages))
+    tried = {arm.stage for _, arm in _arms(zero_stages, here, requests, catalogue=True)}
+    own = _refusals(here.base_config, here)
+    left_out: dict[str, list[str]] = {}
+    for stage in sorted(set(zero_stages) - tried):
+        config = overwrite_deepspeed_config(here.base_config, _knobs_of({STAGE: stage}, here))
+        reason = next((said for name, said in _refusals(config, here).items() if name not in own), None)
+        if reason is not None:
+            left_out.setdefault(reason, []).append(str(stage))
+    return [f"ZeRO stage {' and '.join(stages)} is not tried: {reason}" for reason, stages in left_out.items()]
+
+
+def _arms(
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request], catalogue: bool
+) -> list[tuple[CoarseSetting, Arm]]:
+    """Returns every arm once, with its setting."""
+    asked = {request.path: request for request in requests}
+    arms = list(_every_arm(zero_stages, here, asked, catalogue))
+    if not catalogue:
+        return arms
+    accepted = ((setting, _without_refused(arm, setting, asked, here)) for setting, arm in arms)
+    # Where DeepSpeed refuses all that there is, the trials say why.
+    return [(setting, arm) for setting, arm in accepted if arm is not None] or arms
+
+
+def _every_arm(
+    zero_stages: Iterable[int], here: Surroundings, asked: Mapping[str, Request], catalogue: bool
+) -> Iterator[tuple[CoarseSetting, Arm]]:
+    stages = sorted(set(asked[STAGE].values if STAGE in asked else zero_stages))
+    predecessors = SearchSpace.for_model(stages, here.num_params, here.base_config)
+    found = []
+    for stage, predecessor in zip(stages, predecessors.arms, strict=True):
+        axes = _coarse_of_catalogue(stage, here) if catalogue else {}
+        axes.update({path: asked[path].values for path in asked if is_coarse(path) and path != STAGE})
+        for values in product(*axes.values()):
+            setting = _effective({STAGE: stage, **dict(zip(axes, values, strict=True))}, asked, here)
+            unasked = _fine_of_catalogue(setting, here) if catalogue else predecessor.fine
+            arm = Arm(_knobs_of(setting, here), tuple(_fine(setting, here, unasked, asked)))
+            config = overwrite_deepspeed_config(here.base_config, arm.knobs)
+            if config not in found:
+                found.append(config)
+                yield setting, arm
+
+
+def _without_refused(arm: Arm, setting: CoarseSetting, asked: Mapping[str, Request], here: Surroundings) -> Arm | None:
+    """Returns an arm without the values that DeepSpeed refuses in it; None where it refuses all of the arm.
+
+    What the user asks for is left: the trial's reason tells them.
+    """
+    free = [knob for knob in arm.fine if catalogues_name(knob.path) not in asked]
+    paths = {knob.path for knob in arm.fine}
+    wanted = [{knob.path: value} for knob in arm.fine if knob not in free for value in knob.values]
+    accepted = (one for one in ({}, *wanted) if not _refuses(arm.knobs, one, here))
+    mended: dict[str, Any] | None = next(accepted, None)
+    if mended is None:
+        mends = [{knob.path: value} for knob in free for value in knob.values]
+        if _REDUCE_SCATTER not in asked.keys() | paths:
+            mends.append({_REDUCE_SCATTER: False})  # what stages 2 and 3 refuse most; no knob where it has no effect
+        mended = next((mend for mend in mends if not _refuses(arm.knobs, mend, here)), None)
+        if mended is None:
+            unasked = {path: value for path, value in setting.items() if path == STAGE or path not in asked}
+            is_asked_for = len(unasked) < len(setting) and not _refuses(_knobs_of(unasked, here), {}, here)
+            return arm if is_asked_for else None
+    fine = [Knob(path, (value,)) for path, value in mended.items() if path == _REDUCE_SCATTER and path not in paths]
+    for knob in arm.fine:
+        values = knob.values
+        if knob in free:
+            values = tuple(v for v in values if not _refuses(arm.knobs, {**mended, knob.path: v}, here))
+        if values:
+            fine.append(Knob(knob.path, values))
+    return Arm(arm.knobs, tuple(fine))
+
+
+def _refuses(knobs: Mapping[str, Any], fine: Mapping[str, Any], here: Surroundings) -> bool:
+    """Returns whether DeepSpeed refuses a candidate for a reason that the user's own configuration does not give."""
+    overrides = copy.deepcopy(dict(knobs))
+    for path, value in fine.items():
+        set_knob(overrides, path, value)
+    theirs = _refusals(overwrite_deepspeed_config(here.base_config, overrides), here)
+    return bool(theirs.keys() - _refusals(here.base_config, here).keys())
+
+
+def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
+    """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
+    device: Device = "cuda" if here.device == "cuda" else "cpu"
+    optimizer = "" if here.by_accelerate else here.code_optimizer
+    broken = broken_rules(config, device, here.pipeline, here.replicas, optimizer)
+    reasons = {rule.name: rule.reason for rule in broken if rule.effect == "refused"}
+    stage = get_knob(config, STAGE, 0)
+    if here.has_experts and stage == 3:
+        # deepspeed/runtime/engine.py _configure_distributed_model
+        reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
+    for key in _NEEDED_BY_EXPERTS.get(stage, ()) if here.has_experts else ():
+        if get_knob(config, key, True) is False:
+            reasons[f"experts_without_{key}"] = f'DeepSpeed\'s mixture of experts needs "{key}": true at stage {stage}.'
+    if here.repeats_backward and (of_repeats := _gradients_of_repeats(config)) != "all":
+        reasons[f"keeps_{of_repeats}"] = (
+            "The program calls backward more than once for one step. Of such gradients DeepSpeed loses some at ZeRO "
+            "stages 1 and 2, and adds up all of them at stages 0 and 3."
+        )
+    elif here.repeats_backward and _gradients_of_repeats(here.base_config) != "all":
+        reasons["keeps_all"] = (
+            "The program calls backward more than once for one step. At your ZeRO stage DeepSpeed loses some of those "
+            "gradients, and here it adds up all of them: the training would be another."
+        )
+    if get_knob(config, _ZENFLOW) is not None and (stage == 0 or get_knob(config, OFFLOAD_OPTIMIZER) != "cpu"):
+        # deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py; at stage 0 the engine has no such optimizer.
+        reasons["zenflow_without_offload"] = "ZenFlow works with an optimizer that is offloaded to the CPU."
+    is_offloaded = stage != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
+    if not steps_where_it_is(here.code_optimizer, here.device, is_offloaded):
+        place = "offloaded" if is_offloaded else "without offload"
+        reasons["optimizer_where_it_cannot_step"] = f"{here.code_optimizer} cannot step {place}."
+    return reasons
+
+
+def _gradients_of_repeats(config: Mapping[str, Any]) -> str:
+    """Returns which gradients DeepSpeed keeps where backward is called again for one step.
+
+    See `trial_lib/measure/backward_passes.py`; with offload they are others than without.
+    """
+    if get_knob(config, STAGE, 0) not in (1, 2):
+        return "all"
+    return "some" if get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme") else "the_last"
+
+
+def _coarse_of_catalogue(stage: int, here: Surroundings) -> dict[str, tuple[Any, ...]]:
+    axes = {}
+    for path, known in KNOBS.items():
+        effect = _effect(path, {STAGE: stage}, here)
+        if known.is_coarse and effect is not None and effect.candidates is not None:
+            values = effect.candidates(here, here.own(path))
+            if len(values) > 1:
+                axes[path] = values
+    return axes
+
+
+def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]:
+    knobs = []
+    for path, known in KNOBS.items():
+        effect = None if known.is_coarse else _effect(path, setting, here)
+        if effect is not None and effect.candidates is not None:
+            path = spelled(path, here.base_config)
+            knobs.append(Knob(path, effect.candidates(here, here.own(path))))
+    return knobs
+
+
+def _effective(setting: dict[str, Any], asked: Mapping[str, Request], here: Surroundings) -> CoarseSetting:
+    """Returns a setting without what has no effect in it: the user's own value stands there."""
+    while True:
+        kept = {
+            path: value
+            for path, value in setting.items()
+            if path == STAGE
+            or (_acts(path, value, setting, here) and (path not in asked or _meets(asked[path], setting, here)))
+        }
+        if len(kept) == len(setting):
+            return kept
+        setting = kept
+
+
+def _fine(
+    setting: CoarseSetting, here: Surroundings, unasked: Sequence[Knob], asked: Mapping[str, Request]
+) -> Iterator[Knob]:
+    """Yields the fine knobs of an arm: those it has unasked, the user's in their place, then the user's others."""
+    mine = {
+        spelled(path, here.base_config): request
+        for path, request in asked.items()
+        if not is_coarse(path) and _effect_or_unknown(path, setting, here) and _meets(request, setting, here)
+    }
+    named = {spelled(path, here.base_config) for path in asked}
+    for knob in unasked:
+        if knob.path not in named:
+            yield knob
+        elif knob.path in mine:
+            yield Knob(knob.path, mine.pop(knob.path).values)
+    for path, request in mine.items():
+        yield Knob(path, request.values)
+
+
+def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
+    """Returns a setting in the DeepSpeed configuration's own shape; what the configuration says already is left out."""
+    zero = {"stage": setting[STAGE], **withdrawn(setting[STAGE], here.base_config)}
+    knobs: dict[str, Any] = {"zero_optimization": zero}
+    for path, value in setting.items():
+        section = path.rpartition(".")[0]
+        if path in (OFFLOAD_OPTIMIZER, OFFLOAD_PARAM):
+            if value != "none":
+                set_knob(knobs, path, value)
+                if value == "nvme" and (device := nvme_path(here.base_config)):
+                    set_knob(knobs, f"{section}.nvme_path", device)
+            elif here.own(section) is not None:
+                set_knob(knobs, section, None)
+        elif path != STAGE and not (here.own(path) is None and _is_default(path, value)):
+            set_knob(knobs, path, value)
+    return knobs | _permissions(setting, here)
+
+
+def _permissions(setting: CoarseSetting, here: Surroundings) -> dict[str, bool]:
+    """Returns what has to be set besides, for DeepSpeed to take the user's optimizer in a setting."""
+    permissions = {}
+    named = here.own("optimizer")
+    offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
+    does_already = here.own(OFFLOAD_OPTIMIZER) not in (None, "none")
+    if offloads and not does_already and (here.code_optimizer or not named):
+        # The optimizer is the code's own: DeepSpeed refuses to offload any but its own kind, unless told to; and
+        # Accelerate would put an Adam in its place, whatever it is.
+        permissions["zero_force_ds_cpu_optimizer"] = False
+    is_permitted = here.by_accelerate or here.own(_ALLOW_UNTESTED) is True
+    optimizer = (str(named.get("type", "")).lower() if isinstance(named, Mapping) else "", here.code_optimizer)
+    if setting[STAGE] != 0 and not is_permitted and untested_under_zero(*optimizer) and is_elementwise(*optimizer):
+        permissions[_ALLOW_UNTESTED] = True
+    return permissions
+
+
+def _is_default(path: str, value: Any) -> bool:
+    known = KNOBS.get(path)
+    return known is not None and known.default is not None and known.default == value
+
+
+def _value_of(path: str, setting: CoarseSetting, here: Surroundings) -> Any:
+    """Returns what a coarse knob is in a candidate of a setting, set there or not."""
+    if path in setting:
+        return setting[path]
+    own = here.own(path)
+    return own if own is not None or path not in KNOBS else KNOBS[path].default
+
+
+def _lacks(effect: Effect, setting: CoarseSetting, here: Surroundings) -> tuple[int, str]:
+    return effect.lacks(setting, here, lambda path: _value_of(path, setting, here))
+
+
+def _effect(path: str, setting: CoarseSetting, here: Surroundings) -> Effect | None:
+    """Returns the effect that a known knob has in a setting."""
+    known = KNOBS[path]
+    if not has_version(here.deepspeed, known.since):
+        return None
+    return next((effect for effect in known.effects if not _lacks(effect, setting, here)[1]), None)
+
+
+def _effect_or_unknown(path: str, setting: CoarseSetting, here: Surroundings) -> bool:
+    return path not in KNOBS or _effect(path, setting, here) is not None
+
+
+def _acts(path: str, value: Any, setting: CoarseSetting, here: Surroundings) -> bool:
+    """Returns whether a coarse knob has an effect in a setting, and its value one of its own."""
+    if path not in KNOBS:
+        return True
+    effect = _effect(path, setting, here)
+    return effect is not None and (effect.values is None or value in effect.values)
+
+
+def _meets(request: Request, setting: CoarseSetting, here: Surroundings) -> bool:
+    return all(_value_of(path, setting, here) in values for path, values in request.when.items())
+
+
+def _has(path: str, setting: CoarseSetting, arm: Arm, here: Surroundings) -> bool:
+    return path in setting or any(knob.path == spelled(path, here.base_config) for knob in arm.fine)
+
+
+def _why(request: Request, settings: Sequence[CoarseSetting], here: Surroundings) -> str:
+    """Returns what keeps a knob out of all settings: of several reasons the one that comes nearest to an effect."""
+    known = KNOBS.get(request.path)
+    met = [setting for setting in settings if _meets(request, setting, here)]
+    if known is None or not met:
+        return "no candidate meets its condition"
+    if not has_version(here.deepspeed, known.since):
+        return f"it takes DeepSpeed {known.since} or later, here is {here.deepspeed}"
+    near, why = max(_lacks(effect, setting, here) for effect in known.effects for setting in met)
+    if near == 1:
+        why = read_at(stage for effect in known.effects if here.device in effect.devices for stage in effect.stages)
+    return why if near < 9 else "none of its values acts at these ZeRO stages"

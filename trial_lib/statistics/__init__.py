@@ -1,0 +1,1 @@
+"""Means, ratios and their intervals. Pure, standard library only."""

@@ -1,0 +1,157 @@
+"""The user's program as its ranks run it: interpreter, environment, command line."""
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.command.launchers import TRIAL_CLASS_MODULE
+from trial_lib.command.trial_command import trial_command
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.program import Program
+from trial_lib.secrets.by_name import redact_text
+from trial_lib.study.opening.build_folder import with_build_folder
+from trial_lib.wire.training_spec import SPEC_VARIABLE
+
+
+def program_of(
+    experiment: Experiment,
+    environment: dict[str, str],
+    ds_config_path: Path,
+    ds_config: Mapping[str, Any],
+    training_spec: Path,
+    arg_mappings: Mapping[Any, str] | None = None,
+    as_typed: bool = False,
+) -> Program:
+    """Returns the program of an experiment under one DeepSpeed configuration.
+
+    Args:
+        experiment: what the user submitted.
+        environment: what its ranks start from (`environment_of`).
+        ds_config_path: the file that the configuration stands in.
+        ds_config: that configuration.
+        training_spec: the file that tells a trial class, or a script by the Core API, what to do.
+        arg_mappings: what in the command sets each DeepSpeed key; None for the experiment's own.
+        as_typed: whether the command stays as it is; the configuration that it names does not where the experiment
+            overwrites a part of it.
+    """
+    entrypoint = experiment.entrypoint
+    mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
+    files: dict[str, str] = {}
+    if entrypoint.trial_class is not None:
+        target, arguments = {"module": TRIAL_CLASS_MODULE}, [str(training_spec)]
+    elif as_typed and not experiment.config.hyperparameters.overwrite_deepspeed_args:
+        target, arguments = _target_of(experiment), list(entrypoint.arguments)
+        environment = {**environment, SPEC_VARIABLE: str(training_spec)}
+    else:
+        target = _target_of(experiment)
+        command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, experiment.model_dir)
+        arguments, files = command.arguments, command.files
+        environment = {**environment, **command.variables, SPEC_VARIABLE: str(training_spec)}
+    return Program(
+        interpreter=interpreter_of(experiment),
+        target=target,
+        arguments=arguments,
+        passes_local_rank=entrypoint.passes_local_rank,
+        model_dir=experiment.model_dir,
+        environment=environment,
+        launched_by=entrypoint.launched_by,
+        files=files,
+    )
+
+
+def _target_of(experiment: Experiment) -> dict[str, str]:
+    entrypoint = experiment.entrypoint
+    return {"module": entrypoint.module} if entrypoint.module else {"script": entrypoint.script or ""}
+
+
+class CommandChanges:
+    """Says what trials change in the user's command: the rest of it stays as it was typed.
+
+    The first time that something is changed, people are told; the log's file has every time.
+
+    Args:
+        experiment: what the user submitted.
+        environment: what its ranks start from.
+        log: where it is said.
+    """
+
+    def __init__(self, experiment: Experiment, environment: Mapping[str, str], log: logging.Logger) -> None:
+        self._experiment = experiment
+        self._environment = environment
+        self._log = log
+        self._told: set[str] = set()
+
+    def tell(
+        self, number: int, ds_config_path: Path, ds_config: Mapping[str, Any], arg_mappings: Mapping[Any, str]
+    ) -> None:
+        """Says what one trial changes.
+
+        Args:
+            number: of the trial.
+            ds_config_path: the file that its configuration stands in.
+            ds_config: that configuration.
+            arg_mappings: what in the command sets each DeepSpeed key.
+        """
+        entrypoint = self._experiment.entrypoint
+        if entrypoint.trial_class is not None:
+            return
+        folder = self._experiment.model_dir
+        command = trial_command(entrypoint, ds_config_path, arg_mappings, ds_config, self._environment, folder)
+        for old, new in command.changes:
+            what = old or re.split("[ =]", new)[0]
+            is_known = what in self._told
+            self._told.add(what)
+            said = f"{old} -> {new}" if old else f"{new} is added"
+            level = logging.DEBUG if is_known else logging.INFO
+            self._log.log(level, "trial %04d, in the command: %s", number, redact_text(said))
+
+
+def interpreter_of(experiment: Experiment) -> str:
+    """Returns the Python that runs the user's code: the one they name by a path, else ZeroTune's own."""
+    named = experiment.entrypoint.interpreter
+    return sys.executable if named is None else str((experiment.model_dir / named).absolute())
+
+
+def environment_of(experiment: Experiment, include: tuple[Path, ...], device: str) -> dict[str, str]:
+    """Returns the environment that ranks start from.
+
+    Args:
+        experiment: what the user submitted.
+        include: files and folders that ranks are to find beside the code.
+        device: `cuda` or `cpu`.
+    """
+    interpreter = interpreter_of(experiment)
+    environment = {
+        **rank_environment(interpreter, has_one_thread(experiment, device)),
+        **experiment.environment_variables,
+        **experiment.entrypoint.launcher_environment,
+    }
+    environment = with_build_folder(environment, interpreter)
+    if include:
+        # The predecessor copies these beside the code; here they become importable from where they stand.
+        folders = [str(path.resolve().parent) for path in include]
+        environment["PYTHONPATH"] = os.pathsep.join([*folders, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return environment
+
+
+def has_one_thread(experiment: Experiment, device: str) -> bool:
+    """Returns whether each rank has one OpenMP thread where the user does not say how many.
+
+    On a CPU a rank has one core. On GPUs it is as with the user's own launcher: `torchrun` sets one thread where it
+    starts several processes (torch/distributed/run.py), and so does `accelerate launch`, which starts it; `deepspeed`
+    and `python` leave all cores to each process, and an optimizer that is offloaded updates on these.
+
+    Args:
+        experiment: what the user submitted.
+        device: `cuda` or `cpu`.
+    """
+    if kind_of(device).computes_on_the_processor:
+        return True
+    by_torchrun = experiment.entrypoint.launched_by in ("torchrun", "accelerate")
+    return by_torchrun and experiment.config.resources.slots_per_trial > 1

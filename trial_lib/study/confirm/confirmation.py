@@ -1,0 +1,401 @@
+"""Confirming: the best few and the user's own configuration are measured again until their intervals part. Pure.
+
+The best of many readings is the luckiest. What a person is promised is measured anew: each contender once a
+round, one at a time, each in fresh processes, the order another in each round. After some rounds (`_LOOKS`) the
+intervals are looked at. It ends when the best of the candidates has parted from the user's own configuration, or the
+rounds are over: as many as cost half of what the search took (or a minute), at least three and at most eight.
+
+Two contenders that are the same are to be called different in at most 5 of 100 confirmations. So the intervals' error
+is divided by the number of looks and of candidates (Bonferroni).
+
+On a CPU `throughput` and `FLOPS_per_gpu` are compared by the processor time of a sample: from process to process it
+varies by 2 to 3 %, the wall clock by 13 % and more, and both are the same where the training computes. Where it waits
+(for a disk, say) they are not, and the intervals do not meet: then the wall clock decides. And a candidate that is no
+faster by the wall clock is not chosen.
+
+What ran in the search may run out of memory in another process: a CPU's resident memory varies by some 10 % from
+process to process. After a heat that such ends have left empty, the next has those that filled clearly less of their
+memory, where there are any.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.statistics.paired_ratios import Ratio, geometric_mean, ratios_to
+from trial_lib.study.confirm.finding import Confirmed, Estimate, Finding, Verdict, learning_rate_advice, name_of
+from trial_lib.study.confirm.finding_devices import said_of_devices
+from trial_lib.study.confirm.loss_agreement import Course, LossAgreement, compare, cuts_alike, global_batch
+
+ERROR = 0.05
+_NEAR = 0.05  # what is so much below the best may be as good
+_MOST_CANDIDATES = 3
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
+_LOOKS = (4, 6, 8)  # a fourth round halves what three leave open: Student's t has few degrees of freedom there
+_SHARE_OF_SEARCH = 0.5
+_FLOOR_S = 60.0  # a search that took seconds leaves no time to part anything
+_PRECISE = 0.05  # half the interval that a promise needs; for more there are rounds within the share alone
+_MOST_HEATS = 3
+_CLEARLY_LESS = 0.85  # of the memory that one filled which ran out of it the next time
+_PROCESSOR_TIME = "cpu_time_per_sample"
+_WINS = ("faster", "uncompared")
+# What comes of the size, and not by chance.
+_NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
+_NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A configuration to measure again.
+
+    Attributes:
+        candidate: the configuration, with its slots.
+        config: the complete DeepSpeed configuration.
+        reading: how it ended in the search, or as the submitted configuration.
+        expected: what the search expects the metric to be, in its unit; None where it believes the reading.
+    """
+
+    candidate: Candidate
+    config: Mapping[str, Any]
+    reading: TrialResult
+    expected: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the configuration in its trials."""
+        return self.reading.config_hash
+
+    def worth(self, metric: str) -> float:
+        """Returns what is expected of it, in the metric's unit."""
+        return self.reading.metrics[metric] if self.expected is None else self.expected
+
+
+def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
+    """Returns the configurations that have completed in the search, best first, each once, without the user's own.
+
+    Those that have failed another time come last.
+    """
+    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
+    doubtful = {one.key for one in readings if not one.reading.from_outside and one.reading.outcome not in _NO_FAILURE}
+
+    def order(one: Contender) -> tuple[bool, float, int]:
+        return one.key in doubtful, sign * one.worth(metric), one.reading.number
+
+    by_key: dict[str, Contender] = {}
+    for contender in sorted((one for one in readings if _is_good(one.reading, metric)), key=order):
+        by_key.setdefault(contender.key, contender)
+    if own is not None:
+        by_key.pop(own.key, None)
+    return list(by_key.values())
+
+
+class Confirmation:
+    """Which configuration to measure again next, and what that has found.
+
+    A function of its arguments and of what it was told: a resumed study tells it the same results, and goes on.
+
+    Args:
+        own: the user's own configuration; None where it did not complete.
+        ranked: the search's, best first.
+        metric: what the study optimises.
+        device: `cuda` or `cpu`.
+        search_seconds: what the search took.
+        submitted: the user's own configuration, whether it completed or not.
+        formats: of the numbers that the program computes with, as `ProgramProfile` has them.
+    """
+
+    def __init__(
+        self,
+        own: Contender | None,
+        ranked: Sequence[Contender],
+        metric: str,
+        device: str,
+        search_seconds: float,
+        submitted: Candidate | None = None,
+        formats: Collection[str] = (),
+    ) -> None:
+        self._own = own
+        self._submitted = submitted if own is None else own.candidate
+        self._left = list(ranked)
+        self._metric = metric
+        self._formats = formats
+        on_the_processor = kind_of(device).computes_on_the_processor
+        self._by_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
+        self._share_s = _SHARE_OF_SEARCH * search_seconds
+        self._tried: list[Contender] = []
+        self._results: dict[str, list[TrialResult]] = {}
+        self._out: dict[str, tuple[Verdict, str]] = {}
+        self._lost: set[str] = set()  # those that were killed from outside, or failed by chance, once
+        self._disturbed: set[str] = set()  # those that have been measured again because they had had company
+        self._too_full = math.inf  # the least share of its memory that one had filled which then ran out of it
+        self._heats = 0
+        self._next_heat()
+
+    @property
+    def next(self) -> Candidate | None:
+        """What to measure now; None when it is over."""
+        return self._queue[0].candidate if self._queue else None
+
+    def tell(self, result: TrialResult) -> None:
+        """Takes in a trial. One that it does not wait for, of a record of another version, is passed over."""
+        contender = next((one for one in self._queue if one.key == result.config_hash), None)
+        if contender is None:
+            return
+        self._queue.remove(contender)
+        if contender.key not in self._lost and (result.from_outside or self._is_bad_luck(contender, result)):
+            # Nothing is known of it by that; who is killed each time is out, though.
+            self._lost.add(contender.key)
+            self._queue.insert(0, contender)
+            return
+        if result.had_company and contender.key not in self._disturbed:
+            # Who stays is there the next time as well, and for all alike.
+            self._disturbed.add(contender.key)
+            self._queue.insert(0, contender)
+            return
+        self._results.setdefault(contender.key, []).append(result)
+        if not self._is_measured(result):
+            self._out[contender.key] = ("failed", result.reason or f"Its trial {result.number:04d} measured nothing.")
+        if result.outcome is Outcome.OUT_OF_MEMORY:
+            self._too_full = min(self._too_full, _filled(contender.reading))
+        if not self._queue:
+            self._end_round()
+
+    def _is_bad_luck(self, contender: Contender, result: TrialResult) -> bool:
+        """Returns whether the user's own configuration, without which nothing is compared, failed by chance perhaps."""
+        is_failure = result.outcome not in _NO_CHANCE and not self._is_measured(result)
+        return contender is self._own and is_failure
+
+    # -- rounds --------------------------------------------------------------------------------------------------
+
+    def _next_heat(self) -> None:
+        """Chooses who is measured; after a heat that nobody has come through, the next best."""
+        self._queue: list[Contender] = []
+        self._round = 0
+        self._candidates: list[Contender] = []
+        if not self._left or self._heats == _MOST_HEATS:
+            return
+        self._heats += 1
+        # What had to make room in its memory all the time is another's only rival where there is none.
+        left = [one for one in self._left if not one.reading.memory.was_short] or self._left
+        emptier = [one for one in left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
+        ranked = self._cut_as_own(emptier or left)
+        best = ranked[0].worth(self._metric)
+        near = [one for one in ranked[:_MOST_CANDIDATES] if _is_near(one.worth(self._metric), best)]
+        while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
+            near.pop()
+        self._candidates = near
+        self._tried += near
+        chosen = {one.key for one in near}
+        self._left = [one for one in self._left if one.key not in chosen]
+        affordable = int(max(self._share_s, _FLOOR_S) / max(self._cost(near), 1e-9))
+        rounds = min(max(affordable, _LEAST_ROUNDS), _MOST_ROUNDS)
+        self._looks = (*(look for look in _LOOKS if look < rounds), rounds)
+        self._error = ERROR / len(self._looks) / len(near)
+        self._begin_round()
+
+    def _cut_as_own(self, left: list[Contender]) -> list[Contender]:
+        """Returns those that cut the batch as the user's own does, if any, where another cut has trained otherwise.
+
+        The loss may depend on the micro-batch, as one that sets the samples of a micro-batch against each other does.
+        """
+        own = self._own
+        apart = [one for one in self._tried if self._out.get(one.key, ("",))[0] == "disagrees"]
+        if own is None or all(cuts_alike(one.candidate, own.candidate) for one in apart):
+            return left
+        return [one for one in left if cuts_alike(one.candidate, own.candidate)] or left
+
+    def _cost(self, candidates: Sequence[Contender]) -> float:
+        """Returns the seconds of a round: a swept reading has not paid for its start, which the user's own has."""
+        seconds = [sum(one.reading.phases.values()) for one in self._with_own(candidates)]
+        own = sum(self._own.reading.phases.values()) if self._own is not None else 0.0
+        return sum(max(own, each) for each in seconds)
+
+    def _begin_round(self) -> None:
+        members = self._with_own(self._live)
+        first = self._round % len(members)
+        self._queue = members[first:] + members[:first]
+
+    def _end_round(self) -> None:
+        self._round += 1
+        if self._round in self._looks:
+            for contender in self._live:
+                agreement = self._agreement(contender)
+                if not agreement.agrees:
+                    self._out[contender.key] = ("disagrees", agreement.said)
+        if not self._live:
+            self._next_heat()
+        elif self._round not in self._looks or not self._is_settled():
+            self._begin_round()
+
+    def _is_settled(self) -> bool:
+        """Returns whether the look at the end of this round is the last."""
+        if self._round == self._looks[-1]:
+            return True
+        if self._living_own is None:
+            return len(self._live) == 1
+        gains, _ = self._gains()
+        best = max(gains.values(), key=lambda gain: gain.value)
+        if best.low <= 1.0 and any(gain.high >= 1.0 for gain in gains.values()):
+            return False
+        next_look = next(look for look in self._looks if look > self._round)
+        return best.low <= 1.0 or best.spread <= _PRECISE or next_look * self._cost(self._live) > self._share_s
+
+    # -- who is in it --------------------------------------------------------------------------------------------
+
+    @property
+    def _living_own(self) -> Contender | None:
+        return self._own if self._own is not None and self._own.key not in self._out else None
+
+    @property
+    def _live(self) -> list[Contender]:
+        return [contender for contender in self._candidates if contender.key not in self._out]
+
+    def _with_own(self, candidates: Sequence[Contender]) -> list[Contender]:
+        return [*candidates] if self._living_own is None else [self._living_own, *candidates]
+
+    # -- what was measured ---------------------------------------------------------------------------------------
+
+    def _is_measured(self, result: TrialResult) -> bool:
+        return _is_good(result, self._metric) and (
+            not self._by_processor_time or result.metrics.get(_PROCESSOR_TIME, 0.0) > 0.0
+        )
+
+    def _rounds(self, contenders: Sequence[Contender], metric: str, smaller_is_better: bool) -> list[dict[str, float]]:
+        """Returns what the whole rounds of this heat measured, by contender: the larger, the better."""
+        power = -1 if smaller_is_better else 1
+        kept = {one.key: self._results[one.key][-self._round :] for one in contenders}
+        return [
+            {key: results[position].metrics[metric] ** power for key, results in kept.items()}
+            for position in range(self._round)
+        ]
+
+    def _gains(self) -> tuple[dict[str, Ratio], dict[str, Ratio]]:
+        """Returns the gains over the user's own configuration by what decides, and by the metric if that is not it."""
+        assert self._living_own is not None
+        own, members = self._living_own.key, self._with_own(self._live)
+        metric = SEARCH_METRICS[self._metric]
+        by_metric = ratios_to(own, self._rounds(members, metric.name, metric.smaller_is_better), self._error)
+        if not self._by_processor_time:
+            return by_metric, {}
+        by_time = ratios_to(own, self._rounds(members, _PROCESSOR_TIME, smaller_is_better=True), self._error)
+        if any(not gain.overlaps(by_metric[key]) for key, gain in by_time.items()):
+            return by_metric, {}
+        return by_time, by_metric
+
+    def _agreement(self, contender: Contender) -> LossAgreement:
+        own = self._living_own
+        if own is None:
+            return LossAgreement(is_compared=False, agrees=True, said="")
+        return compare(self._course(own), self._course(contender))
+
+    def _course(self, contender: Contender) -> Course:
+        results = self._results[contender.key][-self._round :]
+        losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
+        skipped = [each.skipped_steps for each in results]
+        return Course(contender.candidate, contender.config, losses, weights, self._formats, skipped)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def finding(self) -> Finding:
+        """Returns what the results so far say; when `next` is None, what the study says."""
+        own = self._living_own
+        gains, clock_gains = self._gains() if own is not None and self._live and self._round else ({}, {})
+        confirmed = [
+            (self._confirmed(one, gains.get(one.key), clock_gains.get(one.key)), one)
+            for one in self._tried
+            if self._told(one)
+        ]
+        confirmed.sort(key=lambda pair: self._rank(pair[0]))
+        own_confirmed = None if self._own is None or not self._told(self._own) else self._confirmed(self._own)
+        winner, chosen = next((pair for pair in confirmed if pair[0].verdict in _WINS), (None, None))
+        if winner is None and own is not None:
+            winner = own_confirmed
+        return Finding(
+            metric=self._metric,
+            quantity="processor time per sample" if clock_gains else self._metric,
+            rounds=self._round,
+            error=ERROR,
+            own=own_confirmed,
+            candidates=tuple(one for one, _ in confirmed),
+            winner=winner,
+            on_devices=tuple(said_of_devices([result for results in self._results.values() for result in results])),
+            advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
+        )
+
+    def _told(self, contender: Contender) -> list[TrialResult]:
+        return self._results.get(contender.key, [])
+
+    def _confirmed(self, contender: Contender, gain: Ratio | None = None, clock: Ratio | None = None) -> Confirmed:
+        results = self._told(contender)
+        measured = [result for result in results if self._is_measured(result)]
+        names = measured[0].metrics.keys() if measured else ()
+        values = [result.metrics[self._metric] for result in measured]
+        decisive = _PROCESSOR_TIME if self._by_processor_time else self._metric
+        in_order = sorted(measured, key=lambda result: result.metrics[decisive])
+        is_own = contender is self._own
+        verdict, reason = self._out.get(contender.key, ("own" if is_own else _verdict(gain, clock), ""))
+        return Confirmed(
+            name=name_of(contender.candidate),
+            trials=tuple(result.number for result in results),
+            number=in_order[(len(in_order) - 1) // 2].number if in_order else None,
+            metrics={
+                name: statistics.median(result.metrics[name] for result in measured if name in result.metrics)
+                for name in names
+            },
+            value=_estimate(geometric_mean(values, ERROR)) if len(values) > 1 else None,
+            gain=_estimate(gain),
+            clock_gain=_estimate(clock),
+            verdict=verdict,
+            reason=reason if verdict == "failed" else "",
+            losses=reason
+            if verdict == "disagrees"
+            else ""
+            if is_own or verdict == "failed"
+            else self._agreement(contender).said,
+        )
+
+    def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:
+        """Returns what sorts the best first, and those that are out last."""
+        if confirmed.verdict in ("failed", "disagrees"):
+            return True, 0.0
+        if confirmed.gain is not None:
+            return False, -confirmed.gain.value
+        sign = 1.0 if SEARCH_METRICS[self._metric].smaller_is_better else -1.0
+        return False, sign * confirmed.metrics[self._metric]
+
+
+def _advice(own: Candidate, chosen: Candidate) -> str:
+    return learning_rate_advice(global_batch(own), global_batch(chosen))
+
+
+def _estimate(ratio: Ratio | None) -> Estimate | None:
+    return None if ratio is None else Estimate(value=ratio.value, low=ratio.low, high=ratio.high)
+
+
+def _verdict(gain: Ratio | None, clock: Ratio | None) -> Verdict:
+    if gain is None:
+        return "uncompared"
+    if gain.low > 1.0:
+        return "faster" if clock is None or clock.value >= 1.0 else "equal"
+    return "slower" if gain.high < 1.0 else "equal"
+
+
+def _is_good(result: TrialResult, metric: str) -> bool:
+    return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
+
+
+def _filled(reading: TrialResult) -> float:
+    """Returns how much the steps took of what initialisation had left, as a fraction; infinite where nobody knows."""
+    memory = reading.memory
+    ranks = zip(memory.above_initialize, memory.available, strict=False)
+    return max((above / left if left > 0 else math.inf for above, left in ranks), default=math.inf)
+
+
+def _is_near(value: float, best: float) -> bool:
+    return abs(value - best) <= _NEAR * best

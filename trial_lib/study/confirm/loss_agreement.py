@@ -1,0 +1,317 @@
+"""Whether a candidate trains as the user's own configuration does, by the losses of the first optimizer steps. Pure.
+
+A candidate of the same global batch and the same precision only does the same arithmetic elsewhere or in another
+order. So its losses are the user's own but for rounding, which grows from step to step; for what the program draws at
+random; for a factor that the program gives them by itself; for other initial weights, where the candidate has these.
+
+How much rounding may do: the unit roundoff of bfloat16 is 2**-8, 0.4 %, that of float32 2**-24, of TF32 2**-11, an
+eighth of bfloat16's; `torch.testing.assert_close` takes 1.6 % for bfloat16. On a CPU in float32, ZeRO 0 to 3 with and
+without offload differ by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trial_lib.records.candidate import Candidate
+
+_TOLERANCE = 1e-3  # of the first step's loss, where all is float32
+_TOLERANCE_HALF = 2e-2  # ... where a part is bfloat16, float16, or narrower
+_TOLERANCE_TF32 = _TOLERANCE_HALF / 8  # ... where matrices are multiplied in TF32, and all else is float32
+_STEPS_GROWN = 10  # the tolerance grows by itself with each step, up to so many times
+_HALF_PRECISION = ("bf16", "fp16", "amp", "torch_autocast")
+_WIDE = ("float32", "float64", "tf32")
+# What else changes the numbers themselves, and not only where they are computed.
+_OTHER_NUMBERS = (*_HALF_PRECISION, "data_types", "communication_data_type", "compression_training")
+_QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+_NOISE_WIDTH = 4.0  # standard errors
+_SPREADS = 2.0  # times what the user's own repeats differ by, at most
+# Of the ratio of two accumulations: what a program's losses may change by. A sum over samples, a division that is left
+# out or made twice each count for one.
+_POWERS = (0, 1, -1, 2, -2)
+# Of the losses of two draws of initial weights, the one to the other, before any update. Draws of networks with a
+# hidden layer came to 1.9 at most; an initialisation that has no effect on partitioned parameters may bring ten.
+_MOST_APART = 3.0
+_SAME_WEIGHTS = 1e-6  # of their norm: the sums are of the same numbers, added in another order
+
+
+class LossAgreement(BaseModel):
+    """What the losses say.
+
+    Attributes:
+        is_compared: whether they were compared; they are not where the candidate is meant to change the training.
+        agrees: False if they were compared and differ, or one is not finite.
+        said: one sentence or two, with both numbers where they differ.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    is_compared: bool
+    agrees: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a configuration has trained.
+
+    Attributes:
+        candidate: the configuration.
+        config: the complete DeepSpeed configuration.
+        losses: of each repeat, from step 1 on.
+        weights: of each repeat, what tells its initial weights from others; empty where unknown.
+        formats: of the numbers that the program's model is kept in and computes with, by its code and by the user's own
+            configuration, as `ProgramProfile` has them.
+        skipped: of each repeat, the steps that have changed no weight, from 1 on.
+    """
+
+    candidate: Candidate
+    config: Mapping[str, Any]
+    losses: Sequence[Sequence[float]]
+    weights: Sequence[Sequence[float]] = ()
+    formats: Collection[str] = ()
+    skipped: Sequence[Sequence[int]] = ()
+
+    def first(self, steps: int) -> "_Steps":
+        """Returns the losses of the first steps."""
+        return [[repeat[step] for repeat in self.losses] for step in range(steps)]
+
+    def updates_before(self, steps: int) -> list[list[int]]:
+        """Returns of each repeat how often the weights have changed before each of the first steps."""
+        numbers = range(1, steps + 1)
+        skips = self.skipped or [()] * len(self.losses)
+        return [[number - 1 - sum(each < number for each in skipped) for number in numbers] for skipped in skips]
+
+    def by_updates(self) -> "_Steps":
+        """Returns the losses after no update, one, two, ...: of a step that was taken again the last one."""
+        updates = self.updates_before(min(map(len, self.losses)))
+        kept = [dict(zip(counts, losses, strict=False)) for counts, losses in zip(updates, self.losses, strict=True)]
+        return [[repeat[count] for repeat in kept] for count in range(min(map(len, kept)))]
+
+
+# The losses of each step, of all repeats.
+_Steps = Sequence[Sequence[float]]
+
+
+def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Returns the settings by which one complete DeepSpeed configuration computes other numbers than another."""
+    zero, own_zero = (config.get("zero_optimization") or {} for config in (other, own))
+    changed = [key for key in _OTHER_NUMBERS if _said(other.get(key)) != _said(own.get(key))]
+    return changed + [key for key in _QUANTISED if bool(zero.get(key)) != bool(own_zero.get(key))]
+
+
+def _said(section: Any) -> Any:
+    """Returns a section of a configuration; None for one that is not enabled."""
+    return None if isinstance(section, Mapping) and not section.get("enabled", True) else section
+
+
+def global_batch(candidate: Candidate) -> int:
+    """Returns the samples of an optimizer step."""
+    replicas = candidate.data_parallel_size or candidate.slots
+    return candidate.micro_batch_size * candidate.gradient_accumulation_steps * replicas
+
+
+def cuts_alike(one: Candidate, other: Candidate) -> bool:
+    """Returns whether two candidates cut the batch of an optimizer step alike, and so draw alike for each part."""
+    return (one.micro_batch_size, one.gradient_accumulation_steps) == (
+        other.micro_batch_size,
+        other.gradient_accumulation_steps,
+    )
+
+
+def compare(own: Course, other: Course) -> LossAgreement:
+    """Returns whether a candidate's losses agree with those of the user's own configuration.
+
+    What a program draws at random (dropout, the order of its data) is drawn alike only where the micro-batches are
+    alike. Where these differ and the first losses do too, the comparison is of the mean over the steps, with the noise
+    that the losses show from batch to batch. A program without a seed differs from itself: what its repeats differ by
+    is allowed for.
+
+    A program that divides its losses by the accumulation once too often or not at all, or sums over the samples of a
+    micro-batch, has losses that change with these by one factor at every step, before the first update already. That
+    is no doing of the candidate: they are compared without it.
+
+    Initial weights may depend on the candidate, as within `deepspeed.zero.Init`, or be drawn anew in each trial. Then
+    the means are compared, and what the losses of step 1 differ by is allowed for. So is that one start learns faster
+    than another: up to twice as fast, by which one that learns nothing still shows. Losses of step 1 that no draws of
+    one initialisation have are another training's: a program's own initialisation may have had no effect.
+
+    In fp16 the loss scaling may skip other steps, and so the same data meet weights of more updates or of fewer. Up to
+    there the losses are compared one by one; from there those after as many updates, as far as their noise shows.
+    """
+    if any(not math.isfinite(loss) for repeat in other.losses for loss in repeat):
+        return _differ("a loss is not finite")
+    changed = changes_of_mathematics(own.config, other.config)
+    batches = global_batch(own.candidate), global_batch(other.candidate)
+    if batches[0] != batches[1]:
+        changed.append(f"train_batch_size ({batches[0]} -> {batches[1]})")
+    if changed:
+        said = f"the losses were not compared with yours: {', '.join(changed)} changes them"
+        return LossAgreement(is_compared=False, agrees=True, said=said)
+    steps = min((len(repeat) for repeat in (*own.losses, *other.losses)), default=0)
+    if steps == 0:
+        return LossAgreement(is_compared=False, agrees=True, said="the code shows no losses to compare")
+    tolerance = _tolerance(other)
+    alike = _steps_alike(own, other, steps)
+    theirs, ours = own.first(alike), other.first(alike)
+    drawn = (theirs, ours) if alike == steps else _by_updates(own, other)
+    if not _start_alike((*own.weights, *other.weights)):
+        return _from_other_weights(own, other, tolerance, *drawn)
+    factors = list(dict.fromkeys((1.0, _factor(own.candidate, other.candidate, theirs[0], ours[0]))))
+    apart = [_first_apart(_times(theirs, factor), ours, tolerance) for factor in factors]
+    if None in apart:
+        factor = factors[apart.index(None)]
+        said = f"the losses of the first {alike} steps agree"
+        if alike == steps:
+            return _agree(said, factor)
+        said += "; then the loss scaling skips other steps, and those after as many updates"
+        if _means_agree(_times(drawn[0], factor), drawn[1], tolerance):
+            return _agree(f"{said} agree as far as their noise shows", factor)
+        return _differ(f"{said} do not agree")
+    is_cut_alike = cuts_alike(own.candidate, other.candidate)
+    for factor in factors if not is_cut_alike else ():
+        expected = _times(drawn[0], factor)
+        if _means_agree(expected, drawn[1], tolerance) and (factor == 1.0 or _step_agrees(expected, drawn[1])):
+            return _agree(f"the losses of the first {steps} steps agree as far as their noise shows", factor)
+    step, wanted, found = max(filter(None, apart), key=lambda each: each[0])
+    said = f"the loss of step {step} is {found:.6g}, with your own configuration {wanted:.6g}"
+    if step == 1 and not is_cut_alike:
+        said += ", before any update: the loss depends on the micro-batch itself"
+    elif factors[-1] != 1.0 and step > 1:
+        said += f" (times {factors[-1]:.3g}, by which the program's own way to accumulate changes it)"
+    return _differ(said)
+
+
+def _steps_alike(own: Course, other: Course, steps: int) -> int:
+    """Returns how many of the first steps have had as many updates before them, in all repeats of both."""
+    counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
+    return sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
+
+
+def _by_updates(own: Course, other: Course) -> tuple[_Steps, _Steps]:
+    theirs, ours = own.by_updates(), other.by_updates()
+    common = min(len(theirs), len(ours))
+    return theirs[:common], ours[:common]
+
+
+def _tolerance(course: Course) -> float:
+    """Returns what rounding may do to a loss, as a share of it: the code may round more than the configuration says."""
+    narrow = any(each not in _WIDE for each in course.formats)
+    if narrow or any(_said(course.config.get(key)) for key in _HALF_PRECISION):
+        return _TOLERANCE_HALF
+    return _TOLERANCE_TF32 if "tf32" in course.formats else _TOLERANCE
+
+
+def _from_other_weights(own: Course, other: Course, tolerance: float, theirs: _Steps, ours: _Steps) -> LossAgreement:
+    factor = _factor(own.candidate, other.candidate, theirs[0], ours[0])
+    expected = _times(theirs, factor)
+    gap = abs(fmean(expected[0]) - fmean(ours[0]))
+    faster = max(_learnt(expected), _learnt(ours)) / 2.0
+    if _start_alike(own.weights) and _start_alike(other.weights):
+        said = "the program's initial weights are others than with your own configuration"
+    else:
+        said = "the program draws other initial weights in each trial"
+    said += f" (loss {fmean(ours[0]):.6g} at step 1, with your own configuration {fmean(theirs[0]):.6g})"
+    larger, smaller = sorted((abs(fmean(expected[0])), abs(fmean(ours[0]))), reverse=True)
+    if larger > _MOST_APART * smaller and gap > _noise_of_a_step(expected, ours):
+        return _differ(f"{said}: that far apart they are no draws of one initialisation")
+    if _means_agree(expected, ours, tolerance, gap + faster):
+        return _agree(f"{said}; from there the losses of {len(ours)} steps agree as far as their noise shows", factor)
+    return _differ(f"{said}, and from there the losses of {len(ours)} steps do not agree")
+
+
+def _learnt(course: _Steps) -> float:
+    """Returns how far the losses have come from that of step 1, on average."""
+    return abs(fmean(fmean(step) for step in course) - fmean(course[0]))
+
+
+def _agree(said: str, factor: float) -> LossAgreement:
+    if factor != 1.0:
+        said += (
+            f", but for the factor {factor:.3g}, which the program gives them by its own way to accumulate. Its "
+            "gradients have it too: Adam passes over that, plain SGD and clipping do not"
+        )
+    return LossAgreement(is_compared=True, agrees=True, said=said)
+
+
+def _differ(said: str) -> LossAgreement:
+    return LossAgreement(is_compared=True, agrees=False, said=said)
+
+
+def _start_alike(weights: Sequence[Sequence[float]]) -> bool:
+    """Returns whether trials have started from the same weights, as far as is known."""
+    return not all(weights) or all(_same_weights(each, weights[0]) for each in weights)
+
+
+def _same_weights(one: Sequence[float], other: Sequence[float]) -> bool:
+    (value, square), (other_value, other_square) = one, other
+    return abs(value - other_value) <= _SAME_WEIGHTS * math.sqrt(max(square, other_square))
+
+
+def _factor(own: Candidate, candidate: Candidate, theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """Returns the factor by which the program's losses change with the accumulation, as step 1 tells it."""
+    ratio = candidate.gradient_accumulation_steps / own.gradient_accumulation_steps
+    wanted, found = fmean(theirs), fmean(ours)
+    factors = [ratio**power for power in _POWERS]
+    return min(factors, key=lambda factor: _apart(factor * wanted, found))
+
+
+def _apart(one: float, other: float) -> float:
+    return abs(one - other) / max(abs(one), abs(other), 1e-300)
+
+
+def _times(course: _Steps, factor: float) -> _Steps:
+    return [[factor * loss for loss in repeats] for repeats in course]
+
+
+def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, float, float] | None:
+    """Returns the first step, from 1, whose losses differ by more than they may, with both means; None for none."""
+    spread = max(max(repeats) - min(repeats) for repeats in theirs)
+    for step, (wanted, found) in enumerate(zip(theirs, ours, strict=True), 1):
+        mine, other = fmean(wanted), fmean(found)
+        grown = tolerance * min(step, _STEPS_GROWN) * max(abs(mine), abs(other))
+        if abs(mine - other) > grown + _SPREADS * spread:
+            return step, mine, other
+    return None
+
+
+def _means_agree(theirs: _Steps, ours: _Steps, tolerance: float, gap: float = 0.0) -> bool:
+    """Returns whether two courses of losses on different draws are of one training, as far as their noise shows.
+
+    Args:
+        theirs: one of them.
+        ours: the other.
+        tolerance: of the losses, for rounding.
+        gap: what they may differ by besides.
+    """
+    mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
+    if len(mine) < 3:
+        return True
+    mean, found = fmean(mine), fmean(other)
+    noise = _noise(mine) + _noise(other)
+    return (
+        abs(mean - found) <= tolerance * max(abs(mean), abs(found)) + _NOISE_WIDTH * math.sqrt(noise / len(mine)) + gap
+    )
+
+
+def _step_agrees(theirs: _Steps, ours: _Steps) -> bool:
+    """Returns whether the losses of step 1 differ by no more than those of two batches do."""
+    if len(theirs) < 3:
+        return False
+    return abs(fmean(theirs[0]) - fmean(ours[0])) <= _noise_of_a_step(theirs, ours)
+
+
+def _noise_of_a_step(theirs: _Steps, ours: _Steps) -> float:
+    """Returns what the losses of two batches differ by at most."""
+    mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
+    return _NOISE_WIDTH * math.sqrt(_noise(mine) + _noise(other)) if len(mine) > 1 else math.inf
+
+
+def _noise(course: Sequence[float]) -> float:
+    """Returns the variance of a loss from batch to batch, by its steps' differences: a trend counts little in them."""
+    return fmean((after - before) ** 2 for before, after in itertools.pairwise(course)) / 2.0

@@ -1,0 +1,166 @@
+"""A study's last step: which trial confirms next, and what its answer is. Read from its results and its search."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.search.methods import METHODS
+from trial_lib.space.knobs import STAGE, get_knob
+from trial_lib.study.answer import gain
+from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
+from trial_lib.study.confirm.finding import Estimate, Finding, freeing_advice, partition_advice
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.earlier.known_winner import (
+    confirmed_after_search,
+    ended_on_known_winner,
+    known_confirmation,
+)
+from trial_lib.study.earlier.since_last import SinceLast, since_last
+from trial_lib.study.runner import seconds_of
+from trial_lib.study.study_metric import INSTEAD
+
+NOTHING_COMPLETED = "No trial completed."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a study says.
+
+    Attributes:
+        best: the winner's trial; where it was confirmed, the median one of these, with the medians of their metrics.
+        finding: what confirmation found; None where there was none to make.
+        gain: the winner's over the user's own configuration; None where there is nothing to compare.
+    """
+
+    best: TrialResult
+    finding: Finding | None
+    gain: float | None
+
+    @property
+    def gain_interval(self) -> tuple[float, float] | None:
+        """The ends of the gain's interval; None where it is a single reading's, or there is none."""
+        if self.finding is None or self.finding.winner is None or self.finding.winner.gain is None:
+            return None
+        return self.finding.winner.gain.low, self.finding.winner.gain.high
+
+    def document(self, driver: StudyDriver) -> dict[str, Any]:
+        """Returns what was measured, as JSON."""
+        submitted = driver.submitted
+        own = {} if submitted is None else submitted.metrics
+        if self.finding is not None and self.finding.own is not None:
+            own = self.finding.own.metrics
+        return {
+            "metric": driver.arguments.metric,
+            "trial": self.best.number,
+            "gain": self.gain,
+            "gain_interval": self.gain_interval,
+            "metrics": self.best.metrics,
+            "submitted": own,
+            "confirmation": None if self.finding is None else self.finding.document(),
+        }
+
+
+def confirmation_of(driver: StudyDriver) -> Confirmation | None:
+    """Returns the confirmation of a study whose search has ended, as far as it has come; None where there is none.
+
+    A search for micro-batch sizes has sizes to tell, and no winner to confirm.
+    """
+    if not METHODS[driver.arguments.method].confirms_winner or not driver.has_searched or driver.profile is None:
+        return None
+    if ended_on_known_winner(driver):
+        return known_confirmation(driver)
+    metric, submitted = driver.arguments.metric, driver.submitted
+    searched = [result for result in driver.results.values() if result.purpose is Purpose.SEARCH]
+    own, candidate = None, None if submitted is None else driver.candidates[submitted.number]
+    if submitted is not None and submitted.outcome is Outcome.COMPLETED and submitted.metrics.get(metric, 0.0) > 0.0:
+        own = _contender(driver, submitted)
+    expected = {} if driver.search is None else driver.search.expected()
+    readings = [_contender(driver, result, expected.get(result.number)) for result in searched]
+    ranked = ranking(readings, own, metric)
+    if not ranked:
+        return None
+    before = [driver.profile, *([submitted] if submitted is not None else []), *searched]
+    confirmation = Confirmation(
+        own, ranked, metric, driver.host.device, seconds_of(before), candidate, driver.profile.formats
+    )
+    for result in confirmed_after_search(driver):
+        confirmation.tell(result)
+    return confirmation
+
+
+def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None = None) -> Contender:
+    candidate = driver.candidates[reading.number]
+    return Contender(candidate, candidate.complete(driver.base_config), reading, expected)
+
+
+def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
+    """Returns the trial that confirms next, in fresh processes and with nothing beside it; None when it is over."""
+    confirmation = confirmation_of(driver)
+    candidate = None if confirmation is None else confirmation.next
+    return None if candidate is None else driver.plan_again(Purpose.CONFIRM, candidate)
+
+
+def answer_of(driver: StudyDriver) -> Answer | None:
+    """Returns what a study says; None where nothing completed, or nothing did so again."""
+    confirmation = confirmation_of(driver)
+    if confirmation is None or confirmation.next is not None:
+        best = driver.best
+        return None if best is None else Answer(best, None, gain(best, driver.submitted, driver.arguments.metric))
+    found = {
+        "freeing": _freeing(driver),
+        "left_out": () if driver.search is None else driver.search.left_out,
+        "instead": INSTEAD if driver.metric_is_replaced else "",
+        "left_unmeasured": "" if driver.submitted is None else driver.submitted.note,
+    }
+    finding = confirmation.finding().model_copy(update=found)
+    winner = finding.winner
+    if winner is None or winner.number is None:
+        return None
+    finding = finding.model_copy(update={"in_code": _in_code(driver, driver.candidates[winner.number])})
+    best = driver.results[winner.number].model_copy(update={"metrics": winner.metrics})
+    return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain))
+
+
+def since_last_study(driver: StudyDriver) -> SinceLast | None:
+    """Returns the confirmed winner beside that of the last study; None where the study does not learn from any."""
+    answer = answer_of(driver)
+    winner = None if answer is None or answer.finding is None else answer.finding.winner
+    if winner is None:
+        return None
+    return since_last(driver.head_start.earlier, driver.head_start.now, driver.results, winner, driver.host.device)
+
+
+def untried(driver: StudyDriver) -> str:
+    """Returns, in two sentences, why the search has tried nothing at all; empty where it has, or had the time to."""
+    minutes = driver.arguments.max_minutes
+    has_tried = any(result.purpose is Purpose.SEARCH for result in driver.results.values())
+    if minutes is None or has_tried or not driver.has_searched or ended_on_known_winner(driver):
+        return ""
+    return (
+        f"No configuration but yours was tried: the {minutes:g} minutes of --max-minutes were over before one could "
+        "start, with the trials before the search and waiting for slots. Allow more, or wait until other studies have "
+        "ended."
+    )
+
+
+def no_answer(driver: StudyDriver) -> str:
+    """Returns why a study has no answer."""
+    confirmation = confirmation_of(driver)
+    return NOTHING_COMPLETED if confirmation is None else confirmation.finding().sentence
+
+
+def _freeing(driver: StudyDriver) -> str:
+    freed = None if driver.search is None else driver.search.freeing_gain()
+    return "" if freed is None else freeing_advice(freed.candidate.micro_batch_size, freed.factor)
+
+
+def _in_code(driver: StudyDriver, winner: Candidate) -> str:
+    program = None if driver.profile is None else driver.profile.program
+    stage = get_knob(winner.complete(driver.base_config), STAGE, 0)
+    return partition_advice(stage, program is not None and program.partitions_its_model)
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value

@@ -1,0 +1,253 @@
+"""What the earlier studies of an experiment found, as a new study keeps it when it opens.
+
+It is written into the study's folder: whatever happens to the other folders, a resumed study sees what it began with.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.confirm.finding import Confirmed, Finding
+from trial_lib.study.earlier.fingerprint import Fingerprint
+from trial_lib.study.kept.history import Asked, AskedSweep, Told, read_history
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import write_whole
+
+# What decides which configurations a study may find, and by what they are measured: where that differs, an answer is
+# one to another question.
+_QUESTION = (
+    *("metric", "zero_stages", "max_slots", "max_micro_batch", "train_batch_size", "free_batch", "divisible_by"),
+    *("memory_headroom", "start_profile_step", "end_profile_step"),
+)
+_MOST_STUDIES = 20
+# Of these the latest whose search is remembered trial by trial.
+_MOST_SEARCHES = 3
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KnownTrial(_Record):
+    """A trial of an earlier study; of its result what a search learns from."""
+
+    candidate: Candidate
+    result: TrialResult
+
+
+class Measured(_Record):
+    """A configuration that an earlier study has measured again and again to confirm it.
+
+    Attributes:
+        candidate: the configuration.
+        trials: its confirming trials that completed.
+    """
+
+    candidate: Candidate
+    trials: tuple[TrialResult, ...]
+
+    @property
+    def median(self) -> TrialResult:
+        """The trial with the median throughput."""
+        in_order = sorted(self.trials, key=lambda trial: trial.metrics["throughput"])
+        return in_order[(len(in_order) - 1) // 2]
+
+
+class EarlierStudy(_Record):
+    """What one earlier study found.
+
+    Attributes:
+        study_id: its id.
+        ended_at: seconds since the epoch.
+        fingerprint: what the experiment was then.
+        profile: what the profile trial found.
+        own: the user's own configuration; None where it did not complete.
+        other: the best of the others.
+        winner: which of the two it is that the study chose.
+        regressed: whether its winner was slower than the last known one beyond the noise.
+        trials: those of its search; none of the older studies'.
+    """
+
+    study_id: str
+    ended_at: float
+    fingerprint: Fingerprint
+    profile: ModelProfile
+    own: Measured | None
+    other: Measured
+    winner: Literal["own", "other"]
+    regressed: bool = False
+    trials: tuple[KnownTrial, ...] = ()
+
+    @property
+    def best(self) -> Measured:
+        """The winner."""
+        return self.own if self.winner == "own" and self.own is not None else self.other
+
+
+_STUDIES = TypeAdapter(tuple[EarlierStudy, ...])
+
+
+def keep_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments, paths: StudyPaths) -> None:
+    """Writes what the earlier studies of an experiment found into a new study's folder.
+
+    Args:
+        studies_dir: the folder that studies stand in.
+        name: the experiment's.
+        arguments: the new study's.
+        paths: its files.
+    """
+    found = find_earlier_studies(studies_dir, name, arguments)
+    write_whole(paths.earlier_studies, _STUDIES.dump_json(found, exclude_defaults=True).decode())
+
+
+def earlier_studies_of(paths: StudyPaths) -> tuple[EarlierStudy, ...]:
+    """Returns the earlier studies that a study knows of, oldest first; none where it was not to learn from them."""
+    if not paths.earlier_studies.exists():
+        return ()
+    return _STUDIES.validate_json(paths.earlier_studies.read_bytes())
+
+
+def find_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments) -> tuple[EarlierStudy, ...]:
+    """Returns the latest completed studies of an experiment that were asked the same and confirmed a winner."""
+    found: list[EarlierStudy] = []
+    for paths, record in _records(studies_dir, name):
+        if _is_same_question(record, arguments):
+            searches = sum(bool(study.trials) for study in found)
+            study = _read(paths, record, with_trials=searches < _MOST_SEARCHES)
+            if study is not None:
+                found.append(study)
+        if len(found) == _MOST_STUDIES:
+            break
+    return tuple(reversed(found))
+
+
+def _records(studies_dir: Path, name: str) -> Iterator[tuple[StudyPaths, StudyRecord]]:
+    """Yields the completed studies of that name, the latest first."""
+    known = ((paths, record_of(paths)) for paths in map(StudyPaths, studies_dir.glob("*")))
+    completed = [
+        (paths, record)
+        for paths, record in known
+        if record is not None and record.name == name and record.status is StudyStatus.COMPLETED
+    ]
+    yield from sorted(completed, key=lambda pair: pair[1].ended_at or 0.0, reverse=True)
+
+
+def record_of(paths: StudyPaths) -> StudyRecord | None:
+    """Returns the record of a study; None where there is none that this version can read."""
+    try:
+        return StudyRecord.model_validate_json(paths.record.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_same_question(record: StudyRecord, arguments: StudyArguments) -> bool:
+    try:
+        earlier = StudyArguments.model_validate(record.arguments)
+    except ValidationError:
+        return False
+    return all(getattr(earlier, name) == getattr(arguments, name) for name in _QUESTION)
+
+
+def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierStudy | None:
+    """Returns what a study found; None where it confirmed nothing, is of several experiments, damaged, or of an
+    older version.
+    """
+    try:
+        fingerprint = Fingerprint.model_validate_json(paths.fingerprint.read_text())
+        answer = json.loads(paths.best_ds_metrics.read_text())
+        finding = None if answer["confirmation"] is None else Finding.of_document(answer["confirmation"])
+        trials = trials_of(paths)
+    except (OSError, ValueError, KeyError, InputError):
+        return None
+    if fingerprint.is_mixed:
+        return None
+    profiled = next((trial.result for trial in trials.values() if trial.result.purpose is Purpose.PROFILE), None)
+    if finding is None or finding.winner is None or profiled is None or profiled.profile is None:
+        return None
+    is_own = finding.winner.verdict == "own"
+    rival = next((one for one in finding.candidates if one.number is not None), None) if is_own else finding.winner
+    own = None if finding.own is None else _measured(finding.own, trials)
+    other = None if rival is None else _measured(rival, trials)
+    if other is None or (is_own and own is None):
+        return None
+    searched = [trial for trial in trials.values() if trial.result.purpose in (Purpose.SUBMITTED, Purpose.SEARCH)]
+    return EarlierStudy(
+        study_id=record.study_id,
+        ended_at=record.ended_at or 0.0,
+        fingerprint=fingerprint.with_profile(profiled),
+        profile=profiled.profile,
+        own=own,
+        other=other,
+        winner="own" if is_own else "other",
+        regressed=bool(record.regression),
+        trials=tuple(map(_brief, searched)) if with_trials else (),
+    )
+
+
+def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> Measured | None:
+    known = [trials[number] for number in confirmed.trials if number in trials]
+    completed = [trial for trial in known if is_measured(trial.result)]
+    if not completed:
+        return None
+    return Measured(candidate=known[0].candidate, trials=tuple(_brief(trial).result for trial in completed))
+
+
+def is_measured(result: TrialResult) -> bool:
+    """Returns whether a trial has a throughput to compare."""
+    return result.outcome is Outcome.COMPLETED and result.metrics.get("throughput", 0.0) > 0.0
+
+
+def _brief(trial: KnownTrial) -> KnownTrial:
+    """Returns a trial without what only its own study has a use for."""
+    own_study_s: dict[str, object] = {
+        "step_times": [],
+        "losses": [],
+        "logs": [],
+        "imported": [],
+        "profile": None,
+        "program": None,
+    }
+    return KnownTrial(candidate=trial.candidate, result=trial.result.model_copy(update=own_study_s))
+
+
+def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
+    """Returns the trials of a study that have ended, by their numbers.
+
+    Raises:
+        InputError: its history is damaged.
+        KeyError: it is of a version that wrote it otherwise.
+    """
+    candidates: dict[int, Candidate] = {}
+    trials: dict[int, KnownTrial] = {}
+    for event in read_history(paths.history):
+        if isinstance(event, Asked):
+            candidates[event.number] = event.candidate
+        elif isinstance(event, AskedSweep):
+            candidates.update(event.numbered)
+        elif isinstance(event, Told):
+            trials[event.number] = KnownTrial(candidate=candidates[event.number], result=event.result)
+    return trials
+
+
+def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
+    """Returns the last study and those right before it that measured the same winner under the same conditions.
+
+    None from before a regression: what they measured lies where the winner was before, and is no noise.
+    """
+    last = studies[-1]
+    same: list[EarlierStudy] = []
+    for study in reversed(studies):
+        is_same = study.best.candidate == last.best.candidate
+        if not is_same or set(study.fingerprint.changed_since(last.fingerprint)) - {"search"}:
+            break
+        same.append(study)
+        if study.regressed:
+            break
+    return same[::-1]

@@ -1,0 +1,278 @@
+"""What an experiment is today: its code, configuration, hardware and versions, and what of that has changed since."""
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field
+
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.result import ModelProfile, TrialResult
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.secrets.by_name import redact
+from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.build_program import environment_of
+from trial_lib.study.kept.record_file import read_record_file
+
+SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
+
+# What says how a search goes about it, and not which configurations it may find.
+_SEARCH = ("method", "settings", "max_trials", "max_minutes", "random_seed")
+# What programs and configurations are written in; data, logs and checkpoints are not, but for some.
+_SUFFIXES = frozenset(
+    {".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".jinja"}
+    | {".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp"}
+)
+# Of the texts these; others hold what a program, `tee` or a shell has written.
+_TEXTS = ("requirements", "constraints", "CMakeLists")
+_MOST_BYTES = 2**20  # what is larger is data, whatever it is called
+_MOST_ENTRIES = 2000  # of a folder; one with more holds data
+_MOST_FILES = 20_000  # of code, of one folder: that many are hashed in seconds
+# What trainings, tools and ZeroTune itself leave behind beside the code.
+_LEFT_BEHIND = ("zerotune-", "mlruns", "mlartifacts", "wandb", "runs", "logs", "lightning_logs", "checkpoint", "output")
+_NO_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+# Variables that libraries read, and training's speed depends on.
+_VARIABLES = (
+    "OMP_",
+    "MKL_",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "NCCL_",
+    "GLOO_",
+    "CUDA_",
+    "CUBLAS_",
+    "TORCH_",
+    "PYTORCH_",
+    "TRITON_",
+    "DS_",
+)
+_NOT_SPEED = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "DS_ACCELERATOR")
+
+_MOST_SAID = 8
+
+
+class Fingerprint(BaseModel):
+    """An experiment as one study found it; each section by name.
+
+    Attributes:
+        code: a hash of each file of code in the model directory, and of what was included.
+        configuration: the YAML's values and the DeepSpeed configuration's, without secrets.
+        environment: variables of the ranks that decide how fast libraries are.
+        model: sizes that the profile trial found; empty before.
+        hardware: the devices, their memory and driver, the processor.
+        versions: of python, torch, deepspeed and the like, from the profile trial; empty before.
+        search: what says how thoroughly was searched.
+        is_mixed: whether the study was resumed after some of that had changed, so that its trials are of several.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code: dict[str, str] = Field(default_factory=dict)
+    configuration: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    model: dict[str, str] = Field(default_factory=dict)
+    hardware: dict[str, str] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    search: dict[str, str] = Field(default_factory=dict)
+    is_mixed: bool = False
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there may be more code than was looked at."""
+        return len(self.code) >= _MOST_FILES
+
+    def with_profile(self, profiled: TrialResult) -> "Fingerprint":
+        """Returns it with what a profile trial found."""
+        model = {} if profiled.profile is None else _model(profiled.profile)
+        return self.model_copy(update={"versions": profiled.versions, "model": model})
+
+    def changed_since(self, earlier: "Fingerprint") -> list[str]:
+        """Returns the sections that are not what they were."""
+        return [section for section in SECTIONS if getattr(self, section) != getattr(earlier, section)]
+
+    def changes_since(self, earlier: "Fingerprint") -> list[str]:
+        """Returns what has changed, each in some words, such as `torch 2.6.0 -> 2.7.0`; the rest of many is counted."""
+        changes = [
+            said
+            for section in self.changed_since(earlier)
+            for said in _changes(section, getattr(earlier, section), getattr(self, section))
+        ]
+        left = len(changes) - _MOST_SAID
+        return changes if left < 2 else [*changes[:_MOST_SAID], f"and {left} more"]
+
+
+def _changes(section: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if section == "code":
+        return [f"{name} ({_how(name, before, now)})" for name in names]
+    return [f"{name} {before.get(name, 'not set')} -> {now.get(name, 'not set')}" for name in names]
+
+
+def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    return "new" if name not in before else "gone" if name not in now else "edited"
+
+
+def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host) -> Fingerprint:
+    """Returns what is known of an experiment before its first trial.
+
+    Args:
+        experiment: what the user submitted.
+        arguments: the study's.
+        host: the devices.
+    """
+    code = dict(islice(_hashes(experiment.model_dir), _MOST_FILES))
+    for path in arguments.include:
+        hashes = islice(_hashes(path.resolve()), _MOST_FILES)
+        code |= {_included_name(path, name): hashed for name, hashed in hashes}
+    variables = environment_of(experiment, arguments.include, host.device)
+    return Fingerprint(
+        code=code,
+        configuration={**_submitted(experiment), **_flat(redact(experiment.ds_config), "deepspeed.")},
+        environment={
+            name: value
+            for name, value in redact(variables).items()
+            if name.startswith(_VARIABLES) and name not in _NOT_SPEED
+        },
+        hardware=_hardware(host),
+        search=_flat({name: getattr(arguments, name) for name in _SEARCH}, ""),
+    )
+
+
+def code_file(name: str, model_dir: Path, include: Sequence[Path]) -> Path:
+    """Returns the file that has a name in the code of a fingerprint.
+
+    Args:
+        name: of the file there.
+        model_dir: the model directory.
+        include: what was included, which goes before a file of the same name in the model directory.
+    """
+    for path in reversed(include):
+        within = name.removeprefix(path.name).lstrip("/")
+        file = path.resolve() / within
+        if name == _included_name(path, within) and file.is_file():
+            return file
+    return model_dir / name
+
+
+def _included_name(path: Path, within: str) -> str:
+    return f"{path.name}/{within}".rstrip("/")
+
+
+def fingerprint_in(paths: StudyPaths) -> Fingerprint:
+    """Returns what a study kept when it opened; an empty one where it is of a version that kept none."""
+    try:
+        return read_record_file(paths.fingerprint, Fingerprint, "the study's fingerprint", "Restore it, or remove it.")
+    except FileNotFoundError:
+        return Fingerprint()
+
+
+def _submitted(experiment: Experiment) -> dict[str, str]:
+    """Returns the YAML's values but for those that are for people, and for DeepSpeed's, which stand for themselves."""
+    config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
+    config["hyperparameters"].pop("deepspeed_config", None)
+    # A secret may stand elsewhere, too, without the name that gives it away.
+    secrets = KnownSecrets.of_experiment(experiment)
+    return {name: secrets.hide(value) for name, value in _flat(redact(config), "").items()}
+
+
+def _hashes(root: Path) -> Iterator[tuple[str, str]]:
+    """Yields the files of code in a folder, or the one file, by their paths in it, each with its hash."""
+    if root.is_file():
+        yield "", file_hash(root)
+        return
+    for folder, folders, names in os.walk(root):
+        if len(folders) + len(names) > _MOST_ENTRIES:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not _is_left_out(Path(folder, name)))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if _is_code(path) and _is_small_file(path):
+                yield path.relative_to(root).as_posix(), file_hash(path)
+
+
+def _is_left_out(folder: Path) -> bool:
+    name = folder.name
+    is_hidden = name.startswith(".") or name in _NO_CODE or name.startswith(_LEFT_BEHIND)
+    return is_hidden or (folder / "pyvenv.cfg").exists()
+
+
+def _is_code(path: Path) -> bool:
+    is_text = path.suffix == ".txt" and path.name.startswith(_TEXTS)
+    return (path.suffix in _SUFFIXES or is_text) and not path.name.startswith(".")
+
+
+def _is_small_file(path: Path) -> bool:
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    # Reading a pipe waits for somebody to write into it. Where this process writes to is no code, whatever its name.
+    is_own_output = any(os.path.samestat(found, own) for own in _own_output())
+    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES and not is_own_output
+
+
+def _own_output() -> list[os.stat_result]:
+    """Returns what standard output and standard error are, where they are open."""
+    found = []
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            found.append(os.fstat(number))
+    return found
+
+
+def file_hash(path: Path) -> str:
+    """Returns a hash of a file's content, or why it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        # It is not the study's to fail over: a file that turns readable has changed.
+        return type(error).__name__
+
+
+def _hardware(host: Host) -> dict[str, str]:
+    found = {
+        "device": host.device,
+        "slots": str(len(host.slots)),
+        # What a system leaves of its memory differs by some pages from boot to boot.
+        "memory of a slot (GiB)": f"{host.memory_per_slot / 2**30:.1f}",
+        "processor": _processor(),
+        "cores": str(psutil.cpu_count() or 0),
+    }
+    return {**found, **kind_of(host.device).identity(host)}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _model(profile: ModelProfile) -> dict[str, str]:
+    return {
+        "parameters": f"{profile.num_params:,}",
+        "trainable parameters": f"{profile.trainable_num_params:,}",
+        "model replicas": str(profile.data_parallel_size),
+        "pipeline": str(profile.pipeline_parallel),
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = str(value)
+    return flat

@@ -1,0 +1,114 @@
+"""What earlier studies of an experiment give a search to begin with."""
+
+from dataclasses import dataclass
+
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.search.space_coordinates import SpaceCoordinates
+from trial_lib.space.knobs import SearchSpace
+from trial_lib.study.earlier.earlier_studies import EarlierStudy
+from trial_lib.study.earlier.fingerprint import Fingerprint
+
+# Activations of a sample (as a share) that may differ from run to run of the same model: its data do.
+_SAME_ACTIVATIONS = 0.01
+# What of an earlier search may be told to a search where only these have changed.
+_SAME_SPEED = {"search"}
+_SAME_MEMORY = {"search", "code"}
+_TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class HeadStart:
+    """What is known of an experiment before its search.
+
+    Attributes:
+        earlier: the studies that this one may learn from, oldest first.
+        begun: what the experiment was when this study began.
+        profile: the profile trial; None before it has ended.
+    """
+
+    earlier: tuple[EarlierStudy, ...]
+    begun: Fingerprint
+    profile: TrialResult | None
+
+    @property
+    def last(self) -> EarlierStudy | None:
+        """The last of the earlier studies; None where there is none to learn from."""
+        return self.earlier[-1] if self.earlier else None
+
+    @property
+    def now(self) -> Fingerprint:
+        """What the experiment is, as far as it is known."""
+        return self.begun if self.profile is None else self.begun.with_profile(self.profile)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything that is known of has changed since the last study. The profile trial has ended."""
+        return self.last is None or bool(self.now.changed_since(self.last.fingerprint))
+
+    def winner(self, space: SearchSpace, batch: int | None, slots: int) -> Candidate | None:
+        """Returns what a search starts from: the last study's winner, with the slots and the global batch of this one.
+
+        Args:
+            space: what the search chooses from.
+            batch: the samples of an optimizer step that every candidate has to have; None where they are free.
+            slots: of a trial.
+
+        Returns:
+            None where there is no winner, where it is the user's own configuration or none of the search's space any
+            more, and where its micro-batch size does not go into that batch.
+        """
+        last, profile = self.last, self._model
+        if last is None or last.winner == "own" or profile is None:
+            return None
+        known = last.other.candidate
+        if SpaceCoordinates(space).locate(known.knobs) is None:
+            return None
+        accumulation = known.gradient_accumulation_steps
+        if batch is not None:
+            accumulation, left = divmod(batch, known.micro_batch_size * profile.data_parallel_size)
+            if left or not accumulation:
+                return None
+        return Candidate(
+            knobs=known.knobs,
+            micro_batch_size=known.micro_batch_size,
+            gradient_accumulation_steps=accumulation,
+            slots=slots,
+            data_parallel_size=profile.data_parallel_size,
+        )
+
+    def trials(self) -> list[tuple[Candidate, TrialResult]]:
+        """Returns the trials of earlier studies that still hold, oldest first, for a search to learn from.
+
+        All of a trial holds where nothing but the search itself has changed. Where the code has, and the model needs
+        what it needed, what is known of its memory does. After any other change nothing is left but the winner. What a
+        host had left for a trial is another day's.
+        """
+        known: list[tuple[Candidate, TrialResult]] = []
+        # A search that nothing has led to but a winner that is not what it was: nobody knows what else is not.
+        is_doubtful = not self.has_changed
+        for study in self.earlier:
+            changed = set(self.now.changed_since(study.fingerprint))
+            if changed <= _SAME_SPEED and not is_doubtful:
+                known += [
+                    (trial.candidate, trial.result)
+                    for trial in study.trials
+                    if trial.result.outcome is not Outcome.OUT_OF_HOST_MEMORY
+                ]
+            elif changed <= _SAME_MEMORY and self._needs_the_same(study):
+                known += [
+                    (trial.candidate, trial.result.model_copy(update={"metrics": {}}))
+                    for trial in study.trials
+                    if trial.result.outcome in _TELLS_OF_MEMORY
+                ]
+        return known
+
+    @property
+    def _model(self) -> ModelProfile | None:
+        return None if self.profile is None else self.profile.profile
+
+    def _needs_the_same(self, study: EarlierStudy) -> bool:
+        if self._model is None:
+            return False
+        before, now = study.profile.activation_mem_per_gpu, self._model.activation_mem_per_gpu
+        return abs(now - before) <= _SAME_ACTIVATIONS * before

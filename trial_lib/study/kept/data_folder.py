@@ -1,0 +1,76 @@
+"""ZeroTune's own folder: Prefect's database, what `zerotune up` keeps, and ops that fit nowhere else."""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from trial_lib.wire.errors import InputError
+
+_REMEDY = "Mend its permissions, or name another one by XDG_DATA_HOME."
+
+
+def data_folder() -> Path:
+    """Returns the folder; it need not be there yet. Where nobody knows of a home, its path is not absolute."""
+    try:
+        return platformdirs.user_data_path("zerotune")
+    except RuntimeError:
+        return Path("~/.local/share/zerotune")
+
+
+def require_data_folder(name: str) -> None:
+    """Makes sure that a folder in it can be made and written, and makes nothing.
+
+    Args:
+        name: of the folder.
+
+    Raises:
+        InputError: it cannot.
+    """
+    folder = _in_data_folder(name)
+    if not can_be_written(folder):
+        nearest = _nearest(folder)
+        why = "." if nearest.is_dir() else " (it is no folder)."
+        raise InputError(f"it cannot be written{why}", where=str(nearest), remedy=_REMEDY)
+
+
+def can_be_written(folder: Path) -> bool:
+    """Returns whether a folder can be written, or made."""
+    nearest = _nearest(folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _nearest(folder: Path) -> Path:
+    """Returns the folder, or what of those above it is there."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+
+
+def _in_data_folder(name: str) -> Path:
+    folder = data_folder() / name
+    if not folder.is_absolute():
+        raise InputError(
+            "nobody knows of a home folder: the variable is not set, and this user is not in the password database.",
+            where="HOME",
+            remedy="Set it, or XDG_DATA_HOME, to a folder that you may write to.",
+        )
+    return folder
+
+
+def made_in_data_folder(name: str) -> Path:
+    """Returns a folder in it, made where it is not there yet.
+
+    Args:
+        name: of the folder.
+
+    Raises:
+        InputError: it cannot be made or written.
+    """
+    folder = _in_data_folder(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"it cannot be written ({error.strerror}).", where=str(folder), remedy=_REMEDY) from None
+    return folder

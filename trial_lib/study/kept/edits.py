@@ -1,0 +1,101 @@
+"""What somebody edits while a study runs: each trial starts from the files as they are then."""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.earlier.fingerprint import Fingerprint, code_file, file_hash, fingerprint_in
+from trial_lib.wire.whole_files import write_whole
+
+_MOST_SAID = 8
+
+
+class Edits:
+    """Notices edits of the code and of the experiment's file, by a look at their sizes and times before each trial.
+
+    Args:
+        experiment: what was submitted.
+        include: files and folders that the code imports from outside the model directory.
+        paths: the study's files.
+        log: where an edit is told.
+    """
+
+    def __init__(self, experiment: Experiment, include: Sequence[Path], paths: StudyPaths, log: logging.Logger) -> None:
+        self._paths = paths
+        self._log = log
+        self._begun = fingerprint_in(paths)
+        self._config = experiment.path if experiment.path not in (None, paths.experiment) else None
+        named = {name: code_file(name, experiment.model_dir, include) for name in self._begun.code}
+        self._files = {name: path for name, path in named.items() if not _is_same(path, self._config)}
+        self._hashes = dict(self._begun.code)
+        # A file that no fingerprint has is as it was when the study was opened.
+        for path in filter(None, (self._config, _config_elsewhere(experiment))):
+            self._files[str(path)] = path
+            self._hashes[str(path)] = file_hash(path)
+        self._seen = {name: _signature(path) for name, path in self._files.items()}
+        self._lock = threading.Lock()
+        self._told: dict[str, str] = {}
+
+    @property
+    def sentence(self) -> str:
+        """What has been edited; empty where nothing has."""
+        if not self._told:
+            return ""
+        names = list(self._told.values())
+        more = f" and {len(names) - _MOST_SAID} more" if len(names) > _MOST_SAID else ""
+        return f"Edited while the study ran: {', '.join(names[:_MOST_SAID])}{more}."
+
+    def look(self) -> None:
+        """Tells what has been edited since the last look. Callable from any thread."""
+        with self._lock:
+            now = {name: _signature(path) for name, path in self._files.items()}
+            touched = [name for name, signature in now.items() if signature != self._seen[name]]
+            self._seen = now
+            edited = [name for name in touched if name not in self._told and self._is_edited(name)]
+            for name in edited:
+                self._told[name] = f"{name} (gone)" if now[name] is None else name
+                self._tell(name)
+            if any(self._files[name] != self._config for name in edited):
+                self._mix()
+
+    def _is_edited(self, name: str) -> bool:
+        return file_hash(self._files[name]) != self._hashes[name]
+
+    def _tell(self, name: str) -> None:
+        if self._files[name] == self._config:
+            self._log.warning(
+                "%s was edited while the study runs: the study goes on with what it said at its start.", name
+            )
+        else:
+            self._log.warning(
+                "%s was edited while the study runs: the trials from before are compared with those from now on as if "
+                "they were of the same training. A new study is surer.",
+                self._told[name],
+            )
+
+    def _mix(self) -> None:
+        """Has later studies learn nothing from this one."""
+        mixed: Fingerprint = self._begun.model_copy(update={"is_mixed": True})
+        write_whole(self._paths.fingerprint, mixed.model_dump_json(indent=2))
+
+
+def _is_same(path: Path, other: Path | None) -> bool:
+    return other is not None and path.name == other.name and path.resolve() == other.resolve()
+
+
+def _config_elsewhere(experiment: Experiment) -> Path | None:
+    """Returns the file of the DeepSpeed configuration where the code has none of it: a fingerprint has the rest."""
+    source = experiment.config_source
+    is_elsewhere = source.is_file() and not source.resolve().is_relative_to(experiment.model_dir)
+    return None if not is_elsewhere or _is_same(source, experiment.path) else source
+
+
+def _signature(path: Path) -> Mapping[str, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return {"size": found.st_size, "time": found.st_mtime_ns, "file": found.st_ino}

@@ -1,0 +1,71 @@
+"""Reading what ZeroTune has written itself, and what somebody or a disk may have damaged since."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from trial_lib.records.study_folder import StudyPaths, StudyRecord
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import write_whole
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def read_own_text(path: Path, what: str, remedy: str) -> str:
+    """Returns the text of a file that ZeroTune has written.
+
+    Args:
+        path: the file.
+        what: what it is, such as `the study's record`.
+        remedy: what to do where it is damaged.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InputError: it is no file, cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError as error:
+        said = f"{what} is damaged: not UTF-8 (byte {error.start})."
+        raise InputError(said, where=str(path), remedy=remedy) from None
+    except OSError as error:
+        raise InputError(f"{what} cannot be read ({error.strerror}).", where=str(path), remedy=remedy) from None
+
+
+def read_record_file(path: Path, model: type[Record], what: str, remedy: str) -> Record:
+    """Returns a record that ZeroTune has written; the rest as `read_own_text`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InputError: it is damaged, or of another version.
+    """
+    text = read_own_text(path, what, remedy)
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise InputError(
+            f"{what} is damaged or of another version ({error.error_count()} mistakes).", where=str(path), remedy=remedy
+        ) from None
+
+
+def read_record(paths: StudyPaths) -> StudyRecord:
+    """Returns a study's record.
+
+    Raises:
+        InputError: the folder is none of a study, or its record is damaged.
+    """
+    if not paths.record.is_file():
+        raise InputError(
+            "this is not a study's folder: it has no study.json.",
+            where=str(paths.root),
+            remedy="Name one of the folders in zerotune-studies.",
+        )
+    return read_record_file(paths.record, StudyRecord, "the study's record", "Restore the file.")
+
+
+def write_study_record(paths: StudyPaths, record: StudyRecord) -> None:
+    """Writes a study's record, for this user alone: its arguments and its configuration may hold secrets."""
+    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)

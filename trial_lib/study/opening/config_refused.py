@@ -1,0 +1,117 @@
+"""What the user's own DeepSpeed refuses of their configuration, asked for while the servers come up.
+
+A refusal ends the command only where the file is surely what DeepSpeed gets: a program may mend in its code what it
+has read. Anywhere else it is a warning, and the program's run as typed, with which a study begins, decides.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trial_lib.command.config_hand_over import is_handed_over
+from trial_lib.deepspeed_config.deepspeed_refusals import Refusal, sentence_of
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.rules import ZERO_KEYS
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.experiment.yaml_mistakes import one_error
+from trial_lib.launch.processes.config_check import Judgement
+from trial_lib.launch.rank_starter import Launcher
+from trial_lib.secrets.by_name import redact
+from trial_lib.study.answer import without_tuning_keys
+from trial_lib.wire.errors import InputError
+
+
+class ConfigCheck:
+    """One question, asked once.
+
+    A configuration in the code is judged when its program runs: here there is nothing to ask then.
+
+    Args:
+        experiment: what the user submitted.
+        launcher: of its trials; None where they run elsewhere.
+        log: for what DeepSpeed may refuse, and for what goes wrong with the asking: the trials will tell.
+    """
+
+    def __init__(self, experiment: Experiment, launcher: Launcher | None, log: logging.Logger) -> None:
+        self._experiment = experiment
+        self._launcher = launcher
+        self._log = log
+        self._judgement: Judgement | None = None
+        self._thread: threading.Thread | None = None
+        self._has_warned = False
+
+    def ask(self) -> None:
+        """Asks, and returns at once: other servers can start meanwhile."""
+        if self._thread is None and self._launcher is not None and self._experiment.ds_config:
+            self._thread = threading.Thread(target=self._ask, daemon=True, name="check-config")
+            self._thread.start()
+
+    def _ask(self) -> None:
+        assert self._launcher is not None
+        try:
+            slots = self._experiment.config.resources.slots_per_trial
+            self._judgement = self._launcher.check(_judged_part(self._experiment), slots)
+        except Exception:  # noqa: BLE001 - the study goes on without an answer
+            self._log.debug("DeepSpeed was not asked about the configuration", exc_info=True)
+
+    def refusal(self) -> InputError | None:
+        """Waits for the answer; returns what the user is to mend, None where DeepSpeed has no objection.
+
+        An objection to a file that the program may mend is told as a warning, once.
+        """
+        self.ask()
+        if self._thread is not None:
+            self._thread.join()
+        if self._judgement is None or not self._judgement["refusals"]:
+            return None
+        experiment, errors = self._experiment, told(self._experiment, self._judgement)
+        if is_handed_over(experiment.entrypoint, experiment.model_dir):
+            return one_error(errors, experiment.config_source)
+        if not self._has_warned:
+            self._has_warned = True
+            sentences = " ".join(map(str, errors))
+            self._log.warning("%s Your program runs all the same: it may hand DeepSpeed something else.", sentences)
+        return None
+
+
+def _judged_part(experiment: Experiment) -> dict[str, Any]:
+    """Returns the configuration as far as it is decided: the command may set the batch."""
+    config = without_tuning_keys(experiment.ds_config)
+    if experiment.config.arg_mappings:
+        return {key: value for key, value in config.items() if key not in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
+    return config
+
+
+def told(experiment: Experiment, judgement: Judgement) -> list[InputError]:
+    """Returns the refusals of a configuration."""
+    deepspeed, slots = f"DeepSpeed {judgement['deepspeed']}", experiment.config.resources.slots_per_trial
+    errors = []
+    for refusal in (_shown(Refusal(**each)) for each in judgement["refusals"]):
+        what, remedy = sentence_of(refusal, deepspeed, ZERO_KEYS, slots)
+        errors.append(InputError(what, where=_place(experiment, refusal.keys), remedy=remedy))
+    return errors
+
+
+def _shown(refusal: Refusal) -> Refusal:
+    """Returns a refusal without a value that looks like a secret."""
+    if len(refusal.keys) > 1:
+        return refusal
+    (name,) = refusal.keys
+    return replace(refusal, value=redact({name.rpartition(".")[2]: refusal.value}).popitem()[1])
+
+
+def _place(experiment: Experiment, keys: Sequence[str]) -> str:
+    """Returns the file that the keys stand in: the experiment's own where that overwrites one of them."""
+    overwrites = experiment.config.hyperparameters.overwrite_deepspeed_args
+    is_overwritten = any(_stands_in(key.split("."), overwrites) for key in keys)
+    return experiment.source if is_overwritten else str(experiment.config_source)
+
+
+def _stands_in(steps: Sequence[str], section: Any) -> bool:
+    for step in steps:
+        if not isinstance(section, Mapping) or step not in section:
+            return False
+        section = section[step]
+    return True

@@ -1,0 +1,195 @@
+"""A command that starts its training by way of others is followed: what it comes to is what is tuned."""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trial_lib.command.launchers import CLUSTER_LAUNCHERS
+from trial_lib.command.starter_code import may_start_ranks, module_file
+from trial_lib.command.words import ASSIGNMENT
+from trial_lib.launch.starter import Launch, NoLaunch, follow_starter
+from trial_lib.secrets.by_name import redact_text
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.launcher_process import is_python, launcher_in, python_target
+
+_WHERE = "the command"
+_LONGEST_SHOWN = 60
+# ZeroTune reads their commands: what they start needs not be found out.
+_UNDERSTOOD = ("deepspeed", "torchrun", "accelerate", *CLUSTER_LAUNCHERS)
+_INSTEAD = (
+    "Put `zerotune tune --` before the command that starts your ranks, such as `torchrun --nproc_per_node 2 train.py "
+    "ARGUMENTS`."
+)
+_RANK_ARGUMENT = re.compile(r"--?(local[-_]rank|node[-_]rank|rank)(=.*)?")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A command that can be tuned.
+
+    Attributes:
+        words: of the command.
+        folder: its working directory.
+        notes: what there is to say of it.
+    """
+
+    words: tuple[str, ...]
+    folder: Path
+    notes: tuple[str, ...] = ()
+
+
+def followed(
+    command: Sequence[str], folder: Path, tell: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> Followed:
+    """Returns the command that a typed one comes to; the same where it trains by itself.
+
+    A shell, make, uv and the like are run up to the point where they start a launcher or a training; so is a Python
+    program whose code may do so.
+
+    Args:
+        command: what was typed.
+        folder: its working directory.
+        tell: told what takes its time.
+        check: called again and again meanwhile; what it raises ends the waiting.
+
+    Raises:
+        InputError: the command ended without a training, or starts its ranks in a way that no launcher has.
+    """
+    words = list(command)
+    as_typed = Followed(tuple(words), folder)
+    assigned = _take_assignments(words)
+    environment = {**os.environ, **assigned}
+    if not words or not _is_starter(words, folder, environment):
+        return as_typed
+    shown = _shown(words)
+    in_python = is_python(words[0])
+
+    has_waited = False
+
+    def still_waiting(seconds: float) -> None:
+        nonlocal has_waited
+        advice = "" if has_waited else f" It starts no deepspeed, torchrun or accelerate launch so far. {_INSTEAD}"
+        has_waited = True
+        tell(f"still waiting for {shown} to start its training ({seconds:.0f} s).{advice}")
+
+    tell(f"{shown} is run up to the point where it starts its training.")
+    end = follow_starter(words, folder, environment, still_waiting, check)
+    if isinstance(end, NoLaunch):
+        if in_python:
+            # The profile trial says what is wrong with it.
+            return as_typed
+        raise _came_to_nothing(shown, end)
+    if end.is_worker:
+        raise InputError(
+            f"{shown} starts its {end.ranks} ranks within Python (torch.multiprocessing or the like).",
+            where=_WHERE,
+            remedy="Let the program train as one rank of those that RANK, LOCAL_RANK and WORLD_SIZE tell of, and type "
+            f"`zerotune tune -- torchrun --nproc_per_node {end.ranks} SCRIPT ARGUMENTS`.",
+        )
+    if in_python and end.ranks == 1 and list(end.words[1:]) == words[1:]:
+        return as_typed
+    set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
+    found = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
+    notes = [f"{shown} starts `{redact_text(_joined(found))}`: that is what is tuned."]
+    if end.folder != folder:
+        notes.append(f"It does so in {end.folder}.")
+    if end.unset:
+        notes.append(f"It unsets {', '.join(end.unset)} before, which the trials have: unset it for zerotune.")
+    return Followed(tuple(found), end.folder, tuple(notes))
+
+
+def _take_assignments(words: list[str]) -> dict[str, str]:
+    assigned: dict[str, str] = {}
+    while words and (ASSIGNMENT.match(words[0]) or (words[0] == "env" and not assigned)):
+        name, equals, value = words.pop(0).partition("=")
+        if equals:
+            assigned[name] = value
+    return assigned
+
+
+def _is_starter(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
+    """Returns whether a command may start its training by way of others."""
+    program = words[0]
+    name = Path(program).name
+    if name in _UNDERSTOOD or ":" in program:
+        return False
+    if not is_python(program):
+        path = shutil.which(program, path=environment.get("PATH"))
+        return path is not None or os.access(folder / program, os.X_OK)
+    position = python_target(words)
+    if position is None or launcher_in(words) is not None:
+        return False
+    target = words[position]
+    if words[position - 1] == "-m":
+        file = module_file(target, (folder, *_installed(target)), "__main__.py")
+        return file is not None and may_start_ranks(file, (folder, *_installed(target)))
+    return may_start_ranks(folder / target, ((folder / target).parent, folder))
+
+
+def _installed(module: str) -> tuple[Path, ...]:
+    """Returns the folder that an installed module's package stands in."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        return ()
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return ()
+    return (Path(spec.origin).parent.parent,)
+
+
+def _command_of(launch: Launch, shown: str) -> list[str]:
+    """Returns the words that a person would have typed in the place of the starter."""
+    words = list(launch.words)
+    if launch.ranks is not None and launch.ranks > 1:
+        words = _torchrun(words, launch.ranks, shown)
+    folder, _, program = words[0].rpartition(os.sep)
+    if folder and os.path.realpath(folder) == os.path.realpath(Path(sys.executable).parent):
+        # As it is found in ZeroTune's own environment.
+        words[0] = "python" if is_python(program) else program
+    return words
+
+
+def _torchrun(words: Sequence[str], ranks: int, shown: str) -> list[str]:
+    """Returns the command by which torchrun starts the ranks of a program that starts them itself."""
+    position = python_target(words)
+    of_rank = next((word for word in words if _RANK_ARGUMENT.fullmatch(word)), None)
+    if position is None or of_rank is not None:
+        raise InputError(
+            f"{shown} starts its {ranks} ranks itself, by words that no launcher has ({of_rank or _joined(words)}).",
+            where=_WHERE,
+            remedy=f"Type `zerotune tune -- torchrun --nproc_per_node {ranks} SCRIPT ARGUMENTS`: LOCAL_RANK tells a "
+            "rank which one it is.",
+        )
+    as_module = ["--module"] if words[position - 1] == "-m" else []
+    torchrun = Path(words[0]).with_name("torchrun")
+    launcher = [str(torchrun)] if torchrun.exists() else [words[0], "-m", "torch.distributed.run"]
+    return [*launcher, "--nproc_per_node", str(ranks), *as_module, *words[position:]]
+
+
+def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
+    said = f" It said last: {redact_text(end.last_words)}" if end.last_words else ""
+    if end.status is None:
+        what = f"{shown} has started no training within ten minutes.{said}"
+    else:
+        what = f"{shown} ended (exit code {end.status}) before it started a launcher or a training.{said}"
+    return InputError(what, where=_WHERE, remedy=_INSTEAD)
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Returns a starter as people name it, in short."""
+    text = redact_text(_joined([Path(words[0]).name, *words[1:]]))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(
+        f"{name}={shlex.quote(value)}" if equals and ASSIGNMENT.match(word) else shlex.quote(word)
+        for word in words
+        for name, equals, value in [word.partition("=")]
+    )

@@ -1,0 +1,98 @@
+"""Whether the mapped places of a command say what the program's engine had as it was typed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trial_lib.command.batch_places import BatchPlace, batch_places
+from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+
+
+def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> list[BatchPlace]:
+    """Returns the batch keys that an experiment maps, each with what its command says there.
+
+    Args:
+        experiment: what the user submitted.
+        environment: what its ranks start from.
+    """
+    mappings, folder = experiment.config.arg_mappings, experiment.model_dir
+    return batch_places(experiment.entrypoint.arguments, environment, mappings, folder)
+
+
+def held_against(result: TrialResult, places: Sequence[BatchPlace], arg_mappings: Mapping[Any, str]) -> TrialResult:
+    """Returns how the run of the program as typed ended, held against what the command says of its batch.
+
+    Args:
+        result: of that run.
+        places: the mapped batch keys of the command.
+        arg_mappings: what sets each DeepSpeed key; an option among it that was not typed has its default.
+    """
+    if result.program is None:
+        return result
+    options = result.program.options
+    # What a default says may not be meant, so that it contradicts nothing; but what it says may be what is fed.
+    defaults = [
+        BatchPlace(str(key), options[target], f"{target} {options[target]}")
+        for key, target in arg_mappings.items()
+        if target in options and all(place.key != key for place in places)
+    ]
+    program = as_mapped(result.program, [*places, *defaults])
+    wrong = wrong_mapping(program, places)
+    if wrong is not None:
+        invalid = {"outcome": Outcome.INVALID, "reason": wrong, "program": None, "micro_batch_arrived": None}
+        return result.model_copy(update=invalid)
+    return result.model_copy(update={"program": program})
+
+
+def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramProfile:
+    """Returns what a run of the program as typed has found, with the micro-batch that it really feeds.
+
+    A program may leave its engine at a size that it does not feed: DeepSpeed does not compare them. Where as many rows
+    arrive as its mapped micro-batch says, that one is the user's.
+
+    Args:
+        program: what the run has found.
+        places: the mapped batch keys of the command.
+    """
+    typed = program.typed_batch
+    fed = next((place.value for place in places if place.key == MICRO_BATCH), None)
+    if typed is None or fed is None or fed == typed.micro_batch_size or program.batch_varies:
+        return program
+    if program.rows_per_sample * typed.micro_batch_size == fed:
+        dimension = program.batch_dimension
+    elif program.other_rows_per_sample * typed.micro_batch_size == fed:
+        dimension = 1 - program.batch_dimension
+    else:
+        return program
+    replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
+    batch = Batch(fed * typed.gradient_accumulation_steps * replicas, fed, typed.gradient_accumulation_steps)
+    rows = {"rows_per_sample": 1, "batch_dimension": dimension, "other_rows_per_sample": 0}
+    return program.model_copy(update={"typed_batch": batch, **rows})
+
+
+def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace]) -> str | None:
+    """Returns what a mapped place says that the program's engine did not have; None where they agree.
+
+    Args:
+        program: what a run of the program as typed has found, as it is mapped.
+        places: the mapped batch keys of the command.
+    """
+    typed = program.typed_batch
+    if typed is None:
+        return None
+    had: Mapping[str, int] = {
+        MICRO_BATCH: typed.micro_batch_size,
+        ACCUMULATION: typed.gradient_accumulation_steps,
+        TRAIN_BATCH: typed.train_batch_size,
+    }
+    for place in places:
+        if place.value != had[place.key]:
+            others = [key for key, value in had.items() if value == place.value]
+            remedy = f"If it is the {others[0]}, map that to it." if others else "Map what sets it, or nothing."
+            return (
+                f"{place.key} is mapped to {place.shown}, and the program's engine has {had[place.key]} there as it "
+                f"was typed, so that trials would not be what you train. {remedy}"
+            )
+    return None

@@ -1,0 +1,170 @@
+"""Which of DeepSpeed's ops a study needs: supposed before the profile trial, known after it; and what lacks one."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.search.methods import METHODS
+from trial_lib.space.arms import build_space
+from trial_lib.space.effects import Surroundings
+from trial_lib.space.knobs import Arm, SearchSpace
+from trial_lib.space.of_program import space_for
+from trial_lib.space.ops import SHARED_MEMORY, ops_of, shown_op
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.known_program import KnownProgram
+from trial_lib.wire.errors import InputError
+
+# Of a model of which nothing is known: no op depends on it.
+_PARAMETERS = 10**9
+# Where the configuration stands in the code, that shows in the profile trial; mostly it is this.
+_USUAL_OPTIMIZER = "adam"
+
+
+def own_ops(experiment: Experiment, device: str) -> list[str]:
+    """Returns the ops that the user's own configuration needs.
+
+    Args:
+        experiment: what they submitted.
+        device: `cuda` or `cpu`.
+    """
+    config = experiment.ds_config
+    ops = ops_of(config, unless_named="" if config else _USUAL_OPTIMIZER)
+    return [*([SHARED_MEMORY] if kind_of(device).computes_on_the_processor else []), *ops]
+
+
+def supposed_ops(experiment: Experiment, arguments: StudyArguments, device: str) -> list[str]:
+    """Returns the ops that the trials of a study may need, as far as that is known before the profile trial.
+
+    Args:
+        experiment: what the user submitted.
+        arguments: the study's.
+        device: `cuda` or `cpu`.
+    """
+    slots = experiment.config.resources.slots_per_trial
+    here = Surroundings(
+        device=device,
+        slots=slots,
+        replicas=slots,
+        num_params=_PARAMETERS,
+        trainable_num_params=_PARAMETERS - 1,
+        base_config=experiment.ds_config,
+        hosts=max(1, len(experiment.config.resources.hosts)),
+    )
+    requests = read_search_space(experiment.config.search_space)
+    space = build_space(arguments.zero_stages, here, requests, catalogue=METHODS[arguments.method].has_catalogue)
+    unless_named = "" if experiment.ds_config else _USUAL_OPTIMIZER
+    of_arms = _by_arm(space, experiment.ds_config, unless_named=unless_named)
+    return list(dict.fromkeys([*own_ops(experiment, device), *(op for _, ops in of_arms for op in ops)]))
+
+
+def with_ops_built(
+    profiled: TrialResult,
+    experiment: Experiment,
+    arguments: StudyArguments,
+    device: str,
+    build: Callable[[Sequence[str]], dict[str, str]],
+) -> TrialResult:
+    """Has the ops built that the arms of a study need, once its profile trial has shown which these are, and waits.
+
+    Args:
+        profiled: how that trial ended.
+        experiment: what the user submitted.
+        arguments: the study's.
+        device: `cuda` or `cpu`.
+        build: as `Place.build`.
+
+    Returns:
+        It, with the ops that cannot be built.
+    """
+    if profiled.outcome is not Outcome.COMPLETED or profiled.profile is None or profiled.program is None:
+        return profiled
+    base_config = KnownProgram.of(experiment).learned(profiled.program).base_config
+    # What is wrong with the space is said where it is searched.
+    with contextlib.suppress(InputError):
+        space = study_space(arguments, experiment, base_config, device, profiled)
+        ops = {op for _, ops in _known_by_arm(space, base_config, profiled) for op in ops}
+        cannot = build(sorted(ops))
+        return profiled.model_copy(update={"unbuildable": {op: why for op, why in cannot.items() if op in ops}})
+    return profiled
+
+
+def study_space(
+    arguments: StudyArguments,
+    experiment: Experiment,
+    base_config: Mapping[str, Any],
+    device: str,
+    profiled: TrialResult,
+) -> SearchSpace:
+    """Returns what a study may search, whatever can be built.
+
+    Args:
+        arguments: the study's.
+        experiment: what the user submitted.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        device: `cuda` or `cpu`.
+        profiled: the profile trial, which has completed.
+
+    Raises:
+        InputError: the experiment's `search_space` cannot be used.
+    """
+    assert profiled.profile is not None
+    return space_for(
+        arguments.zero_stages,
+        profiled.profile,
+        base_config,
+        experiment.config.resources.slots_per_trial,
+        device,
+        read_search_space(experiment.config.search_space),
+        catalogue=METHODS[arguments.method].has_catalogue,
+        deepspeed=profiled.versions.get("deepspeed", ""),
+        program=profiled.program,
+    )
+
+
+def without_unbuildable(
+    space: SearchSpace, base_config: Mapping[str, Any], profiled: TrialResult
+) -> tuple[SearchSpace, list[str]]:
+    """Returns a space without the arms that need an op that cannot be built, and a sentence for each such op.
+
+    What the user's own configuration needs is left: its trials say what is wrong. So it is where nothing would be left.
+
+    Args:
+        space: what a study may search.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        profiled: the profile trial.
+    """
+    own = ops_of(base_config, code_has_optimizer=_has_optimizer(profiled))
+    cannot = {op: why for op, why in profiled.unbuildable.items() if op not in own}
+    needed = _known_by_arm(space, base_config, profiled)
+    kept = [arm for arm, ops in needed if not set(ops) & cannot.keys()]
+    if not kept or len(kept) == len(space.arms):
+        return space, []
+    told = []
+    for op, why in cannot.items():
+        arms = [arm.label for arm, ops in needed if op in ops]
+        if arms:
+            told.append(
+                f"Not tried, for DeepSpeed's {shown_op(op)} cannot be built here ({why.rstrip('. ')}): "
+                f"{', '.join(arms)}. `zerotune doctor` says what is missing."
+            )
+    return SearchSpace.of_arms(kept), told
+
+
+def _known_by_arm(
+    space: SearchSpace, base_config: Mapping[str, Any], profiled: TrialResult
+) -> list[tuple[Arm, tuple[str, ...]]]:
+    return _by_arm(space, base_config, code_has_optimizer=_has_optimizer(profiled))
+
+
+def _by_arm(space: SearchSpace, base_config: Mapping[str, Any], **known: Any) -> list[tuple[Arm, tuple[str, ...]]]:
+    """Returns the arms, each with the ops that it needs."""
+    return [(arm, ops_of(overwrite_deepspeed_config(base_config, arm.knobs), **known)) for arm in space.arms]
+
+
+def _has_optimizer(profiled: TrialResult) -> bool:
+    return profiled.program is not None and profiled.program.optimizer != ""

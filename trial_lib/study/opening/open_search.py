@@ -1,0 +1,143 @@
+"""What a study's search is about: its space, the batch it has to keep, and what is known before it begins."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.memory.host_memory import HostMemory
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import ModelProfile, ProgramProfile, TrialResult
+from trial_lib.search.base import Search, SearchProblem
+from trial_lib.search.methods import METHODS
+from trial_lib.space.of_program import left_out_of_space
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.opening.needed_ops import study_space, without_unbuildable
+from trial_lib.wire.errors import InputError
+
+
+def open_search(
+    arguments: StudyArguments,
+    experiment: Experiment,
+    base_config: Mapping[str, Any],
+    device: str,
+    concurrency: int,
+    can_sweep: bool,
+    known: Sequence[tuple[Candidate, TrialResult]],
+    log: logging.Logger,
+) -> Search:
+    """Returns the search of a study, which has asked for nothing yet.
+
+    Args:
+        arguments: the study's.
+        experiment: what the user submitted.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        device: `cuda` or `cpu`.
+        concurrency: trials that may run at once.
+        can_sweep: whether one process group may measure several micro-batch sizes.
+        known: the profile trial, which has completed, and the submitted configuration's where it has ended.
+        log: for people: which of their knobs have no effect, and which batch is kept.
+
+    Raises:
+        InputError: no candidate satisfies the batch policy.
+    """
+    # In this process from here on: the search's matrices are small, and threads would wait for one another, on cores
+    # that the ranks have.
+    threadpool_limits(1, "blas")
+    _, profile_trial = known[0]
+    assert profile_trial.profile is not None
+    profile = profile_trial.profile
+    slots = experiment.config.resources.slots_per_trial
+    version = profile_trial.versions.get("deepspeed", "")
+    method = METHODS[arguments.method]
+    about = (
+        arguments.zero_stages,
+        profile,
+        base_config,
+        slots,
+        device,
+        read_search_space(experiment.config.search_space),
+    )
+    program = profile_trial.program
+    for sentence in left_out_of_space(*about, catalogue=method.has_catalogue, deepspeed=version, program=program):
+        log.warning("%s", sentence)
+    space = study_space(arguments, experiment, base_config, device, profile_trial)
+    for sentence in HostMemory(profile, base_config, slots, device).without_room(space.arms):
+        log.warning("%s", sentence)
+    space, unbuildable = without_unbuildable(space, base_config, profile_trial)
+    for sentence in unbuildable:
+        log.warning("%s", sentence)
+    problem = SearchProblem(
+        space=space,
+        profile=profile,
+        base_config=base_config,
+        slots=slots,
+        device=device,
+        train_batch_size=kept_batch(arguments, base_config, profile, log),
+        can_sweep=can_sweep and not profile.pipeline_parallel,
+        only_micro_batch=_only_micro_batch(arguments, program, log),
+    )
+    search = method.load()(method.settings(**_settings(arguments, concurrency)), problem)
+    for candidate, result in known:
+        search.observe(candidate, result)
+    return search
+
+
+def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:
+    """Returns the micro-batch size that stays, where the batches of a program vary by a rule of its own."""
+    if program is None or not program.batch_varies or program.typed_batch is None:
+        return None
+    if not METHODS[arguments.method].has_batch_policy:
+        raise InputError(
+            "the number of samples differs from micro-batch to micro-batch, and this method varies just that number.",
+            where=arguments.method,
+            remedy="Use `zerotune tune` or `zerotune adaptive`, which leave the batches as they are, or map the flag "
+            "that sets them.",
+        )
+    log.info(
+        "The number of samples differs from micro-batch to micro-batch: something else sets it, such as a number of "
+        "tokens. Batches stay as they are, samples are counted as they arrive, and everything else is tuned."
+    )
+    return program.typed_batch.micro_batch_size
+
+
+def kept_batch(
+    arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile, log: logging.Logger
+) -> int | None:
+    """Returns the samples of an optimizer step that every candidate has to have; None where they are free.
+
+    Args:
+        arguments: the study's.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        profile: what the profile trial found.
+        log: for people: that the batch is free because nothing says how large it is.
+    """
+    if not METHODS[arguments.method].has_batch_policy or arguments.free_batch:
+        return None
+    if arguments.train_batch_size is not None:
+        return arguments.train_batch_size
+    try:
+        return resolve_batch(base_config, profile.data_parallel_size).train_batch_size
+    except InputError as error:
+        log.warning(
+            "the global batch is not kept, for nothing says how large it is (--train-batch-size does): %s", error
+        )
+        return None
+
+
+def _settings(arguments: StudyArguments, concurrency: int) -> dict[str, Any]:
+    own = {"divisible_by": arguments.divisible_by, "memory_headroom": arguments.memory_headroom}
+    return {
+        **arguments.settings,
+        "max_trials": arguments.max_trials,
+        "zero_stages": arguments.zero_stages,
+        "metric": arguments.metric,
+        "seed": arguments.random_seed,
+        "concurrency": concurrency,
+        "max_micro_batch": arguments.max_micro_batch,
+        **(own if METHODS[arguments.method].has_batch_policy else {}),
+    }

@@ -1,0 +1,430 @@
+"""Opening a study: its folder, its lock, its launcher and its tracker; and closing all of them, however it ended."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock
+from pydantic import ValidationError
+
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import this_host
+from trial_lib.experiment.read_experiment import Experiment, read_experiment
+from trial_lib.launch.place import Place, ThisHost
+from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of
+from trial_lib.records.whereabouts import whereabouts_of
+from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
+from trial_lib.slots.lock_dir import host_lock_dir
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.confirm.of_study import answer_of, since_last_study, untried
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.earlier.earlier_studies import keep_earlier_studies
+from trial_lib.study.earlier.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
+from trial_lib.study.kept.copies import told_apart
+from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
+from trial_lib.study.kept.folder import (
+    INTERRUPTED,
+    FinishedError,
+    file_logger,
+    hold_lock,
+    new_folder,
+    new_id,
+    remove_folder,
+)
+from trial_lib.study.kept.record_file import read_record, write_study_record
+from trial_lib.study.opening.choose_place import cluster_of, launcher_of, slots_for
+from trial_lib.study.opening.config_refused import ConfigCheck
+from trial_lib.study.opening.followed import followed
+from trial_lib.study.opening.preflight import check_include, check_length, check_slots
+from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.study_metric import INSTEAD
+from trial_lib.tracking.tracker import StudyTracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import write_whole
+
+_TRACKING_CLOSE_S = 30.0
+_TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
+
+
+class OpenStudy:
+    """A study that runs in this process.
+
+    Attributes:
+        driver: its trials.
+        paths: its files.
+        tracker: sends them on.
+        config_check: asks DeepSpeed about the user's configuration.
+        is_new: whether it was opened for the first time.
+    """
+
+    def __init__(
+        self,
+        record: StudyRecord,
+        paths: StudyPaths,
+        driver: StudyDriver,
+        tracker: StudyTracker,
+        lock: FileLock,
+        config_check: ConfigCheck,
+        is_new: bool,
+    ) -> None:
+        self.driver = driver
+        self.paths = paths
+        self.tracker = tracker
+        self._record = record
+        self._lock = lock
+        self.config_check = config_check
+        self.is_new = is_new
+        self._closed = False
+        self._is_down = False
+        self._writing = threading.RLock()
+        self._interrupted = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing of it is left to do: closing waits a while for the tracking server."""
+        return self._is_down
+
+    @property
+    def record(self) -> StudyRecord:
+        """The study's record as it stands on the disk."""
+        return self._record
+
+    def remove(self) -> None:
+        """Closes a study that is not to be, and removes its folder, and that of all studies if it was the only one."""
+        self.close()
+        # An interrupt finds nothing to write.
+        self._record = self._record.model_copy(update={"status": StudyStatus.FAILED})
+        remove_folder(self.paths.root, self.driver.log)
+
+    def begin(self) -> None:
+        """Writes the record of a study that runs (again), starts sending it on, and primes what it knows of.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted before.
+        """
+        with self._writing:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
+        self.tracker.start()
+        self.driver.prime()
+
+    def profiled(self) -> None:
+        """Writes what the profile trial has changed of the study: the metric that it goes by."""
+        if self._record.metric != self.driver.arguments.metric:
+            self.driver.log.warning("%s", INSTEAD)
+            self._update()
+
+    def finish(self, status: StudyStatus, reason: str = "") -> None:
+        """Writes how the study ended; on a full disk it stays as it was, and can be gone on with."""
+        answer = answer_of(self.driver)
+        finding = None if answer is None else answer.finding
+        compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
+        with contextlib.suppress(DiskFullError):
+            self._update(
+                status=status,
+                reason=reason,
+                ended_at=time.time(),
+                best_number=None if answer is None else answer.best.number,
+                gain=None if answer is None else answer.gain,
+                gain_interval=None if answer is None else answer.gain_interval,
+                finding=untried(self.driver) or ("" if finding is None else finding.sentence),
+                regression=compared.sentence if compared is not None and compared.is_regression else "",
+            )
+
+    def interrupt(self) -> None:
+        """Writes into the record of a study that has not ended that it is interrupted, and has its trials end.
+
+        It returns at once, and may be called from any thread: what ends this process from now on finds it written.
+        """
+        with self._writing:
+            self._interrupted = True
+            if self._record.status is StudyStatus.RUNNING:
+                with contextlib.suppress(DiskFullError):
+                    self._update(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
+        self.driver.cancel()
+
+    def close(self) -> bool:
+        """Ends all that runs, and waits a while for the tracking server; returns whether that has everything."""
+        if self._closed:
+            return True
+        self._closed = True
+        self.driver.cancel()
+        self.driver.place.close()
+        is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
+        try:
+            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
+        finally:
+            self._lock.release()
+            self._is_down = True
+
+    def _update(self, **changes: object) -> None:
+        with self._writing:
+            self._record = self._record.model_copy(update={"metric": self.driver.arguments.metric, **changes})
+            with disk_full_told(self.paths.root):
+                write_study_record(self.paths, self._record)
+        self.tracker.notify()
+
+
+# A command opens its study before the flow starts, so that the fork server primes while Prefect comes up; the flow then
+# finds it here, and the command finds the one that the flow opened last.
+_opened: dict[Path, OpenStudy] = {}
+
+
+def last_opened(study: OpenStudy) -> OpenStudy:
+    """Returns the study as this process opened it last: a flow that failed opens it anew, and replays its history."""
+    return _opened[study.paths.root]
+
+
+def new_study(
+    arguments: StudyArguments,
+    work_dir: Path,
+    flow_run_id: str | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> OpenStudy:
+    """Checks the arguments and opens a new study; its servers come up in the background.
+
+    Args:
+        arguments: the study's. A command that starts its training by way of others is followed: the study is of what it
+            comes to.
+        work_dir: the folder that studies and the tracking store stand in.
+        flow_run_id: the Prefect flow run that begins it; None for a command.
+        tell: told what takes its time before the study has a log.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
+    """
+    return open_planned(plan_study(arguments, tell), work_dir, flow_run_id)
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study that could begin: nothing of it has been started or written."""
+
+    arguments: StudyArguments
+    experiment: Experiment
+    host: Host
+    fingerprint: Fingerprint
+
+
+def plan_study(
+    arguments: StudyArguments,
+    tell: Callable[[str], None] = lambda sentence: None,
+    check: Callable[[], None] = lambda: None,
+) -> PlannedStudy:
+    """Checks the arguments of a new study.
+
+    Args:
+        arguments: the study's.
+        tell: told what takes its time.
+        check: called again and again meanwhile; what it raises ends the waiting.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit.
+    """
+    arguments, notes = _followed(arguments, tell, check)
+    experiment = _read_experiment(arguments, this_host())
+    experiment = replace(experiment, notes=(*notes, *experiment.notes))
+    host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
+    check_arguments(arguments, experiment, host)
+    experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
+    keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
+    return PlannedStudy(arguments, experiment, host, fingerprint_of(experiment, arguments, host))
+
+
+def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None = None) -> OpenStudy:
+    """Opens a study that was found good; the rest as `new_study`."""
+    arguments, experiment, host, fingerprint = planned.arguments, planned.experiment, planned.host, planned.fingerprint
+    study_id = new_id(known_here().hide(experiment.name))
+    paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
+    tracking_uri = default_tracking_uri(work_dir)
+    new_folder(paths.trials, "study", experiment, paths.experiment, paths.shown_experiment)
+    with disk_full_told(paths.root):
+        write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
+        if arguments.from_earlier:
+            keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
+    record = StudyRecord(
+        study_id=study_id,
+        name=experiment.name,
+        method=arguments.method,
+        metric=arguments.metric,
+        arguments=json.loads(arguments.model_copy(update=_absolute(arguments)).model_dump_json()),
+        model_dir=str(experiment.model_dir),
+        ds_config=experiment.ds_config,
+        started_at=time.time(),
+        flow_run_id=flow_run_id,
+    )
+    study = _open(record, arguments, experiment, host, paths, tracking_uri, is_new=True)
+    if fingerprint.is_cut_off:
+        study.driver.log.warning("There is more code than a study looks at: not every change of it will be noticed.")
+    return study
+
+
+def _followed(
+    arguments: StudyArguments, tell: Callable[[str], None], check: Callable[[], None]
+) -> tuple[StudyArguments, tuple[str, ...]]:
+    """Returns the arguments with the command that the typed one comes to, and what there is to say of it."""
+    if not arguments.command:
+        return arguments, ()
+    found = followed(arguments.command, arguments.model_dir, tell, check)
+    return arguments.model_copy(update={"command": found.words, "model_dir": found.folder}), found.notes
+
+
+def _read_experiment(arguments: StudyArguments, host: Host) -> Experiment:
+    if arguments.config_path is not None:
+        return read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
+    return read_command(arguments.command, arguments.arg_mappings, arguments.model_dir, host, arguments.include)
+
+
+def resume_study(root: Path) -> OpenStudy:
+    """Opens a study that was interrupted, or whose full experiment has failed; it goes on where it was.
+
+    Args:
+        root: the study's folder.
+
+    Raises:
+        FinishedError: nothing of it is left to do.
+        InputError: there is no study, another process drives it, or the experiment has changed.
+    """
+    paths = StudyPaths(root.absolute())
+    opened = _opened.get(paths.root)
+    if opened is not None and not opened.is_closed:
+        return opened
+    record = read_record(paths)
+    try:
+        arguments = StudyArguments.model_validate(record.arguments)
+    except ValidationError as error:
+        raise InputError(
+            f"the study's record is damaged or of another version ({error.error_count()} mistakes).",
+            where=str(paths.record),
+            remedy="Start a new study.",
+        ) from None
+    if record.status is StudyStatus.COMPLETED:
+        if not arguments.run_full_experiment or _has_trained(paths):
+            raise FinishedError(
+                "this study has finished.",
+                where=str(root),
+                remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
+            )
+        # No trial is left to run: nothing for a fork server to do.
+        arguments = arguments.model_copy(update={"launcher": "cold"})
+    keep_secret(KnownSecrets.of_study(paths))
+    experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include)
+    if experiment.ds_config != record.ds_config:
+        raise InputError(
+            "the DeepSpeed configuration has changed since the study began.",
+            where=str(experiment.model_dir),
+            remedy="Put it back, or start a new study.",
+        )
+    host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
+    check_arguments(arguments, experiment, host)
+    experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
+    tracking_uri = default_tracking_uri(work_dir_of(paths.root))
+    study = _open(record, arguments, experiment, host, paths, tracking_uri)
+    if record.status is not StudyStatus.COMPLETED:
+        _note_changes(study, fingerprint_of(experiment, arguments, host))
+    return study
+
+
+def _note_changes(study: OpenStudy, now: Fingerprint) -> None:
+    """Says what of the experiment has changed since the study began, and has later studies learn nothing from it."""
+    begun = fingerprint_in(study.paths)
+    changes = "; ".join(now.changes_since(begun))
+    # A study of an older version has kept none.
+    if not changes or begun == Fingerprint():
+        return
+    study.driver.log.warning(
+        "changed since the study began: %s. Its trials from before are compared with those from now on as if they were "
+        "of the same training: a new study is surer.",
+        changes,
+    )
+    with disk_full_told(study.paths.root):
+        write_whole(study.paths.fingerprint, begun.model_copy(update={"is_mixed": True}).model_dump_json(indent=2))
+
+
+def _has_trained(paths: StudyPaths) -> bool:
+    """Returns whether a study's full experiment has come to its end."""
+    record = FullExperimentPaths(paths.full_experiment.root).record
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return FullExperimentRecord.model_validate_json(record.read_text()).status is StudyStatus.COMPLETED
+    return False
+
+
+def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Host) -> None:
+    """Refuses arguments that cannot work on this host.
+
+    Raises:
+        InputError: too few trials, more slots than there are, something to include that does not exist, or a full
+            experiment without a length.
+    """
+    slots = experiment.config.resources.slots_per_trial
+    check_slots(experiment, host)
+    if arguments.max_slots is not None and not slots <= arguments.max_slots <= len(host.slots):
+        raise InputError(
+            f"{arguments.max_slots} is not between one trial's slots ({slots}) and this host's ({len(host.slots)}).",
+            where="--max-slots",
+            remedy="Leave it out to use the whole host.",
+        )
+    if arguments.max_trials < 2:
+        raise InputError(
+            f"{arguments.max_trials} trial leaves none for the search: the profile trial counts.",
+            where="--max-trials",
+            remedy="Allow at least 2.",
+        )
+    check_include(arguments.include)
+    if arguments.run_full_experiment:
+        check_length(experiment)
+
+
+def _absolute(arguments: StudyArguments) -> dict[str, object]:
+    return {
+        "config_path": None if arguments.config_path is None else arguments.config_path.absolute(),
+        "model_dir": arguments.model_dir.absolute(),
+        "include": tuple(path.absolute() for path in arguments.include),
+    }
+
+
+def _open(
+    record: StudyRecord,
+    arguments: StudyArguments,
+    experiment: Experiment,
+    host: Host,
+    paths: StudyPaths,
+    tracking_uri: str,
+    is_new: bool = False,
+) -> OpenStudy:
+    lock = hold_lock(paths.lock, "study")
+    record, copied = told_apart(record, paths.record, goes_on=True)
+    record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
+    # From here on `resume` goes on with it, whatever ends this process.
+    with disk_full_told(paths.root):
+        write_study_record(paths, record)
+    log = file_logger(record.study_id, paths.log)
+    if copied:
+        log.warning("%s", copied)
+        experiment = replace(experiment, notes=(copied, *experiment.notes))
+    place: Place
+    launcher = None
+    if arguments.ray_address is None:
+        launcher = launcher_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
+        place = ThisHost(launcher, host, host_lock_dir())
+    else:
+        place = cluster_of(experiment, arguments, host, record.study_id, log.info)
+    driver = StudyDriver(record.study_id, time.time(), experiment, arguments, paths, host, place, log)
+    # A study whose training alone is left has its answer.
+    asked = None if record.status is StudyStatus.COMPLETED else launcher
+    check = ConfigCheck(experiment, asked, log)
+    study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)
+    _opened[paths.root] = study
+    return study

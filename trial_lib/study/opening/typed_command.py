@@ -1,0 +1,223 @@
+"""A command that was typed in the place of an experiment's YAML: turned into one, and read."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import yaml
+
+from trial_lib.command.entrypoint import Entrypoint
+from trial_lib.command.launchers import CLUSTER_LAUNCHERS
+from trial_lib.command.mapping_targets import MAPPING_TARGET
+from trial_lib.command.words import ASSIGNMENT
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of, this_host
+from trial_lib.experiment.field_types import BatchKey
+from trial_lib.experiment.read_experiment import Experiment, read_typed_experiment
+from trial_lib.wire.errors import InputError
+
+_WHERE = "the command"
+_PROGRAMS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
+_NEVER_FOLDED = 1_000_000_000  # columns: a line break within quotes would be a space
+
+
+def read_command(
+    command: Sequence[str], arg_mappings: Mapping[str, str], folder: Path, host: Host, include: Sequence[Path] = ()
+) -> Experiment:
+    """Returns the experiment that a command describes, as a shell in this environment would run it.
+
+    Args:
+        command: its words.
+        arg_mappings: the flag or the environment variable by which its program takes each DeepSpeed key.
+        folder: its working directory.
+        host: this host's devices.
+        include: files and folders that its code imports from outside the folder.
+
+    Raises:
+        InputError: the command cannot be followed, or names something that does not exist.
+    """
+    for word in command:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"the word {word!r} is not UTF-8.", where=_WHERE, remedy="Give it in UTF-8, or in a file of your own."
+            ) from None
+    text = _experiment_text(_as_found(command, folder), arg_mappings, folder)
+    experiment = read_typed_experiment(text, folder, include=include)
+    entrypoint = experiment.entrypoint
+    if entrypoint.trial_class is not None:
+        raise InputError(
+            f"{entrypoint.trial_class} is a trial class, which an experiment's YAML describes.",
+            where=_WHERE,
+            remedy="Write it as the entrypoint of one, and tune by `zerotune asha CONFIG_PATH MODEL_DIR`.",
+        )
+    slots = _ranks(entrypoint, devices_of(entrypoint, host))
+    resources = experiment.config.resources.model_copy(update={"slots_per_trial": slots, "hosts": entrypoint.hosts})
+    lines = ["resources:", f"  slots_per_trial: {slots}"]
+    if entrypoint.hosts:
+        lines += ["  hosts:", *(f"    {_quoted(name)}: {count}" for name, count in entrypoint.hosts.items())]
+    return replace(
+        experiment,
+        text=text + "\n".join(lines) + "\n",
+        config=experiment.config.model_copy(update={"resources": resources}),
+    )
+
+
+def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
+    """Returns the host with the devices alone that a command may use.
+
+    Raises:
+        InputError: it names a device that the host lacks.
+    """
+    kind = kind_of(host.device)
+    visible = None if kind.visible_by is None else entrypoint.environment.get(kind.visible_by)
+    is_free = entrypoint.slots == "deepspeed"
+    if kind.visible_by and kind.visible_by in os.environ and _names_devices(entrypoint):
+        raise InputError(
+            f"the launcher numbers all devices of this host, and {kind.visible_by} hides some from zerotune.",
+            where=_WHERE,
+            remedy=f"Unset {kind.visible_by}, or leave --include and --exclude out.",
+        )
+    # Where it is told of devices, or of a number of them, `deepspeed` takes no notice of the variable.
+    if visible is not None and (entrypoint.launched_by != "deepspeed" or is_free):
+        seen = this_host(visible, {**os.environ, **entrypoint.environment})
+        if seen.device != host.device:
+            raise InputError(
+                f"{kind.visible_by}={visible} names no {kind.resource} of this host.",
+                where=_WHERE,
+                remedy="Name one, or set the variable for zerotune itself to tune on processors.",
+            )
+        return seen
+    for device in (*(entrypoint.devices or ()), *entrypoint.excluded_devices):
+        if device >= len(host.slots):
+            raise InputError(
+                f"the launcher is told of device {device}, but this host has {len(host.slots)} {host.device} slot(s).",
+                where=_WHERE,
+                remedy=f"Name devices from 0 to {len(host.slots) - 1}.",
+            )
+    numbers = range(len(host.slots)) if entrypoint.devices is None else entrypoint.devices
+    left = [number for number in numbers if number not in entrypoint.excluded_devices]
+    if not left:
+        raise InputError("the launcher is left no device.", where=_WHERE, remedy="Exclude fewer.")
+    if _names_devices(entrypoint) and len(set(host.models.values())) > 1:
+        # The launcher hands the numbers to CUDA.
+        return this_host(",".join(map(str, left)), {**os.environ, **entrypoint.environment})
+    return replace(host, slots=[host.slots[number] for number in left])
+
+
+def _names_devices(entrypoint: Entrypoint) -> bool:
+    return entrypoint.devices is not None or bool(entrypoint.excluded_devices)
+
+
+def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
+    """Returns `--map KEY=TARGET` as a mapping.
+
+    Raises:
+        InputError: a key is none that a program can take, a target names no place in a command, or one stands twice.
+    """
+    found: dict[str, str] = {}
+    for mapping in mappings:
+        key, _, target = mapping.partition("=")
+        where = f"--map {mapping}"
+        if key not in get_args(BatchKey):
+            raise InputError(
+                f'the key "{key}" cannot be mapped.', where=where, remedy=f"Map one of {', '.join(get_args(BatchKey))}."
+            )
+        if not re.fullmatch(MAPPING_TARGET, target):
+            raise InputError(
+                f'"{target}" is no place in a command.',
+                where=where,
+                remedy=f"Write {key}= and an option (--batch-size), an environment variable (BATCH), an override "
+                "(trainer.batch), a value in a file of the command (conf.yaml:trainer.batch), or a word by its number "
+                "(argv:2).",
+            )
+        if key in found or target in found.values():
+            raise InputError("key or target is mapped twice.", where=where, remedy="Leave one of the two out.")
+        found[key] = target
+    return found
+
+
+def _as_found(command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the command with its program as the shell would find it: by its path, but in ZeroTune's own environment.
+
+    The words of a study's record mean the same in another shell.
+    """
+    words = list(command)
+    position = 0
+    assigned: dict[str, str] = {}
+    while position < len(words) and (ASSIGNMENT.match(words[position]) or words[position] == "env"):
+        name, _, value = words[position].partition("=")
+        assigned[name] = value
+        position += 1
+    if position < len(words) and words[position] in CLUSTER_LAUNCHERS:
+        # What they start is what the shell's PATH is asked for.
+        position = next((at for at, word in enumerate(words) if at > position and _is_python(word)), position)
+    if position == len(words) or os.sep in words[position]:
+        return words
+    program = words[position]
+    found = shutil.which(program, path=assigned.get("PATH", os.environ.get("PATH")))
+    if found is None or not _is_python(program):
+        return words
+    path = folder / found
+    is_own = os.path.realpath(path.parent) == os.path.realpath(Path(sys.executable).parent)
+    if not (is_own and program in _PROGRAMS):
+        words[position] = str(path)
+    return words
+
+
+def _is_python(program: str) -> bool:
+    """Returns whether a program, by its name alone, is a Python or comes with one."""
+    return program in _PROGRAMS or re.fullmatch(r"python3\.\d+", program) is not None
+
+
+def _ranks(entrypoint: Entrypoint, host: Host) -> int:
+    """Returns how many ranks a command starts on this host."""
+    slots = entrypoint.slots
+    if slots is None:
+        return 1
+    if isinstance(slots, int):
+        return slots
+    kind = kind_of(host.device)
+    if slots == "deepspeed" and kind.computes_on_the_processor:
+        return min(_memory_nodes(), len(host.slots))
+    if slots in ("cpu", "gpu") and slots != kind.word:
+        raise InputError(
+            f"the launcher is asked for ranks on every {slots.upper()}, and this host has {host.device} slots.",
+            where=_WHERE,
+            remedy="Ask for a number, or for auto.",
+        )
+    return len(host.slots)
+
+
+def _memory_nodes() -> int:
+    """Returns how many ranks DeepSpeed starts on processors, one for each memory node, as numactl tells it of them."""
+    if os.environ.get("LOCAL_SIZE", "0").isdecimal() and int(os.environ.get("LOCAL_SIZE", "0")) > 0:
+        return int(os.environ["LOCAL_SIZE"])
+    try:
+        shown = subprocess.run(["numactl", "--hardware"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 1
+    return max(1, len(set(re.findall(r"^node \d+ cpus: (\d.*)$", shown, re.MULTILINE))))
+
+
+def _experiment_text(words: Sequence[str], arg_mappings: Mapping[str, str], folder: Path) -> str:
+    lines = ["# Written by zerotune from the command that was typed."]
+    if not folder.resolve().name:
+        lines.append("name: study")
+    lines += ["follow_launcher: true", "entrypoint:", *(f"  - {_quoted(word)}" for word in words)]
+    if arg_mappings:
+        lines += ["arg_mappings:", *(f"  {key}: {_quoted(target)}" for key, target in arg_mappings.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Returns a text as YAML reads it back to the last character, whatever it looks like."""
+    quoted: str = yaml.safe_dump(text, default_style='"', width=_NEVER_FOLDED)
+    return quoted.rstrip("\n")

@@ -1,0 +1,99 @@
+"""What the ranks of a training are told of the experiment: those of a trial, and those of a full experiment."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import OVERWRITES
+from trial_lib.experiment.config import ExperimentConfig
+from trial_lib.experiment.field_types import Length
+from trial_lib.experiment.hparams import merged_hparams, with_derived_batch
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.full_experiment_folder import FullExperimentPaths
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.secrets.by_name import redact
+from trial_lib.wire.training_spec import TrainingSpec
+
+
+def trial_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: TrialPaths) -> TrainingSpec:
+    """Returns what the ranks of a trial are told: to train until they are ended.
+
+    Args:
+        experiment: what the user submitted.
+        ds_config: the complete DeepSpeed configuration of the trial.
+        paths: the trial's files.
+    """
+    readable = with_derived_batch(ds_config, experiment.ds_config, experiment.config.resources.slots_per_trial)
+    hparams = _hparams(experiment, readable, paths.ds_config)
+    return _spec(experiment, hparams, paths.tensorboard, paths.scratch)
+
+
+def full_length_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: FullExperimentPaths) -> TrainingSpec:
+    """Returns what the ranks of a full experiment are told: how long to train, and where checkpoints and metrics go.
+
+    Args:
+        experiment: what the user submitted.
+        ds_config: the DeepSpeed configuration to train with; empty for code that has one of its own.
+        paths: the full experiment's files.
+    """
+    config = experiment.config
+    hparams = _hparams(experiment, ds_config, paths.ds_config) if ds_config else config.hyperparameters.as_dict()
+    return dataclasses.replace(
+        _spec(experiment, hparams, paths.tensorboard, paths.scratch),
+        length=_length(config.searcher.max_length),
+        validation_period=_length(config.min_validation_period),
+        checkpoint_period=_length(config.min_checkpoint_period),
+        checkpoints=str(paths.checkpoints),
+        metrics=str(paths.metrics),
+        finished=str(paths.finished),
+        stop=str(paths.stop),
+    )
+
+
+def _spec(experiment: Experiment, hparams: dict[str, Any], tensorboard: Path, scratch: Path) -> TrainingSpec:
+    config = experiment.config
+    return TrainingSpec(
+        trial=experiment.entrypoint.trial_class,
+        hparams=hparams,
+        experiment_config=_shown_config(config),
+        seed=config.reproducibility.experiment_seed,
+        report_period=config.scheduling_unit,
+        records_per_epoch=config.records_per_epoch,
+        metric=config.searcher.metric,
+        smaller_is_better=config.searcher.smaller_is_better,
+        tensorboard=str(tensorboard),
+        scratch=str(scratch),
+    )
+
+
+def _hparams(experiment: Experiment, ds_config: Mapping[str, Any], ds_config_path: Path) -> dict[str, Any]:
+    hparams = merged_hparams(experiment.config.hyperparameters, ds_config, ds_config_path)
+    if experiment.entrypoint.trial_class is None:
+        # A script may read a file of its own by a fixed name, and merge these into it.
+        hparams[OVERWRITES] = dict(ds_config)
+    return hparams
+
+
+def _length(length: Length | None) -> dict[str, int] | None:
+    """Returns a length for the ranks; None for none, and for a period of 0, which is never due."""
+    units: dict[str, int] = {} if length is None else length.model_dump(exclude_none=True)
+    return units if any(units.values()) else None
+
+
+def _shown_config(config: ExperimentConfig) -> dict[str, Any]:
+    """Returns the experiment as its code may log it: without secrets, and without the fields that have no effect.
+
+    Hyperparameters come to the code whole beside it; `data` comes by it alone, and so is as it is written.
+    """
+    whole = config.model_dump(mode="json", exclude_unset=True)
+    for dotted in config.not_used():
+        *sections, name = dotted.split(".")
+        section = whole
+        for key in sections:
+            section = section[key]
+        del section[name]
+    shown = redact(whole)
+    if "data" in whole:
+        shown["data"] = whole["data"]
+    return shown

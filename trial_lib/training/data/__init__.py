@@ -1,0 +1,1 @@
+"""Data loaders and samplers of a trial class."""

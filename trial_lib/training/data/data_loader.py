@@ -1,0 +1,297 @@
+"""The reproducible `DataLoader`, and how a loader of the user's own is read instead.
+
+The training data of a replica is a function of (seed, data-parallel rank, number of the micro-batch): which samples, in
+which order, and what their dataset and `collate_fn` draw from the global random generators, with and without workers.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
+
+from trial_lib.training.data.samplers import (
+    OWN_LOADER,
+    BatchesForWorkers,
+    EndlessBatches,
+    ShardedSampler,
+    derived_seed,
+    forked_random_states,
+    set_epoch,
+    with_wrapped_samplers,
+)
+from trial_lib.training.errors import InvalidTrialError
+
+TorchData: TypeAlias = torch.Tensor | Sequence["TorchData"] | Mapping[str, "TorchData"]
+"""What a batch is: a tensor, or sequences and mappings of such, nested."""
+
+
+class DataLoader:
+    """`torch.utils.data.DataLoader`, read reproducibly and sharded over the data-parallel replicas by the loop.
+
+    It takes the arguments of torch's, with the same meaning and defaults, and reads nothing until the loop asks:
+
+    * `batch_size` is that of one replica. Every replica gets the same number of batches: where the samples do not
+      divide, some are repeated from the epoch's start, or with `drop_last` left out, as
+      `torch.utils.data.DistributedSampler` does. A `sampler` is shared out by indices, a `batch_sampler` by batches.
+    * Every training epoch is shuffled anew, from the experiment's seed and the epoch; validations are all alike. A
+      `sampler` that draws from the global generators of torch, random or numpy, or from its `generator`, is seeded so
+      too; one with `set_epoch` is told the epoch.
+    * A batch is read under random states of its own: random augmentation is the same after a resume, and with any
+      number of workers. The process's random states are left as they were.
+    * Training workers live on over epochs, and read ahead into the next one: they keep the dataset as it was when
+      they started. `persistent_workers` keeps those of a validation for the next one.
+    * `pin_memory` is ignored without an accelerator.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        """Takes the arguments of `torch.utils.data.DataLoader`, but for `generator`, which is refused.
+
+        Raises:
+            InvalidTrialError: torch would refuse the arguments, or the data cannot be read reproducibly.
+        """
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.drop_last = drop_last
+        self.num_workers = num_workers
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }
+        if generator is not None:
+            raise InvalidTrialError(
+                "DataLoader was given a generator, whose state a resumed training could not restore. Leave it out: the "
+                "order follows from the experiment's seed."
+            )
+        self._check_data()
+        try:
+            torch.utils.data.DataLoader(
+                dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **self._options
+            )
+        except (TypeError, ValueError) as error:
+            raise InvalidTrialError(f"DataLoader was given arguments that torch refuses: {error}") from error
+        if timeout and not num_workers:
+            raise InvalidTrialError(
+                f"DataLoader was given timeout={timeout} without workers to wait for. Set num_workers, or leave it out."
+            )
+        # torch.accelerator came with torch 2.6.
+        accelerator: Any = getattr(torch, "accelerator", torch.cuda)
+        self._options["pin_memory"] = pin_memory and accelerator.is_available()
+        self._validation: tuple[tuple[int, int], _SeededLoader] | None = None
+
+    def training_iterator(self, seed: int, num_replicas: int, rank: int, first_micro_batch: int) -> Iterator[Any]:
+        """Returns the training data of one replica, epoch after epoch, without an end.
+
+        What is skipped is neither read nor collated. Workers start at once.
+
+        Args:
+            seed: of the experiment.
+            num_replicas: the data-parallel world size.
+            rank: the data-parallel rank.
+            first_micro_batch: where to start, from 0 at the start of training, on each replica.
+
+        Raises:
+            InvalidTrialError: an epoch is empty, or the sampler's order cannot be repeated.
+        """
+        batches = EndlessBatches(self._epoch_batches(seed, num_replicas, rank, checked=True), first_micro_batch)
+        return iter(_SeededLoader(self, batches, ("training", seed, rank), first_micro_batch))
+
+    def validation_batches(self, num_replicas: int, rank: int) -> Iterable[Any]:
+        """Returns the validation data of one replica; each pass over it is the same.
+
+        Args:
+            num_replicas: the data-parallel world size.
+            rank: the data-parallel rank.
+
+        Raises:
+            InvalidTrialError: it is empty, or the sampler's order cannot be repeated.
+        """
+        if self._validation is None or self._validation[0] != (num_replicas, rank):
+            batches = self._epoch_batches(0, num_replicas, rank, checked=True)
+            self._validation = (num_replicas, rank), _SeededLoader(self, batches, ("validation", rank), 0)
+        return self._validation[1]
+
+    def micro_batches_per_epoch(self, num_replicas: int) -> int:
+        """Returns the batches in an epoch of each replica, the same on all; at least 1.
+
+        Raises:
+            InvalidTrialError: the data is too little for one batch on each.
+        """
+        return len(self._epoch_batches(0, num_replicas, rank=0))
+
+    def has_short_batch(self, num_replicas: int) -> bool:
+        """Returns whether the last batch of an epoch is smaller than the others; never for a batch sampler."""
+        if self.batch_sampler is not None or self.drop_last:
+            return False
+        assert self.batch_size is not None
+        samples = len(self.dataset if self.sampler is None else self.sampler)
+        return -(-samples // num_replicas) % self.batch_size != 0
+
+    def __len__(self) -> int:
+        """Returns the batches in an epoch of a single replica."""
+        return self.micro_batches_per_epoch(1)
+
+    def _check_data(self) -> None:
+        if isinstance(self.dataset, IterableDataset):
+            raise InvalidTrialError(
+                f"DataLoader was given the iterable dataset {type(self.dataset).__name__}, which can be neither "
+                f"sharded nor started in the middle. Use a dataset with indices, or {OWN_LOADER}."
+            )
+        own = self.batch_sampler if self.batch_sampler is not None else self.sampler
+        if self.batch_sampler is None and self.batch_size is None:
+            raise InvalidTrialError(
+                "DataLoader was given batch_size=None, and the loop counts batches. Give the size of a batch, for "
+                f"example context.train_micro_batch_size_per_gpu, or a batch_sampler; or {OWN_LOADER}."
+            )
+        sized, name = (self.dataset, "dataset") if own is None else (own, "sampler")
+        try:
+            length = len(sized)
+        except (TypeError, NotImplementedError):
+            raise InvalidTrialError(
+                f"DataLoader was given the {name} {type(sized).__name__}, which has no length. Give it a __len__(), or "
+                f"{OWN_LOADER}."
+            ) from None
+        if length == 0:
+            raise InvalidTrialError(
+                f"DataLoader was given an empty {name} ({type(sized).__name__} of length 0). Look for where its "
+                "samples should come from."
+            )
+        if any(isinstance(each, DistributedSampler) and each.num_replicas > 1 for each in with_wrapped_samplers(own)):
+            raise InvalidTrialError(
+                "DataLoader was given a DistributedSampler, and shards by itself: each replica would read a part of "
+                "its part. Leave the sampler out; shuffle=True does what it did."
+            )
+
+    def _epoch_batches(self, seed: int, num_replicas: int, rank: int, checked: bool = False) -> Any:
+        """Returns the batch sampler of one epoch of a replica; it, or what it wraps, has `set_epoch`."""
+        place: dict[str, Any] = {"num_replicas": num_replicas, "rank": rank, "seed": seed, "drop_last": self.drop_last}
+        own = self.batch_sampler if self.batch_sampler is not None else self.sampler
+        samples: Any
+        if own is None:
+            samples = DistributedSampler(self.dataset, shuffle=self.shuffle, **place)
+        else:
+            samples = ShardedSampler(own, of_batches=self.batch_sampler is not None, **place)
+            if checked:
+                samples.check()
+        if self.batch_sampler is not None:
+            return samples
+        assert self.batch_size is not None
+        batches = BatchSampler(samples, self.batch_size, self.drop_last)
+        if len(batches) == 0:
+            raise InvalidTrialError(
+                f"The data loader has {len(self.dataset if own is None else own)} samples for {num_replicas} replicas: "
+                f"with drop_last=True that is no batch of {self.batch_size} for each, and an epoch would be empty. Use "
+                "more data, a smaller batch or drop_last=False."
+            )
+        return batches
+
+    def _torch_loader(self, batch_sampler: Any, generator: torch.Generator) -> "torch.utils.data.DataLoader[Any]":
+        options = {**self._options, "generator": generator}
+        return torch.utils.data.DataLoader(self.dataset, batch_sampler=batch_sampler, **options)
+
+
+class _SeededLoader:
+    """torch's loader over given batches; each is read under random states that follow from its number."""
+
+    def __init__(self, loader: DataLoader, batches: Iterable[Any], entropy: tuple[object, ...], first: int) -> None:
+        self._entropy = entropy
+        self._first = first
+        # torch draws a seed for the workers at each pass, without this one from the process's generator.
+        self._generator = torch.Generator()
+        self._in_workers = loader.num_workers > 0
+        packed = BatchesForWorkers(batches, entropy, first) if self._in_workers else batches
+        self._loader = loader._torch_loader(packed, self._generator)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._generator.manual_seed(derived_seed("workers", *self._entropy))
+        batches = iter(self._loader)
+        return batches if self._in_workers else _BatchesInProcess(batches, self._entropy, self._first)
+
+
+class _BatchesInProcess:
+    """Reads batches in this process, under random states as workers would have them."""
+
+    def __init__(self, batches: Iterator[Any], entropy: tuple[object, ...], first: int) -> None:
+        self._batches = batches
+        self._entropy = entropy
+        self._numbers = itertools.count(first)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with forked_random_states(*self._entropy, next(self._numbers)):
+            return next(self._batches)
+
+
+def custom_iterator(loader: Any, first_micro_batch: int) -> Iterator[Any]:
+    """Returns the data of a loader that is not a `DataLoader`, pass after pass, without an end.
+
+    A sampler with `set_epoch` is told the epoch before each pass. To start in the middle of a pass, that pass is read
+    from its beginning and dropped; passes before it are left out where the loader has a length, and read where not.
+
+    A pass starts under random states that follow from this process's seed (`torch.initial_seed()`) and the epoch, so
+    that the shuffling of a torch loader repeats after a resume; starting it and dropping from it leave the process's
+    random states as they were.
+
+    Args:
+        loader: anything that can be iterated over again and again.
+        first_micro_batch: where to start, from 0 at the start of training.
+
+    Raises:
+        InvalidTrialError: from the iterator, when a pass has no batch.
+    """
+    try:
+        length = len(loader)
+    except (TypeError, NotImplementedError):
+        length = 0
+    epoch, dropped = divmod(first_micro_batch, length) if length else (0, first_micro_batch)
+    return _passes(loader, epoch, dropped)
+
+
+def _passes(loader: Any, first_epoch: int, to_drop: int) -> Iterator[Any]:
+    for epoch in itertools.count(first_epoch):
+        with forked_random_states("pass", torch.initial_seed(), epoch):
+            for name in ("batch_sampler", "sampler", "data_sampler"):
+                set_epoch(getattr(loader, name, None), epoch)
+            # By next alone: iter() of what iter() returned starts DeepSpeed's loader again.
+            batches = map(next, itertools.repeat(iter(loader)))
+            # torch's samplers draw the order of a pass when its first batch is asked for, and not again.
+            head = list(itertools.islice(batches, 0 if to_drop else 1))
+            dropped = sum(1 for _ in itertools.islice(batches, to_drop))
+        to_drop -= dropped
+        if not head and not dropped:
+            raise InvalidTrialError(
+                f"The training loader ({type(loader).__name__}) gave no batch in epoch {epoch}. Return a loader that "
+                "has data, and that can be iterated over again: a generator ends after one pass."
+            )
+        yield from head
+        yield from batches

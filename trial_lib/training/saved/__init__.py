@@ -1,0 +1,1 @@
+"""Checkpoints of a trial class, and the random states in them."""

@@ -1,0 +1,391 @@
+"""The checkpoints of a training: each is complete or absent, whatever kills the process and whenever the power goes.
+
+A checkpoint is a folder, `batch-00000120`. It is written under a hidden name, everything in it is brought to the disk,
+`manifest.json` with the size and the hash of each file is written last, and then the folder gets its name:
+
+    .batch-00000120.partial    being written, or left behind by a process that was killed meanwhile
+    batch-00000120             complete
+    .batch-00000120.replaced   the complete one before it of the same batch, until the new one has its name
+    .batch-00000120.pruned     no longer needed, being removed
+    .batch-00000120.universal  a copy for another number of ranks, while these load it
+    damaged-batch-00000120     complete once, and found damaged since: kept for a person to look at
+
+What a rank keeps for itself, beside the engines' state, is a file `rank0.pt` that is read without pickle.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trial_lib.training.agreement import must_be_seen, on_rank_0
+from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.readable import unreadable_part
+from trial_lib.training.saved.checkpoint_files import (
+    FileRecord,
+    dealt,
+    files_below,
+    folders_below,
+    problem_of_content,
+    problem_of_size,
+    seal,
+)
+from trial_lib.wire.whole_files import OWNERS_FOLDER, sync_folder, write_whole
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_NAME = re.compile(r"batch-(\d{8,})")
+_HIDDEN = re.compile(r"\.(batch-\d{8,})\.(partial|replaced|pruned|universal)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint.
+
+    Attributes:
+        path: its folder.
+        batch: the optimizer steps done when it was saved.
+        world_size: the ranks that saved it.
+        metric: the validation metric at this batch; None where it was not measured, or is not finite.
+        state: what the training loop kept, JSON.
+    """
+
+    path: Path
+    batch: int
+    world_size: int
+    metric: float | None
+    state: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its folder's name, `batch-00000120`."""
+        return self.path.name
+
+
+class CheckpointStore:
+    """The checkpoints of one training: keeps the best and the last two.
+
+    The one before the latest is there for the day on which the latest turns out to be damaged: the best may be old.
+
+    Args:
+        root: their folder, on a file system that all ranks share. It need not exist.
+        distributed: the ranks. What is said to be called on all ranks waits for all of them.
+        smaller_is_better: whether a smaller metric is better.
+    """
+
+    def __init__(self, root: Path, distributed: DistributedContext, smaller_is_better: bool) -> None:
+        self.root = root.absolute()
+        self._distributed = distributed
+        self._smaller_is_better = smaller_is_better
+
+    def save(
+        self, batch: int, metric: float | None, state: dict[str, Any], write: Callable[[Path], None]
+    ) -> Checkpoint:
+        """Saves a checkpoint, as `saving` does; called on all ranks.
+
+        Args:
+            batch: as for `saving`.
+            metric: as for `saving`.
+            state: as for `saving`.
+            write: called on every rank with the folder to write to.
+        """
+        with self.saving(batch, metric, state) as (checkpoint, folder):
+            write(folder)
+        return checkpoint
+
+    @contextlib.contextmanager
+    def saving(self, batch: int, metric: float | None, state: dict[str, Any]) -> Iterator[tuple[Checkpoint, Path]]:
+        """Saves what is written inside, then removes the checkpoints no longer needed; entered and left by all ranks.
+
+        A checkpoint of the same batch is replaced: the new one may have a metric that the other one had not.
+
+        Args:
+            batch: the optimizer steps done.
+            metric: the validation metric at this batch; None where it was not measured.
+            state: what the training loop keeps, JSON.
+
+        Yields:
+            The checkpoint that will be, and the folder to write it to, which all ranks share.
+
+        Raises:
+            InvalidTrialError: the state is not JSON, or a file has the manifest's name; on all ranks.
+            OSError: the disk is full or fails, or a rank does not see the folder; on all ranks.
+            Exception: what was raised inside, on the rank that failed, and at once: the others may be waiting for
+                that rank there, and fail when it ends.
+
+        Whatever is raised, there is no such checkpoint then, and one of the same batch is as it was.
+        """
+        name = _name(batch)
+        partial = self.root / f".{name}.partial"
+        metric = metric if metric is not None and math.isfinite(metric) else None
+        checkpoint = Checkpoint(self.root / name, batch, self._distributed.size, metric, state)
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise InvalidTrialError(
+                f"The state of checkpoint {name} cannot be written as JSON ({error}): keep what is no number, string, "
+                "list or dict of these in the state_dict of a callback."
+            ) from error
+        on_rank_0(self._distributed, lambda: self._begin(partial))
+        must_be_seen(self._distributed, partial)
+        yield checkpoint, partial
+        self._distributed.barrier()
+        sizes = on_rank_0(
+            self._distributed, lambda: {name: (partial / name).stat().st_size for name in files_below(partial)}
+        )
+        if MANIFEST in sizes:
+            raise InvalidTrialError(
+                f"The trial has saved a file {MANIFEST} at the top of its checkpoint, where the list of the "
+                "checkpoint's files belongs: give it another name, or a folder of its own."
+            )
+        records = self._sealed(partial, sizes)
+        on_rank_0(self._distributed, lambda: self._complete(partial, checkpoint, records))
+        if self._distributed.rank == 0:
+            self._prune()
+
+    def judge(self, batch: int, metric: float) -> None:
+        """Gives a complete checkpoint, if there is one of this batch, a metric that was measured after it; on one rank.
+
+        Raises:
+            OSError: the disk is full or fails; the checkpoint is then as it was.
+        """
+        with contextlib.suppress(_DamagedError):
+            checkpoint, records = _read_manifest(self.root / _name(batch))
+            if math.isfinite(metric):
+                _write_manifest(checkpoint.path, dataclasses.replace(checkpoint, metric=metric), records)
+
+    def newest_intact(self, note: Callable[[str], None]) -> Checkpoint | None:
+        """Returns the newest checkpoint whose files are what they were; called on all ranks, which share the reading.
+
+        A damaged one gets the name `damaged-...`: the training will come to its batch again and save it under the old
+        name, and until then it must not count as the latest or the best. It is not removed, but for a later damaged one
+        of the same batch: it may be all there is of the work since the one before, and a person may still save it.
+
+        Args:
+            note: told on rank 0 of each damaged checkpoint, and what is wrong with it.
+
+        Raises:
+            OSError: a rank does not see the folder, or it cannot be written; raised on all ranks.
+        """
+        names = on_rank_0(self._distributed, self._tidied_names)
+        while names:
+            name = names.pop()
+            must_be_seen(self._distributed, self.root / name)
+            verified = self._verified(self.root / name)
+            if isinstance(verified, Checkpoint):
+                return verified
+            on_rank_0(self._distributed, functools.partial(self._set_aside, name))
+            if self._distributed.rank == 0:
+                instead = "the one before is used" if names else "there is none before it, so the training begins anew"
+                note(
+                    f"checkpoint {name} is damaged ({verified}); {instead}. It was renamed to damaged-{name}: look "
+                    "at it, or delete it"
+                )
+        return None
+
+    def complete(self) -> list[Checkpoint]:
+        """Returns the complete checkpoints, oldest first, as this process sees them. Their files are not read."""
+        found = []
+        for name in self._names():
+            with contextlib.suppress(_DamagedError):
+                found.append(_read_manifest(self.root / name)[0])
+        return found
+
+    def best(self) -> Checkpoint | None:
+        """Returns the complete checkpoint with the best metric, the oldest such; None where none has a metric."""
+        return self._best_of(self.complete())
+
+    def _best_of(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
+        sign = 1.0 if self._smaller_is_better else -1.0
+        measured = [(sign * found.metric, found.batch, found) for found in checkpoints if found.metric is not None]
+        return min(measured)[2] if measured else None
+
+    # -- steps of a save, on rank 0 unless they say otherwise ------------------------------------------------------
+
+    def _begin(self, partial: Path) -> None:
+        missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+        self.root.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)
+        self._tidy()
+        partial.mkdir(mode=OWNERS_FOLDER)
+
+    def _sealed(self, folder: Path, sizes: dict[str, int]) -> dict[str, FileRecord]:
+        """Brings the files to the disk and returns their records; on all ranks, each its share."""
+        rank = self._distributed.rank
+        records: dict[str, FileRecord] = {}
+        problem = None
+        try:
+            share = dealt(sizes, self._distributed.size)[rank]
+            records = dict(zip(share, seal([folder / name for name in share]), strict=True))
+        except OSError as error:
+            problem = f"rank {rank}: {error}"
+        shares = self._distributed.allgather((records, problem))
+        for _, problem in shares:
+            if problem is not None:
+                raise OSError(f"The checkpoint in {folder} could not be brought to the disk ({problem}).")
+        return {name: record for share, _ in shares for name, record in share.items()}
+
+    def _complete(self, partial: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
+        for folder in folders_below(partial):
+            sync_folder(folder)
+        # This brings the names in `partial` to the disk, too.
+        _write_manifest(partial, checkpoint, records)
+        replaced = self.root / f".{checkpoint.name}.replaced"
+        if checkpoint.path.exists():
+            checkpoint.path.rename(replaced)
+        partial.rename(checkpoint.path)
+        sync_folder(self.root)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _prune(self) -> None:
+        checkpoints = self.complete()
+        best = self._best_of(checkpoints)
+        surplus = [found for found in checkpoints[:-2] if found is not best]
+        hidden = [found.path.rename(self.root / f".{found.name}.pruned") for found in surplus]
+        if hidden:
+            # The new names are on the disk before a file goes: no half of a checkpoint comes back under the old one.
+            sync_folder(self.root)
+        for folder in hidden:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _tidy(self) -> None:
+        """Removes what killed processes left behind; a checkpoint that was being replaced gets its name back."""
+        for folder in list(self.root.iterdir()) if self.root.exists() else ():
+            leftover = _HIDDEN.fullmatch(folder.name)
+            if leftover is None:
+                continue
+            name, kind = leftover.groups()
+            if kind == "replaced" and not (self.root / name).exists():
+                folder.rename(self.root / name)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # -- steps of a search ---------------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        folders = self.root.iterdir() if self.root.exists() else ()
+        return sorted((folder.name for folder in folders if _NAME.fullmatch(folder.name)), key=_batch)
+
+    def _tidied_names(self) -> list[str]:
+        self._tidy()
+        return self._names()
+
+    def _verified(self, folder: Path) -> Checkpoint | str:
+        """Returns a checkpoint, or what is wrong with it; on all ranks, each reads its share."""
+
+        def read() -> tuple[Checkpoint, dict[str, FileRecord]] | str:
+            try:
+                return _read_manifest(folder)
+            except _DamagedError as error:
+                return str(error)
+
+        manifest = on_rank_0(self._distributed, read)
+        if isinstance(manifest, str):
+            return manifest
+        checkpoint, records = manifest
+        sizes = {name: record["bytes"] for name, record in records.items()}
+        share = dealt(sizes, self._distributed.size)[self._distributed.rank]
+        for problem_of in (problem_of_size, problem_of_content):  # a look at all sizes first: no file is read for it
+            problems = (problem_of(folder / name, name, records[name]) for name in share)
+            own = next((problem for problem in problems if problem is not None), None)
+            found = [problem for problem in self._distributed.allgather(own) if problem is not None]
+            if found:
+                return str(found[0])
+        return checkpoint
+
+    def _set_aside(self, name: str) -> None:
+        damaged = self.root / f"damaged-{name}"
+        shutil.rmtree(damaged, ignore_errors=True)
+        (self.root / name).rename(damaged)
+        sync_folder(self.root)
+
+
+def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
+    """Writes what a rank keeps for itself into a checkpoint's folder.
+
+    Args:
+        folder: the checkpoint's.
+        rank: this one.
+        state: tensors, numbers, strings, and lists, tuples and dicts of them.
+
+    Raises:
+        InvalidTrialError: something in the state could not be read back without pickle; names the keys that lead to it.
+    """
+    path = _rank_file(folder, rank)
+    try:
+        torch.save(state, path)
+        # Mapped, so that only what says how to build the objects is read, and no tensor.
+        torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        offender = unreadable_part(state)
+        if offender is None:
+            raise  # nothing is wrong with the state: the disk is full, say
+        raise InvalidTrialError(
+            f"The state of rank {rank} cannot be saved: {offender}. A checkpoint is read without pickle and holds "
+            "tensors, numbers, strings, lists, dicts and tuples: return such from the state_dict."
+        ) from error
+
+
+def load_rank_state(folder: Path, rank: int) -> dict[str, Any]:
+    """Returns what `save_rank_state` wrote, all tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: the checkpoint was saved by fewer ranks.
+    """
+    state: dict[str, Any] = torch.load(_rank_file(folder, rank), map_location="cpu", weights_only=True)
+    return state
+
+
+class _DamagedError(Exception):
+    """What is wrong with a checkpoint's manifest."""
+
+
+def _name(batch: int) -> str:
+    return f"batch-{batch:08d}"
+
+
+def _batch(name: str) -> int:
+    return int(name.removeprefix("batch-"))
+
+
+def _rank_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.pt"
+
+
+def _write_manifest(folder: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
+    manifest = {
+        "format": FORMAT,
+        "batch": checkpoint.batch,
+        "world_size": checkpoint.world_size,
+        "metric": checkpoint.metric,
+        "state": checkpoint.state,
+        "files": dict(sorted(records.items())),
+    }
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+def _read_manifest(folder: Path) -> tuple[Checkpoint, dict[str, FileRecord]]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise _DamagedError(f"{MANIFEST} has the format {manifest['format']}, and this program reads {FORMAT}")
+        batch, world_size, metric = manifest["batch"], manifest["world_size"], manifest["metric"]
+        state, records = manifest["state"], manifest["files"]
+    except FileNotFoundError:
+        raise _DamagedError(f"{MANIFEST} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _DamagedError(f"{MANIFEST} cannot be read: {error!r}") from error
+    if folder.name != _name(batch):
+        raise _DamagedError(f"{MANIFEST} is that of {_name(batch)}")
+    return Checkpoint(folder, batch, world_size, metric, state), records

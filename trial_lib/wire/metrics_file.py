@@ -1,0 +1,148 @@
+"""The file that a training tells its metrics in: JSON lines, appended by one process and read by others.
+
+`trial_lib.training.records` says what a line holds. A reader is given every whole line once. A training that went back
+to a checkpoint appends its batches again: the lines of a batch that is known already are passed over.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trial_lib.wire.whole_files import open_own
+
+TRAINING, VALIDATION, CHECKPOINT, NOTE, SYSTEM = "training", "validation", "checkpoint", "note", "system"
+
+# Kinds that a batch has one line of.
+_ONCE_A_BATCH = (TRAINING, VALIDATION, CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class MetricsRecord:
+    """One line.
+
+    Attributes:
+        kind: `training`, `validation`, `checkpoint`, `note` or `system`.
+        end: bytes of the file up to the end of this line.
+        batch: optimizer steps done.
+        epoch: from 0; None where the line has none.
+        time: seconds since the epoch.
+        metrics: by name.
+        name: of a checkpoint.
+        metric: the validation metric that decides which checkpoint is best; None for one without.
+        text: of a note.
+    """
+
+    kind: str
+    end: int
+    batch: int = 0
+    epoch: int | None = None
+    time: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    name: str = ""
+    metric: float | None = None
+    text: str = ""
+
+    def __str__(self) -> str:
+        """Returns the line as a person reads it."""
+        if self.kind == NOTE:
+            return f"note: {self.text}"
+        if self.kind == CHECKPOINT:
+            return f"batch {self.batch}: checkpoint {self.name}"
+        values = " ".join(f"{name} {value:.5g}" for name, value in self.metrics.items())
+        return f"batch {self.batch}: {self.kind} {values}"
+
+
+class MetricsReader:
+    """Reads a metrics file as it grows.
+
+    Args:
+        path: the file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0
+        self._latest: dict[str, int] = {}  # kind -> the largest batch read
+
+    def read(self) -> list[MetricsRecord]:
+        """Returns the records since the last call; a line that is not whole yet comes later."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._end)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        records = []
+        for line in new.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            self._end += len(line)
+            record = _record(line, self._end)
+            if record is not None and self._is_news(record):
+                records.append(record)
+        return records
+
+    def _is_news(self, record: MetricsRecord) -> bool:
+        if record.kind not in _ONCE_A_BATCH:
+            return True
+        if record.batch <= self._latest.get(record.kind, -1):
+            return False
+        self._latest[record.kind] = record.batch
+        return True
+
+
+def _record(line: bytes, end: int) -> MetricsRecord | None:
+    """Returns what a line holds; None for one that a killed process left damaged."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        data: dict[str, Any] = json.loads(line)
+        metric, epoch = data.get("metric"), data.get("epoch")
+        return MetricsRecord(
+            kind=str(data["kind"]),
+            end=end,
+            batch=int(data.get("batch", 0)),
+            epoch=None if epoch is None else int(epoch),
+            time=float(data.get("time", 0.0)),
+            metrics={name: float(value) for name, value in data.get("metrics", {}).items() if _is_number(value)},
+            name=str(data.get("name", "")),
+            metric=None if metric is None else float(metric),
+            text=str(data.get("text", "")),
+        )
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Adds one line.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    with open_own(path, "ab", buffering=0) as file:
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+def drop_torn_line(path: Path) -> None:
+    """Removes the beginning of a line that a killed process left, for the next line to stand on its own.
+
+    Only while nobody appends.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        length = size
+        while length > 0:
+            start = max(0, length - 4096)
+            file.seek(start)
+            newline = file.read(length - start).rfind(b"\n")
+            if newline >= 0:
+                length = start + newline + 1
+                break
+            length = start
+        if length < size:
+            file.truncate(length)
