@@ -1,5 +1,6 @@
 """The report in a real browser: without a network, on a desk and on a phone, by day and by night."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.write_report import write_report
 
 DESK, PHONE = (1280, 800), (390, 844)
+PAPER = (688, 1017)  # A4 between its margins, in CSS pixels
+A4 = (595, 842)  # points
+SHOWN_BOXES = "[...document.querySelectorAll('.main-svg:first-child')].map(svg => svg.getAttribute('viewBox'))"
 ANSWER = "z0, micro-batch 64, accumulation 2: 2.53x [2.19, 2.92] your configuration."
 FIGURES = ["throughput", "memory", "progress", "knobs"]
 
@@ -58,6 +62,12 @@ def desk(browser: Browser, study: StudyPaths) -> Opened:
 @pytest.fixture(scope="module")
 def phone(browser: Browser, study: StudyPaths) -> Opened:
     return opened(browser, study.report, PHONE, touch=True)
+
+
+def pdf_pages(pdf: bytes) -> list[tuple[float, float]]:
+    """Returns the size of each page of a PDF, in points."""
+    boxes = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    return [(float(width), float(height)) for width, height in boxes]
 
 
 def background(page: Page) -> str:
@@ -218,3 +228,64 @@ def test_a_study_that_found_nothing_has_a_page_that_says_why(browser: Browser, t
     assert told.errors == []
     assert told.page.get_by_role("heading", level=1).inner_text() == "No configuration was found."
     assert told.page.get_by_text("The profile trial crashed.").is_visible()
+
+
+@pytest.fixture(scope="module")
+def printed(browser: Browser, study: StudyPaths) -> Opened:
+    """The report as it goes to paper, from a dark and narrow window."""
+    told = opened(browser, study.report, PHONE, scheme="dark")
+    told.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    told.page.emulate_media(media="print")
+    told.page.set_viewport_size({"width": PAPER[0], "height": PAPER[1]})
+    return told
+
+
+def test_on_paper_each_figure_is_whole(printed: Opened) -> None:
+    for key in FIGURES:
+        plot = printed.page.locator(f"#plot-{key}")
+        outer = plot.bounding_box()
+        assert outer is not None
+        assert 0 <= outer["x"] <= outer["x"] + outer["width"] <= PAPER[0]
+        for drawing in plot.locator(".main-svg").all():
+            box = drawing.bounding_box()
+            assert box is not None
+            assert box["width"] == pytest.approx(outer["width"], abs=1), key
+            assert 200 < box["height"] <= PAPER[1], key
+        for word in plot.locator(
+            ":is(.xtitle, .ytitle, .xtick text, .ytick text, .annotation-text, .legendtext)"
+        ).all():
+            inner = word.bounding_box()
+            assert inner is not None
+            assert outer["x"] - 1 <= inner["x"], word.text_content()
+            assert inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1, word.text_content()
+            assert inner["y"] + inner["height"] <= outer["y"] + outer["height"] + 1, word.text_content()
+        assert plot.locator("path.point, .point path").count() > 3, key
+
+
+def test_on_paper_it_is_light_and_nothing_is_folded_away_that_is_short(printed: Opened) -> None:
+    assert printed.page.evaluate("getComputedStyle(document.body).color") == "rgb(26, 31, 39)"
+    ink = "getComputedStyle(document.querySelector('#plot-memory .xtick text')).fill"
+    assert printed.page.evaluate(ink) == "rgb(26, 31, 39)"
+    assert printed.page.locator("#config").is_visible()
+    assert printed.page.locator("button:visible, summary:visible").all_inner_texts() == [
+        "The whole configuration (best_ds_config.json)"
+    ]
+    assert printed.page.evaluate("document.documentElement.scrollWidth") <= PAPER[0]
+
+
+def test_a_pdf_has_every_figure_drawn_on_pages_of_a4(browser: Browser, study: StudyPaths) -> None:
+    told = opened(browser, study.report, scheme="dark")
+    before = told.page.locator("#plot-throughput .main-svg").first.bounding_box()
+    # Heard after the page itself has heard it.
+    told.page.evaluate("addEventListener('beforeprint', () => { window.drawn = " + SHOWN_BOXES + " })")
+    pages = pdf_pages(told.page.pdf(format="A4"))
+    assert 4 <= len(pages) <= 9
+    assert all(size == pytest.approx(A4, abs=1) for size in pages)
+    drawn = told.page.evaluate("drawn")
+    assert len(drawn) == len(FIGURES)
+    assert all(re.fullmatch(r"0 0 680 \d+", box) for box in drawn)
+    # Afterwards the window is as it was.
+    assert told.page.evaluate(SHOWN_BOXES) == [None] * len(FIGURES)
+    assert told.page.locator("#plot-throughput .main-svg").first.bounding_box() == before
+    assert told.page.locator("details[open]").count() == 0
+    assert told.errors == []

@@ -11,6 +11,10 @@
       button.textContent = "Selected";
     }
   }));
+  // What is folded away is not printed, but for what is short.
+  const folded = [...document.querySelectorAll("details[data-prints]:not([open])")];
+  addEventListener("beforeprint", () => folded.forEach((details) => { details.open = true; }));
+  addEventListener("afterprint", () => folded.forEach((details) => { details.open = false; }));
   if (!Object.keys(drawings).length) return;
   if (!("DecompressionStream" in window)) {
     said("This browser is too old to draw the figures (it needs DecompressionStream). Their numbers are below.");
@@ -25,16 +29,29 @@
 
   // A finger on a figure scrolls the page.
   const byFinger = matchMedia("(pointer: coarse)").matches;
-  const draw = () => {
+  // Of the paper between its margins: A4 is the narrower one, US letter the shorter one. Two figures fit a page.
+  const paper = { width: 680, height: 380 };
+  const draw = (forPrint = false) => {
+    document.documentElement.classList.toggle("printed", forPrint);
     const style = getComputedStyle(document.documentElement);
     const [ink, line, card, bad] = ["--ink", "--line", "--card", "--bad"].map((name) => style.getPropertyValue(name).trim());
-    const narrow = innerWidth < 700;
+    const narrow = !forPrint && innerWidth < 700;
     for (const [key, drawing] of Object.entries(drawings)) {
       const layout = structuredClone(drawing.layout);
       layout.font = { color: ink, family: getComputedStyle(document.body).fontFamily, size: narrow ? 12 : 13 };
       layout.hoverlabel = { bgcolor: card, bordercolor: line, font: { color: ink } };
       for (const axis of ["xaxis", "yaxis"]) {
         layout[axis] = { gridcolor: line, linecolor: line, tickcolor: line, fixedrange: byFinger, ...layout[axis] };
+      }
+      // Plotly else goes by the width that it drew last.
+      layout.autosize = !forPrint;
+      if (forPrint) {
+        layout.width = paper.width;
+        const named = drawing.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+        // More names than one line holds take a line each.
+        if (named) layout.height = paper.height + (named > 4 ? 15 * named : 0);
+        // The whole width: within the axes' alone each entry would take a line.
+        layout.legend = { ...layout.legend, xref: "container", yref: "container", y: 0, yanchor: "bottom", font: { size: 11 } };
       }
       if (byFinger) layout.dragmode = false;
       if (narrow) layout.margin = { ...layout.margin, l: 48, r: 8 };
@@ -52,12 +69,24 @@
           text: name, x: 0, xref: "paper", xanchor: "left", y: name, yshift: 13, showarrow: false, font: { color: ink },
         }));
       }
-      Plotly.react(`plot-${key}`, data, layout, {
-        responsive: true, displayModeBar: false,
-      });
+      const plot = document.getElementById(`plot-${key}`);
+      Plotly.react(plot, data, layout, { responsive: true, displayModeBar: false });
+      fit(plot, forPrint);
     }
   };
-  draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  matchMedia("(max-width: 699px)").addEventListener("change", draw);
+  const fit = (plot, forPrint) => {
+    const box = plot.querySelector(".svg-container");
+    const { width, height } = plot._fullLayout;
+    box.style.aspectRatio = forPrint ? `${width} / ${height}` : "";
+    for (const svg of box.querySelectorAll(".main-svg")) {
+      if (forPrint) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      else svg.removeAttribute("viewBox");
+    }
+  };
+  const redraw = () => draw();
+  redraw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  matchMedia("(max-width: 699px)").addEventListener("change", redraw);
+  addEventListener("beforeprint", () => draw(true));
+  addEventListener("afterprint", redraw);
 })();
