@@ -21,13 +21,13 @@ TYPED: dict[str, Triple] = {
     "experts": (16, 1, 32),
     "subcommands": (8, 2, 32),
     "fire_function": (4, 4, 32),
-    "starter_yaml": (4, 2, 16),
+    "launcher_yaml": (4, 2, 16),
 }
 NEEDS = {
     "hydra_overrides": "hydra",
     "fire_function": "fire",
     "trainer_custom_loss": "accelerate",
-    "starter_yaml": "accelerate",
+    "launcher_yaml": "accelerate",
 }
 # Of the study that `make test` has time for.
 SHORT = ("--max-trials", "3")
@@ -221,8 +221,8 @@ def test_a_configuration_that_a_function_computes_follows_the_options_of_fire(de
 
 @STUDY
 def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: Desk) -> None:
-    tuned = desk.at("starter_yaml").tune(*SHORT)
-    expect_answered(tuned, TYPED["starter_yaml"])
+    tuned = desk.at("launcher_yaml").tune(*SHORT)
+    expect_answered(tuned, TYPED["launcher_yaml"])
     assert "python kit.py train recipe.yaml starts `IS_A_RANK=1 torchrun --nproc_per_node 2 " in tuned.said
     assert tuned.new == set()
     assert "IS_A_RANK=1" in typed_words(tuned, "torchrun")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trial_lib.command.entrypoint import Entrypoint, split_flag
-from trial_lib.command.starter_code import module_file, own_code, texts
+from trial_lib.command.program_code import module_file, own_code, texts
 
 _FLAG = "--deepspeed_config"
 _INITIALIZE = "deepspeed.initialize"

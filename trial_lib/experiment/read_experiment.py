@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from trial_lib.command.batch_places import batch_places
 from trial_lib.command.entrypoint import Entrypoint, parse_entrypoint, split_flag, with_config
-from trial_lib.command.starter_code import module_file
+from trial_lib.command.program_code import module_file
 from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json, read_named_config
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH, inline_ds_config, overwrite_deepspeed_config
 from trial_lib.experiment.config import ExperimentConfig

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trial_lib.command.launchers import CLUSTER_LAUNCHERS
-from trial_lib.command.starter_code import may_start_ranks, module_file
+from trial_lib.command.program_code import may_start_ranks, module_file
 from trial_lib.command.words import ASSIGNMENT
-from trial_lib.launch.starter import Launch, NoLaunch, follow_starter
+from trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
 from trial_lib.secrets.by_name import redact_text
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.launcher_process import is_python, launcher_in, python_target
@@ -65,7 +65,7 @@ def followed(
     as_typed = Followed(tuple(words), folder)
     assigned = _take_assignments(words)
     environment = {**os.environ, **assigned}
-    if not words or not _is_starter(words, folder, environment):
+    if not words or not _is_wrapper(words, folder, environment):
         return as_typed
     shown = _shown(words)
     in_python = is_python(words[0])
@@ -79,7 +79,7 @@ def followed(
         tell(f"still waiting for {shown} to start its training ({seconds:.0f} s).{advice}")
 
     tell(f"{shown} is run up to the point where it starts its training.")
-    end = follow_starter(words, folder, environment, still_waiting, check)
+    end = follow_wrapper(words, folder, environment, still_waiting, check)
     if isinstance(end, NoLaunch):
         if in_python:
             # The profile trial says what is wrong with it.
@@ -113,7 +113,7 @@ def _take_assignments(words: list[str]) -> dict[str, str]:
     return assigned
 
 
-def _is_starter(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
+def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
     """Returns whether a command may start its training by way of others."""
     program = words[0]
     name = Path(program).name
@@ -144,7 +144,7 @@ def _installed(module: str) -> tuple[Path, ...]:
 
 
 def _command_of(launch: Launch, shown: str) -> list[str]:
-    """Returns the words that a person would have typed in the place of the starter."""
+    """Returns the words that a person would have typed in the place of the wrapper."""
     words = list(launch.words)
     if launch.ranks is not None and launch.ranks > 1:
         words = _torchrun(words, launch.ranks, shown)
@@ -182,7 +182,7 @@ def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
 
 
 def _shown(words: Sequence[str]) -> str:
-    """Returns a starter as people name it, in short."""
+    """Returns a wrapper as people name it, in short."""
     text = redact_text(_joined([Path(words[0]).name, *words[1:]]))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 

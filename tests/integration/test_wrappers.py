@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune, left_in
 
-from trial_lib.launch.starter import NoLaunch, follow_starter
+from trial_lib.launch.wrapper import NoLaunch, follow_wrapper
 from trial_lib.study.opening.followed import Followed, followed
 from trial_lib.wire.errors import InputError
 
@@ -67,7 +67,7 @@ def follow(folder: Path, command: str) -> Followed:
         ("make train", "torchrun train.py"),
     ],
 )
-def test_the_launcher_that_a_starter_starts_is_what_is_tuned(folder: Path, command: str, words: str) -> None:
+def test_the_launcher_that_a_wrapper_starts_is_what_is_tuned(folder: Path, command: str, words: str) -> None:
     found = follow(folder, command)
     assert sorted(found.words[:2]) == sorted(words.split()[:2])
     assert list(found.words)[2:] == words.split()[2:]
@@ -84,7 +84,7 @@ def test_a_training_without_a_launcher_is_followed_to_where_it_joins_a_process_g
 
 
 @pytest.mark.long
-def test_ranks_that_a_starter_starts_itself_are_torchruns(folder: Path) -> None:
+def test_ranks_that_a_wrapper_starts_itself_are_torchruns(folder: Path) -> None:
     lines = ["export MASTER_ADDR=127.0.0.1 MASTER_PORT=29518 WORLD_SIZE=2"]
     lines += [f"RANK={rank} LOCAL_RANK={rank} python train.py --x &" for rank in range(2)]
     (folder / "run.sh").write_text("\n".join([*lines, "wait", ""]))
@@ -112,7 +112,7 @@ def test_a_program_that_trains_by_itself_is_not_run(folder: Path) -> None:
     assert follow(folder, "torchrun launcher.py") == Followed(("torchrun", "launcher.py"), folder)
 
 
-def test_a_starter_that_comes_to_nothing_is_told_with_its_last_words(folder: Path) -> None:
+def test_a_wrapper_that_comes_to_nothing_is_told_with_its_last_words(folder: Path) -> None:
     with pytest.raises(InputError) as refused:
         follow(folder, "bash none.sh")
     assert "bash none.sh ended (exit code 127) before it started a launcher or a training." in refused.value.what
@@ -121,23 +121,23 @@ def test_a_starter_that_comes_to_nothing_is_told_with_its_last_words(folder: Pat
 
 
 @pytest.mark.parametrize(("does", "code"), [("exit 255", 255), ("kill -TERM $$", 143)])
-def test_the_exit_code_of_a_starter_is_the_one_that_a_shell_would_tell(folder: Path, does: str, code: int) -> None:
+def test_the_exit_code_of_a_wrapper_is_the_one_that_a_shell_would_tell(folder: Path, does: str, code: int) -> None:
     (folder / "run.sh").write_text(does)
     with pytest.raises(InputError, match=rf"ended \(exit code {code}\) before"):
         follow(folder, "bash run.sh")
 
 
-def test_a_starter_that_takes_its_time_is_told_of_and_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trial_lib.launch.starter._FIRST_WORD_S", 0.2)
+def test_a_wrapper_that_takes_its_time_is_told_of_and_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trial_lib.launch.wrapper._FIRST_WORD_S", 0.2)
     told: list[float] = []
     (folder / "run.sh").write_text("echo downloading\nsleep 60 & sleep 60\n")
-    end = follow_starter(["bash", "run.sh"], folder, os.environ, told.append, given_up_s=5)
+    end = follow_wrapper(["bash", "run.sh"], folder, os.environ, told.append, given_up_s=5)
     assert end == NoLaunch(None, "downloading")
     assert len(told) == 1
     assert not left_in(folder)
 
 
-def test_an_interrupt_ends_a_starter_and_all_that_it_has_started(tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_wrapper_and_all_that_it_has_started(tmp_path: Path) -> None:
     zerotune = Zerotune(tmp_path, tmp_path / "unused-home")
     (tmp_path / "run.sh").write_text("setsid sleep 61 & sleep 61\n")
     running = zerotune.start("tune", "--", "bash", "run.sh")

@@ -75,8 +75,8 @@ def _starts(tree: ast.Module, imported: Sequence[str]) -> bool:
     used = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_name(node.func)]
     if any(_MODULES.match(name) for name in imported) or any(_CALLS.search(name) for name in used):
         return True
-    starters = [name for name in (*imported, *used) if name.startswith(_STARTS_PROCESSES)]
-    return bool(starters) and any(_COMMANDS.search(text) for text in texts(tree))
+    starting = [name for name in (*imported, *used) if name.startswith(_STARTS_PROCESSES)]
+    return bool(starting) and any(_COMMANDS.search(text) for text in texts(tree))
 
 
 def _is_name(node: ast.expr) -> bool:

@@ -1,4 +1,4 @@
-"""A starter: a command that starts the training by way of others, such as `bash run.sh`. It is followed to the launch.
+"""A wrapper: a command that starts the training by way of others, such as `bash run.sh`. It is followed to the launch.
 
 It runs as it was typed, until one of its processes is a launcher, or is about to train. There it is ended: the launch,
 as a person could have typed it, is what it was run for.
@@ -18,19 +18,19 @@ from typing import Any
 
 import psutil
 
-from trial_lib.command.starter_code import may_start_ranks, mentions, module_file
-from trial_lib.launch import in_starter
-from trial_lib.launch.in_starter.sitecustomize import ARRIVED
+from trial_lib.command.program_code import may_start_ranks, mentions, module_file
+from trial_lib.launch import in_wrapper
+from trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
 from trial_lib.launch.processes.leash import Leashed
 from trial_lib.wire.launcher_process import launcher_in, python_target
 
 _POLL_S = 0.05
 _FIRST_WORD_S, _NEXT_WORD_S, _GIVEN_UP_S = 15.0, 30.0, 600.0
 _LAST_WORDS = 300
-_HOOK = str(Path(in_starter.__file__).parent)
+_HOOK = str(Path(in_wrapper.__file__).parent)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
-# Of a run of its own in a tracker, the starter's preparation is to leave nothing.
+# Of a run of its own in a tracker, the wrapper's preparation is to leave nothing.
 _QUIET = {"WANDB_MODE": "disabled"}
 # A shell's, make's, uv's and Python's own, and those that every rank is given by whoever starts it.
 _NOT_TYPED = {
@@ -46,13 +46,13 @@ _ELASTIC = "TORCHELASTIC_"
 
 @dataclass(frozen=True)
 class Launch:
-    """What a starter comes to.
+    """What a wrapper comes to.
 
     Attributes:
         words: of the launcher, or of the Python program that trains.
         folder: its working directory.
-        variables: that it finds set, or set otherwise than the starter did.
-        unset: the names of those that the starter had and it has not.
+        variables: that it finds set, or set otherwise than the wrapper did.
+        unset: the names of those that the wrapper had and it has not.
         ranks: that the program trains with; None behind a launcher, which says it.
         is_worker: whether it is a worker that the program has started within Python: no command starts it.
     """
@@ -67,7 +67,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class NoLaunch:
-    """A starter that has come to nothing.
+    """A wrapper that has come to nothing.
 
     Attributes:
         status: its exit code, as a shell tells it; None where it was given up.
@@ -78,7 +78,7 @@ class NoLaunch:
     last_words: str
 
 
-def follow_starter(
+def follow_wrapper(
     command: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
@@ -86,7 +86,7 @@ def follow_starter(
     check: Callable[[], None] = lambda: None,
     given_up_s: float = _GIVEN_UP_S,
 ) -> Launch | NoLaunch:
-    """Runs a starter up to its launch, and leaves no process of it behind.
+    """Runs a wrapper up to its launch, and leaves no process of it behind.
 
     Args:
         command: what was typed.
@@ -96,7 +96,7 @@ def follow_starter(
         check: called again and again; what it raises ends the waiting.
         given_up_s: seconds after which it is given up.
     """
-    with tempfile.TemporaryDirectory(prefix="zerotune-starter-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="zerotune-wrapper-") as scratch:
         arrived, log = Path(scratch, "arrived.json"), Path(scratch, "log")
         path = os.pathsep.join(filter(None, [_HOOK, environment.get("PYTHONPATH")]))
         given = {**environment, **_QUIET, "PYTHONPATH": path, ARRIVED: str(arrived)}
@@ -123,7 +123,7 @@ def follow_starter(
 
 
 def _arrived(file: Path, before: Mapping[str, str]) -> Launch | None:
-    """Returns the program that is about to train, as `in_starter.sitecustomize` tells it."""
+    """Returns the program that is about to train, as `in_wrapper.sitecustomize` tells it."""
     if not file.exists():
         return None
     told: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
@@ -133,10 +133,10 @@ def _arrived(file: Path, before: Mapping[str, str]) -> Launch | None:
 
 
 class _Looker:
-    """Finds the launch among a starter's processes by their words.
+    """Finds the launch among a wrapper's processes by their words.
 
     Args:
-        before: the environment variables of the starter.
+        before: the environment variables of the wrapper.
     """
 
     def __init__(self, before: Mapping[str, str]) -> None:
@@ -171,7 +171,7 @@ class _Looker:
 
 
 def _is_hooked(process: psutil.Process, words: Sequence[str]) -> bool:
-    """Returns whether a Python process tells by itself that it is about to train: a starter may set PYTHONPATH anew."""
+    """Returns whether a Python process tells by itself that it is about to train: a wrapper may set PYTHONPATH anew."""
     deaf = any(re.fullmatch(r"-[a-zA-Z]*[IES][a-zA-Z]*", option) for option in words[1 : python_target(words)])
     return not deaf and _HOOK in process.environ().get("PYTHONPATH", "").split(os.pathsep)
 

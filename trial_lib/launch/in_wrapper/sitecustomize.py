@@ -1,7 +1,7 @@
-"""What every Python that a starter starts runs first: where it is about to train, it says so and waits to be ended.
+"""What every Python that a wrapper starts runs first: where it is about to train, it says so and waits to be ended.
 
 To join a process group is the first thing that a training under DeepSpeed does: before it the program has changed
-nothing but by its own preparation. Standard library only: it runs in whatever Python the starter starts.
+nothing but by its own preparation. Standard library only: it runs in whatever Python the wrapper starts.
 """
 
 import contextlib

@@ -1,1 +1,0 @@
-"""The folder that is put on the PYTHONPATH of a starter (see `trial_lib.launch.starter`)."""
