@@ -1,6 +1,7 @@
 """Runs programs plainly, tunes them, and runs the winners plainly: is what a study says what a user then gets?"""
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -9,10 +10,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.programs.commands import OWN, Program, others, read, split_variables
 from benchmarks.programs.trials import Trials, trials_of
@@ -28,6 +32,8 @@ WATCHED = Path(__file__).with_name("watched")
 BIN = Path(sys.executable).parent
 # The steps of a training that do not count.
 WARM_UP = 3
+# Between two steps of a training.
+STANDS_STILL_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -98,11 +104,35 @@ def watched(folder: Path, typed: Sequence[str], variables: Mapping[str, str]) ->
     with tempfile.TemporaryDirectory(prefix="watch-") as steps:
         paths = os.pathsep.join(filter(None, (str(WATCHED), os.environ.get("PYTHONPATH"))))
         watch = {"WATCH_FOLDER": steps, "PYTHONPATH": paths}
-        run = subprocess.run(
-            list(typed), cwd=folder, env=environment({**variables, **watch}), capture_output=True, text=True
-        )
+        with (
+            tempfile.TemporaryFile("w+") as error,
+            subprocess.Popen(
+                list(typed),
+                cwd=folder,
+                env=environment({**variables, **watch}),
+                stdout=subprocess.DEVNULL,
+                stderr=error,
+                start_new_session=True,
+            ) as run,
+        ):
+            end_or_stand_still(run, Path(steps))
+            error.seek(0)
+            said = error.read()
         files = sorted(Path(steps).iterdir())
-        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files], run.stderr
+        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files], said
+
+
+def end_or_stand_still(run: subprocess.Popen[bytes], steps: Path) -> None:
+    """Waits for the end of a training; ends one whose ranks wait for each other, as those of uneven data do."""
+    while run.poll() is None:
+        time.sleep(0.2)
+        written = [file.stat().st_mtime for file in steps.iterdir()]
+        if written and time.time() - max(written) > STANDS_STILL_S:
+            processes = psutil.Process(run.pid).children(recursive=True)
+            for process in [psutil.Process(run.pid), *processes]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return
 
 
 def summary(ranks: Sequence[Sequence[dict[str, Any]]]) -> Training:
