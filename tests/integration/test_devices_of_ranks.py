@@ -71,6 +71,7 @@ def test_a_study_whose_ranks_train_elsewhere_fails_with_a_sentence_and_goes_on_o
     assert zerotune.study.record["status"] == "completed"
 
 
+@pytest.mark.long
 def test_a_full_experiment_elsewhere_ends_at_its_first_attempt(folder: Folder) -> None:
     arguments = folder.write_script(max_restarts=3)
     (folder.model / "train.py").write_text(SCRIPT.format(on_another=ON_ANOTHER))

@@ -40,6 +40,7 @@ def test_a_stage_runs_to_its_end(tmp_path: Path, stage: str) -> None:
 
 
 @pytest.mark.devices(1, "cpu")
+@pytest.mark.long
 def test_a_stage_beyond_its_limit_is_killed_and_costs_no_other_its_record(tmp_path: Path) -> None:
     status, written = run_kit(tmp_path, "clock", "host", seconds=8.0)
     assert status == 1

@@ -84,7 +84,7 @@ def test_the_profile_counts_what_is_compiled_and_compiles_it_all_the_same(trials
     assert result.profile.flops_per_sample == pytest.approx(FLOPS + attention)
 
 
-@pytest.mark.parametrize("way", ["branch", "loop"])
+@pytest.mark.parametrize("way", ["branch", pytest.param("loop", marks=pytest.mark.long)])
 def test_a_program_that_cannot_be_run_uncompiled_is_profiled_without_its_flops(trials: Any, way: str) -> None:
     result = completed(trials.run("compiles.py", "--way", way, purpose=Purpose.PROFILE, window=ONE_STEP))
     assert sum(graphs(trials.log(result))) > 0

@@ -19,7 +19,7 @@ def completed(result: TrialResult) -> TrialResult:
     return result
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.long) for stage in (1, 2)), 3])
 def test_a_scaled_loss_is_noted_as_it_was_before(trials: Any, stage: int) -> None:
     """Scaled, the first losses are infinite in fp16: the steps are skipped, and the training is a good one."""
     by_engine, by_loss = (

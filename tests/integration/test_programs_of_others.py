@@ -220,6 +220,7 @@ def test_a_configuration_that_a_function_computes_follows_the_options_of_fire(de
 
 
 @STUDY
+@pytest.mark.long
 def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: Desk) -> None:
     tuned = desk.at("launcher_yaml").tune(*SHORT)
     expect_answered(tuned, TYPED["launcher_yaml"])

@@ -173,6 +173,7 @@ def test_each_size_of_a_compiled_program_has_the_graphs_of_a_fresh_process(sweep
     assert [graphs(plan) for plan in (*plans, fresh)] == [["graph"]] * 4
 
 
+@pytest.mark.long
 def test_each_size_of_a_compiled_trial_class_has_graphs_of_its_own(sweeps: Sweeps) -> None:
     plans = sweeps.of_a_class("Compiled", sizes=(2, 4, 8), hparams={"samples": 256})
     assert outcomes(sweeps.start(plans).result()) == ["completed"] * 3
