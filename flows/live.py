@@ -14,7 +14,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths
-from trial_lib.report.leaderboard import Row, ranked, row_of
+from trial_lib.report.leaderboard import LeaderboardRow, ranked, row_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.kept.history import Asked, AskedSweep, HistoryReader, Told, Withdrawn
 from trial_lib.study.study_metric import metric_with
@@ -39,11 +39,11 @@ class LiveView:
         self._started = time.monotonic()
         self._message = "starting"
         self._running: dict[int, tuple[Purpose, Candidate]] = {}
-        self._rows: list[Row] = []  # ended trials, best first
+        self._rows: list[LeaderboardRow] = []  # ended trials, best first
         self._ended = 0  # trials that count towards --max-trials
         self._ended_before = 0
         self._failed = 0
-        self._to_print: list[Row] = []
+        self._to_print: list[LeaderboardRow] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
 
@@ -134,7 +134,7 @@ class LiveView:
             words.append(f"{_clock(per_trial * (self._arguments.max_trials - ended))} left at most")
         return ", ".join(words)
 
-    def _table(self, rows: list[Row]) -> Table:
+    def _table(self, rows: list[LeaderboardRow]) -> Table:
         metric = SEARCH_METRICS[self._metric]
         table = Table(box=None, pad_edge=False)
         numbers = [metric.name, *(name for name in ("samples/s", "peak MiB") if name != metric.unit)]

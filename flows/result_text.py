@@ -11,7 +11,7 @@ from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyStatus
-from trial_lib.report.leaderboard import Row, leaderboard
+from trial_lib.report.leaderboard import LeaderboardRow, leaderboard
 from trial_lib.report.log_ends import first_failed
 from trial_lib.search.methods import METHODS
 from trial_lib.secrets.by_name import redact
@@ -110,13 +110,13 @@ def tell_failed_training(study: OpenStudy) -> None:
     say(f"Fix that, then resume with: {interrupts.resume_command}")
 
 
-def _promise(answer: Answer, best: Row) -> dict[str, float | None]:
+def _promise(answer: Answer, best: LeaderboardRow) -> dict[str, float | None]:
     """Returns the winner's metrics: the medians of its confirming trials, if it has any."""
     metrics = answer.best.metrics
     return {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
 
 
-def _largest(rows: list[Row]) -> Row | None:
+def _largest(rows: list[LeaderboardRow]) -> LeaderboardRow | None:
     """Returns the completed trial with the largest micro-batch."""
     return max((row for row in rows if row.value is not None), key=lambda row: row.micro_batch_size, default=None)
 

@@ -37,7 +37,7 @@ from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
 from trial_lib.study.opening.accepted_config import require_accepted_config
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.profile_report import profile_failure
-from trial_lib.study.runner import Ended, Work
+from trial_lib.study.runner import Work, WorkEnd
 from trial_lib.study.unfinished import ElsewhereError
 from trial_lib.wire.errors import InputError
 
@@ -240,7 +240,7 @@ def confirm(study: OpenStudy) -> None:
     tell_finding(driver)
 
 
-def next_ended(driver: StudyDriver, running: Running) -> Ended:
+def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
     """Waits for a trial to end. Removes its work from the list if it was the work's last trial."""
     while True:
         end = driver.next_ended(timeout_s=0.5)
@@ -265,7 +265,7 @@ def leave(running: Running, number: int) -> None:
             return
 
 
-def take_in(study: OpenStudy, end: Ended) -> None:
+def take_in(study: OpenStudy, end: WorkEnd) -> None:
     """Records how a trial ended, in the study and in MLflow.
 
     Raises:

@@ -12,7 +12,7 @@ from benchmarks.programs.commands import OWN, REDUCTIONS, Program, others
 from benchmarks.programs.trials import trials_of
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome
-from trial_lib.study.confirm.loss_agreement import Course, compare
+from trial_lib.study.confirm.loss_agreement import LossCourse, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "loss_agreement_aa.json"
@@ -20,9 +20,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "loss_agreement_aa.json"
 WAYS = ((1, 0), (0, 0), (2, -1), (3, 0), (1, 1), (3, -1))
 
 
-def courses_of(program: Program, work: Path) -> dict[str, Course | str]:
+def courses_of(program: Program, work: Path) -> dict[str, LossCourse | str]:
     """Returns how a program trains in each way, by its name; why not, where it does not."""
-    found = dict[str, Course | str]()
+    found = dict[str, LossCourse | str]()
     with trials_of(program, program.copy(work)) as trials:
         profile, own = trials.profile, trials.own
         if own is None:
@@ -49,7 +49,7 @@ def courses_of(program: Program, work: Path) -> dict[str, Course | str]:
                 # A way that had no effect would be compared with itself.
                 assert config["zero_optimization"]["stage"] == stage
                 assert varies or result.micro_batch_arrived == micro
-                course = Course(candidate, config, [result.losses], [result.initial_weights])
+                course = LossCourse(candidate, config, [result.losses], [result.initial_weights])
                 found[f"z{stage}, {micro} x {accumulation}"] = course
     return found
 
@@ -65,7 +65,7 @@ def main() -> None:
         name = program.name
         with tempfile.TemporaryDirectory(prefix="loss-agreement-") as work:
             found = courses_of(program, Path(work))
-        measured = {way: course for way, course in found.items() if isinstance(course, Course)}
+        measured = {way: course for way, course in found.items() if isinstance(course, LossCourse)}
         courses += [
             {"program": name, "way": way, "losses": course.losses[0], "initial_weights": course.weights[0]}
             for way, course in measured.items()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.space.arms import Request, without_effect
+from trial_lib.space.arms import RequestedKnob, without_effect
 from trial_lib.space.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import STAGE, ZERO_STAGES, set_knob
@@ -142,7 +142,7 @@ def did(deepspeed_did: list[dict[str, Any]], config: dict[str, Any]) -> dict[str
 def has_effect(pair: Pair, stage: int) -> bool:
     """Returns what the catalogue says."""
     here = Surroundings("cpu", RANKS, RANKS, NUM_PARAMS, NUM_PARAMS, pair.base())
-    return not without_effect((stage,), here, [Request(pair.path, pair.values)], catalogue=False)
+    return not without_effect((stage,), here, [RequestedKnob(pair.path, pair.values)], catalogue=False)
 
 
 @pytest.mark.parametrize(

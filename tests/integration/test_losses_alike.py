@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.study.confirm.loss_agreement import Course, LossAgreement, compare
+from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, compare
 from trial_lib.wire.step_window import StepWindow
 
 SHORT = StepWindow(start_step=3, end_step=8, max_steps=6)
@@ -23,7 +23,7 @@ def agreement(trials: Any, script: str, *arguments: str, own: dict[str, Any], ot
         candidate = Candidate(
             micro_batch_size=options["micro_batch"], gradient_accumulation_steps=options.get("accumulation", 1), slots=2
         )
-        courses.append(Course(candidate, plan.ds_config, [result.losses], [result.initial_weights]))
+        courses.append(LossCourse(candidate, plan.ds_config, [result.losses], [result.initial_weights]))
     return compare(*courses)
 
 

@@ -6,10 +6,10 @@ import sys
 # Of each step the pages that the process is given anew, 4 KiB each; a step uses and frees 12 MiB.
 STEPS = """
 import resource, sys
-from trial_lib.device.rank.cpu import Cpu
+from trial_lib.device.rank.cpu import CpuDevice
 
 if sys.argv[1:]:
-    Cpu().keep_what_is_freed()
+    CpuDevice().keep_what_is_freed()
 for _ in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     blocks = [bytearray(4 << 20) for _ in range(3)]

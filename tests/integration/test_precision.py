@@ -8,7 +8,7 @@ import torch
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ProgramProfile, TrialResult
-from trial_lib.study.confirm.loss_agreement import Course, compare
+from trial_lib.study.confirm.loss_agreement import LossCourse, compare
 from trial_lib.wire.step_window import StepWindow
 
 SHORT = StepWindow(start_step=3, end_step=8, max_steps=6)
@@ -35,7 +35,7 @@ def test_where_loss_scaling_skips_other_steps_trainings_that_are_alike_agree(tri
     for power in ("16", "20"):
         plan = trials.plan("fp16.py", "--power", power, micro_batch=32, window=SHORT)
         result = completed(trials.start(plan).result())
-        course = Course(plan.candidate, {"fp16": {"enabled": True}}, [result.losses], [result.initial_weights])
+        course = LossCourse(plan.candidate, {"fp16": {"enabled": True}}, [result.losses], [result.initial_weights])
         courses.append(dataclasses.replace(course, skipped=[result.skipped_steps]))
     own, other = courses
     assert len(own.skipped[0]) < len(other.skipped[0])
@@ -104,7 +104,9 @@ def test_a_batch_cut_otherwise_rounds_otherwise_in_16_bits_and_agrees_all_the_sa
         plan = trials.plan("half_by_code.py", "--how", how, window=SHORT, **options)
         result = completed(trials.start(plan).result())
         candidate = Candidate(micro_batch_size=micro_batch, gradient_accumulation_steps=accumulation, slots=1)
-        courses.append(Course(candidate, plan.ds_config, [result.losses], [result.initial_weights], program.formats))
+        courses.append(
+            LossCourse(candidate, plan.ds_config, [result.losses], [result.initial_weights], program.formats)
+        )
     found = compare(*courses)
     assert found.agrees, found.said
     assert found.said == "the losses of the first 8 steps agree"

@@ -6,7 +6,7 @@ import json
 import pytest
 from conftest import CONFIG, Trials
 
-from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
@@ -64,7 +64,7 @@ def test_what_a_sample_is_in_rows_is_seen_as_typed_and_holds_in_the_profile(
     result = profiled(trials, "--kind", kind, "--length", str(length))
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.program is not None
-    assert result.program.typed_batch == Batch(16, 8, 2)
+    assert result.program.typed_batch == BatchSizes(16, 8, 2)
     assert (result.program.rows_per_sample, result.program.batch_dimension) == (rows, dimension)
     assert not result.program.batch_varies
     assert size_of(trials, result) == result.micro_batch_arrived == 1
@@ -121,7 +121,7 @@ def test_what_was_typed_is_known_also_where_it_does_not_fit(trials: Trials) -> N
     result = profiled(trials, "--kind", "plain", micro_batch=2**22, memory_limit=900 * 2**20)
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.program is not None
-    assert result.program.typed_batch == Batch(2**23, 2**22, 2)
+    assert result.program.typed_batch == BatchSizes(2**23, 2**22, 2)
     assert size_of(trials, result) == 1
 
 
@@ -129,4 +129,4 @@ def test_a_batch_that_the_program_sets_before_it_trains_is_what_was_typed(trials
     result = profiled(trials, "--first", "64", script="changes_batch.py")
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.program is not None
-    assert result.program.typed_batch == Batch(64, 8, 8)
+    assert result.program.typed_batch == BatchSizes(64, 8, 8)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import Batch, resolve_batch
+from trial_lib.deepspeed_config.batch import BatchSizes, resolve_batch
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 from trial_lib.wire.errors import InputError
@@ -278,7 +278,7 @@ def test_the_batch_is_derived_as_deepspeed_derives_it(
         with pytest.raises(InputError):
             resolve_batch(config, replicas)
     else:
-        assert resolve_batch(config, replicas) == Batch(*theirs)
+        assert resolve_batch(config, replicas) == BatchSizes(*theirs)
 
 
 # What follows runs in the one process that has DeepSpeed.

@@ -1,8 +1,10 @@
 """The rules of the house that no single module shows."""
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -49,6 +51,32 @@ def _lines(file: Path) -> int:
 def test_every_module_says_what_it_is() -> None:
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     assert [str(file) for file in files if not file.read_text().startswith('"""')] == []
+
+
+def test_no_public_class_name_is_defined_twice() -> None:
+    homes: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for name in _classes(ast.parse(file.read_text())):
+                homes.setdefault(name, []).append(str(file.relative_to(ROOT)))
+    assert homes
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+def test_classes_and_the_names_of_types_are_found() -> None:
+    module = "class Trial: ...\nclass _Own: ...\nLength = dict[str, int]\nMOST = 3\nPlace: TypeAlias = int\n"
+    assert list(_classes(ast.parse(module))) == ["Trial", "Length", "Place"]
+
+
+def _classes(module: ast.Module) -> Iterator[str]:
+    """The public classes of a module and its public names of types, which are capitalised as classes are."""
+    for node in module.body:
+        match node:
+            case (
+                ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(name))
+            ):
+                if re.match(r"[A-Z]\w*[a-z]", name):
+                    yield name
 
 
 # They try devices, or keep an import from them, before there is a rank: in processes of their own.

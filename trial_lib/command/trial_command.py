@@ -12,7 +12,7 @@ from trial_lib.command.mapping_targets import is_variable, with_target
 COMMAND_FILES = "command_files"
 """The folder, beside the trial's DeepSpeed configuration, of its copies of other files that the command names."""
 
-Change = tuple[str, str]
+WordChange = tuple[str, str]
 """What was replaced in a command: the old text, empty where something was added, and the new."""
 
 
@@ -30,7 +30,7 @@ class TrialCommand:
     arguments: list[str]
     variables: dict[str, str]
     files: dict[str, str]
-    changes: list[Change]
+    changes: list[WordChange]
 
 
 def trial_command(
@@ -94,7 +94,7 @@ def _own_files(mapped: Mapping[str, str], arguments: Sequence[str], folder: Path
     return dict(texts.values())
 
 
-def _with_path(arguments: list[str], positions: Sequence[tuple[int, str]], path: Path) -> list[Change]:
+def _with_path(arguments: list[str], positions: Sequence[tuple[int, str]], path: Path) -> list[WordChange]:
     """Puts a path into arguments, in the place of the user's, behind what each has before that."""
     changes = []
     for position, before in positions:

@@ -9,7 +9,7 @@ from trial_lib.wire.errors import InputError
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSizes:
     """How many samples one optimizer step takes, and how they are divided.
 
     Attributes:
@@ -25,7 +25,7 @@ class Batch:
 
 def resolve_batch(
     config: Mapping[str, Any], data_parallel_size: int, *, where: str = "the DeepSpeed configuration"
-) -> Batch:
+) -> BatchSizes:
     """Returns the batch triple of a DeepSpeed configuration, its missing parts derived as DeepSpeed derives them.
 
     "auto" counts as missing, so that accumulation is 1 unless the other two give another number.
@@ -63,7 +63,7 @@ def resolve_batch(
             where=where,
             remedy=f"Change one of them, or leave {TRAIN_BATCH} out: it follows from the others.",
         )
-    return Batch(product, micro, accumulation)
+    return BatchSizes(product, micro, accumulation)
 
 
 def _given(config: Mapping[str, Any], key: str, where: str) -> int | None:

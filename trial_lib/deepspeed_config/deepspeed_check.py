@@ -16,7 +16,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAI
 _BATCH = (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)
 _MOST = 20  # refusals that are looked for, one after the other
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """A key with the sections that it stands in."""
 
 
@@ -125,14 +125,14 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replicas: list[int]) -> list[Place]:
+def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replicas: list[int]) -> list[KeyPath]:
     """Returns the keys that an error lies in; none where leaving any of them out changes nothing."""
 
-    def lies_in(path: Place) -> bool:
+    def lies_in(path: KeyPath) -> bool:
         other = _error(_without(config, [path]), sizes, replicas)
         return other is None or _said(other) != _said(error)
 
-    paths: list[Place] = [(key,) for key in config if lies_in((key,))]
+    paths: list[KeyPath] = [(key,) for key in config if lies_in((key,))]
     of_no_number = [path for path in paths if path[0] in _BATCH and type(_at(config, path)) is not int]
     if of_no_number:
         return of_no_number[:1]
@@ -153,7 +153,7 @@ def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replic
     return [path]
 
 
-def _refusals(config: dict[str, Any], error: Exception, paths: list[Place]) -> list[Refusal]:
+def _refusals(config: dict[str, Any], error: Exception, paths: list[KeyPath]) -> list[Refusal]:
     """Returns a refusal for each key that DeepSpeed complains of by itself, else one for all."""
     complaints = complaints_in(str(error))
     if len(paths) == len(complaints) > 0:
@@ -164,14 +164,14 @@ def _refusals(config: dict[str, Any], error: Exception, paths: list[Place]) -> l
     return [Refusal(list(values), value, _said(error))]
 
 
-def _at(config: Mapping[str, Any], path: Place) -> Any:
+def _at(config: Mapping[str, Any], path: KeyPath) -> Any:
     value: Any = config
     for key in path:
         value = value[key]
     return value
 
 
-def _has(config: Mapping[str, Any], path: Place) -> bool:
+def _has(config: Mapping[str, Any], path: KeyPath) -> bool:
     try:
         _at(config, path)
     except (KeyError, TypeError):
@@ -179,7 +179,7 @@ def _has(config: Mapping[str, Any], path: Place) -> bool:
     return True
 
 
-def _without(config: dict[str, Any], paths: list[Place]) -> dict[str, Any]:
+def _without(config: dict[str, Any], paths: list[KeyPath]) -> dict[str, Any]:
     rest = copy.deepcopy(config)
     for *sections, key in paths:
         if _has(rest, (*sections, key)):

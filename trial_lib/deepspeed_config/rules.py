@@ -14,7 +14,7 @@ from trial_lib.deepspeed_config.optimizers import untested_under_zero
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.wire.errors import InputError
 
-Device = Literal["cpu", "cuda"]
+DeviceName = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Rule:
 
 def broken_rules(
     ds_config: Mapping[str, Any],
-    device: Device,
+    device: DeviceName,
     pipeline_parallel: bool | None = None,
     data_parallel_size: int | None = None,
     code_optimizer: str = "",
@@ -68,7 +68,7 @@ class Setting:
     """
 
     config: Mapping[str, Any]
-    device: Device
+    device: DeviceName
     pipeline: bool | None
     replicas: int | None
     code_optimizer: str = ""

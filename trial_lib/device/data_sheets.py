@@ -14,7 +14,7 @@ HALVES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Sheet:
+class DataSheet:
     """A data sheet.
 
     Attributes:
@@ -34,12 +34,12 @@ class Sheet:
     float8: float | None = None
 
 
-def _ampere(multiprocessors: int, float32: float, tf32: float, half: float) -> Sheet:
-    return Sheet(multiprocessors, float32, tf32, half, half)
+def _ampere(multiprocessors: int, float32: float, tf32: float, half: float) -> DataSheet:
+    return DataSheet(multiprocessors, float32, tf32, half, half)
 
 
-def _later(multiprocessors: int, float32: float, tf32: float, half: float, float8: float) -> Sheet:
-    return Sheet(multiprocessors, float32, tf32, half, half, float8)
+def _later(multiprocessors: int, float32: float, tf32: float, half: float, float8: float) -> DataSheet:
+    return DataSheet(multiprocessors, float32, tf32, half, half, float8)
 
 
 _H100_SXM = _later(132, 66.9, 494.7, 989.4, 1978.9)
@@ -50,11 +50,11 @@ _MI300X = _later(304, 163.4, 653.7, 1307.4, 2614.9)
 
 # By the words that a name has to have; of several that fit, the one of most words counts.
 _SHEETS = {
-    "V100 SXM2": Sheet(80, 15.7, None, 125.0),
-    "V100 SXM3": Sheet(80, 15.7, None, 125.0),
-    "V100 PCIE": Sheet(80, 14.0, None, 112.0),
-    "V100S PCIE": Sheet(80, 16.4, None, 130.0),
-    "T4": Sheet(40, 8.1, None, 65.0),
+    "V100 SXM2": DataSheet(80, 15.7, None, 125.0),
+    "V100 SXM3": DataSheet(80, 15.7, None, 125.0),
+    "V100 PCIE": DataSheet(80, 14.0, None, 112.0),
+    "V100S PCIE": DataSheet(80, 16.4, None, 130.0),
+    "T4": DataSheet(40, 8.1, None, 65.0),
     "A100": _A100,
     "A800": _A100,
     "A30": _ampere(56, 10.3, 82.0, 165.0),
@@ -92,7 +92,7 @@ _SHEETS = {
 _OTHERWISE = re.compile(r"laptop|mobile|max|grid|\d+[abcq]")
 
 
-def sheet_of(name: str) -> Sheet | None:
+def sheet_of(name: str) -> DataSheet | None:
     """Returns the data sheet of a device; None where none is known.
 
     >>> sheet_of("NVIDIA H100 NVL").bfloat16

@@ -31,10 +31,10 @@ from trial_lib.experiment.field_types import (
     none_for_zero,
 )
 from trial_lib.experiment.hyperparameter_values import plain_deepspeed_value, plain_value
-from trial_lib.experiment.section import NotUsed, Section
+from trial_lib.experiment.section import NotUsed, YamlSection
 
 
-class Hyperparameters(Section):
+class Hyperparameters(YamlSection):
     """What the training code reads. Any key may stand here, with a value or, as Determined writes it, a constant
     (`{type: const, val: 0.1}`); the two below are ZeroTune's.
     """
@@ -57,7 +57,7 @@ class Hyperparameters(Section):
         return self.model_dump(exclude_unset=True)
 
 
-class Resources(Section):
+class Resources(YamlSection):
     """What a trial runs on."""
 
     slots_per_trial: PositiveInt = Field(
@@ -104,7 +104,7 @@ _OTHER_SEARCHERS = {
 }
 
 
-class Searcher(Section):
+class Searcher(YamlSection):
     """How long the full experiment trains, and how it is judged."""
 
     @model_validator(mode="before")
@@ -142,7 +142,7 @@ class Searcher(Section):
     )
 
 
-class Environment(Section):
+class Environment(YamlSection):
     """What a trial's processes find around them."""
 
     environment_variables: EnvironmentVariables = Field(
@@ -160,7 +160,7 @@ class Environment(Section):
     drop_capabilities: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
 
 
-class Reproducibility(Section):
+class Reproducibility(YamlSection):
     """Where random numbers come from."""
 
     experiment_seed: NonNegativeInt = Field(
@@ -168,7 +168,7 @@ class Reproducibility(Section):
     )
 
 
-class ExperimentConfig(Section):
+class ExperimentConfig(YamlSection):
     """An experiment: the training code's entrypoint, its hyperparameters and what it runs on."""
 
     model_config = ConfigDict(title="ZeroTune experiment")

@@ -16,13 +16,13 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from trial_lib.experiment.section import Section
+from trial_lib.experiment.section import YamlSection
 
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
 """The DeepSpeed keys that a script may take from its command line or its environment."""
 
 
-class Length(Section):
+class Length(YamlSection):
     """How long to train, or how often to do something: one of three units. A bare number means batches."""
 
     batches: NonNegativeInt | None = Field(default=None, description="Optimizer steps.")

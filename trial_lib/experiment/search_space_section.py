@@ -7,7 +7,7 @@ from typing import Any
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.experiment.yaml_document import describe
-from trial_lib.space.arms import Request
+from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse
 from trial_lib.space.effects import Kind, shown
 from trial_lib.space.knobs import STAGE, ZERO_STAGES
@@ -33,7 +33,7 @@ _DEPRECATED = {
 }
 
 
-def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tuple[Request, ...]:
+def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tuple[RequestedKnob, ...]:
     """Returns what the user asks for, in the section's order.
 
     Args:
@@ -48,7 +48,7 @@ def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tu
         >>> read_search_space({"zero_optimization.reduce_bucket_size": {"min": 1000000, "max": 4000000, "count": 3}})
         (Request(path='zero_optimization.reduce_bucket_size', values=(1000000, 2500000, 4000000), when={}),)
     """
-    requests: dict[str, Request] = {}
+    requests: dict[str, RequestedKnob] = {}
     for key, said in section.items():
         place = (_SECTION, key)
         path = _path(key, where(place))
@@ -100,9 +100,9 @@ def _nearest(key: str, name: str, parent: str, beside: frozenset[str]) -> str | 
     return next(iter(difflib.get_close_matches(key, (STAGE, *KNOBS), n=1, cutoff=0.9 if parent else 0.6)), None)
 
 
-def _request(path: str, said: Any, place: tuple[str, ...], where: Where) -> Request:
+def _request(path: str, said: Any, place: tuple[str, ...], where: Where) -> RequestedKnob:
     if not isinstance(said, Mapping):
-        return Request(path, _values(path, said, place, where))
+        return RequestedKnob(path, _values(path, said, place, where))
     unknown = said.keys() - {"values", "when", *_RANGE}
     if unknown:
         key = min(unknown)
@@ -117,7 +117,7 @@ def _request(path: str, said: Any, place: tuple[str, ...], where: Where) -> Requ
         what = "both values and a range" if is_range else "neither values nor a range"
         raise InputError(f"{path} has {what}.", where=where(place), remedy="Write `values`, or `min` and `max`.")
     values = _range(path, said, place, where) if is_range else _values(path, said["values"], (*place, "values"), where)
-    return Request(path, values, _when(path, said.get("when", {}), (*place, "when"), where))
+    return RequestedKnob(path, values, _when(path, said.get("when", {}), (*place, "when"), where))
 
 
 def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple[Any, ...]:

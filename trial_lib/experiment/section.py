@@ -1,4 +1,4 @@
-"""What every mapping in an experiment's YAML has in common: a `Section`, and fields that are known without effect."""
+"""The base of every mapping in an experiment's YAML, and the fields that are accepted without effect."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ NotUsed = Annotated[Any, _NotUsed()]
 """A field that is accepted, so that an existing file works, and has no effect."""
 
 
-class Section(BaseModel):
+class YamlSection(BaseModel):
     """A mapping in the YAML: unknown keys and wrong types are refused, nothing is converted in silence.
 
     A known key without a value is as if it did not stand there, as in the files that Determined writes.
@@ -47,7 +47,7 @@ class Section(BaseModel):
             value = getattr(self, name)
             if field is not None and any(isinstance(mark, _NotUsed) for mark in field.metadata):
                 yield name
-            elif isinstance(value, Section):
+            elif isinstance(value, YamlSection):
                 yield from (f"{name}.{key}" for key in value.not_used())
 
 

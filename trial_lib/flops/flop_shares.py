@@ -18,7 +18,7 @@ _POWER = 2
 
 
 @dataclass(frozen=True)
-class Share:
+class FlopShare:
     """What one rank has counted for a sample.
 
     Attributes:
@@ -30,7 +30,7 @@ class Share:
     elements: float
 
 
-def are_shares_of_one(shares: Sequence[Share]) -> bool:
+def are_shares_of_one(shares: Sequence[FlopShare]) -> bool:
     """Returns whether no rank has counted more, or less, than the size of its samples explains.
 
     Args:
@@ -40,6 +40,6 @@ def are_shares_of_one(shares: Sequence[Share]) -> bool:
     return all(_is_explained(smaller, larger) for smaller, larger in combinations(by_size, 2))
 
 
-def _is_explained(smaller: Share, larger: Share) -> bool:
+def _is_explained(smaller: FlopShare, larger: FlopShare) -> bool:
     growth = larger.elements / smaller.elements if smaller.elements else 1.0
     return smaller.flops / _MOST_APART <= larger.flops <= smaller.flops * growth**_POWER * _MOST_APART

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.launch.lack_of_memory import PEER_DIED, Lack, Whose, lack_of_memory
+from trial_lib.launch.lack_of_memory import PEER_DIED, MemoryLack, MemoryOwner, lack_of_memory
 from trial_lib.launch.processes.guard import CANCEL, DEADLINE
 from trial_lib.launch.rank_starter import GUARD, HOST, Ending
 from trial_lib.records.result import Outcome
@@ -78,8 +78,8 @@ def classify(
     return _failed(ending, ranks, deadline_s)
 
 
-def _out_of_memory(lack: Lack, log: str) -> tuple[Outcome, str]:
-    if lack.whose is Whose.HOST:
+def _out_of_memory(lack: MemoryLack, log: str) -> tuple[Outcome, str]:
+    if lack.whose is MemoryOwner.HOST:
         # The line may speak of CUDA, which locks the pages.
         return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said} Log: {log}"
     return Outcome.OUT_OF_MEMORY, f"{lack.said} Log: {log}"

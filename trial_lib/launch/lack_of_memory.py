@@ -62,7 +62,7 @@ PEER_DIED = re.compile(
 _LONGEST_LINE = 300
 
 
-class Whose(str, Enum):
+class MemoryOwner(str, Enum):
     """Whose memory has run out."""
 
     DEVICE = "device"
@@ -70,7 +70,7 @@ class Whose(str, Enum):
 
 
 @dataclass(frozen=True)
-class Lack:
+class MemoryLack:
     """That a rank has run out of memory.
 
     Attributes:
@@ -78,11 +78,11 @@ class Lack:
         said: the line that shows it.
     """
 
-    whose: Whose
+    whose: MemoryOwner
     said: str
 
 
-def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -> Lack | None:
+def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -> MemoryLack | None:
     """Returns the memory that a rank has run out of; None if nothing says that it has.
 
     The recorded exception says it in any words, the log in those alone that stand for nothing else: a warning may
@@ -100,16 +100,16 @@ def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -
     return _lack_in_text(log_tail, device)
 
 
-def _lack_in(failure: dict[str, Any], device: str) -> Lack | None:
+def _lack_in(failure: dict[str, Any], device: str) -> MemoryLack | None:
     message = f"{failure['type']}: {failure['message']}"
     for text in (message, failure["traceback"]):
         found = _lack_in_text(text, device) or _in_other_words(text)
         if found is not None:
-            return Lack(Whose.HOST, found.said) if _has_its_own(device) and _pins(failure) else found
+            return MemoryLack(MemoryOwner.HOST, found.said) if _has_its_own(device) and _pins(failure) else found
     unsure = _UNSURE.search(message)
     left = failure.get("memory") or {}
     if unsure is not None and left.get("free", float("inf")) <= _NONE_LEFT_SHARE * left.get("total", 0):
-        return Lack(Whose.DEVICE, f"{_line_with(message, unsure.start())} {_left(left)}")
+        return MemoryLack(MemoryOwner.DEVICE, f"{_line_with(message, unsure.start())} {_left(left)}")
     return None
 
 
@@ -118,10 +118,10 @@ def _has_its_own(device: str) -> bool:
     return not kind_of(device).computes_on_the_processor
 
 
-def _in_other_words(text: str) -> Lack | None:
+def _in_other_words(text: str) -> MemoryLack | None:
     """Returns what an exception says, whatever the code says that is shown with it, further in."""
     lines = (line for line in text.splitlines() if not line[:1].isspace() and _OF_AN_EXCEPTION.search(line))
-    return next((Lack(Whose.DEVICE, line[:_LONGEST_LINE]) for line in lines), None)
+    return next((MemoryLack(MemoryOwner.DEVICE, line[:_LONGEST_LINE]) for line in lines), None)
 
 
 def _pins(failure: dict[str, Any]) -> bool:
@@ -132,12 +132,12 @@ def _pins(failure: dict[str, Any]) -> bool:
     )
 
 
-def _lack_in_text(text: str, device: str) -> Lack | None:
+def _lack_in_text(text: str, device: str) -> MemoryLack | None:
     of_host, of_device = (pattern.search(text) for pattern in _OUT_OF_MEMORY[device])
     if of_host is not None:
-        whose = Whose.HOST if _has_its_own(device) else Whose.DEVICE
-        return Lack(whose, _line_with(text, of_host.start()))
-    return None if of_device is None else Lack(Whose.DEVICE, _line_with(text, of_device.start()))
+        whose = MemoryOwner.HOST if _has_its_own(device) else MemoryOwner.DEVICE
+        return MemoryLack(whose, _line_with(text, of_host.start()))
+    return None if of_device is None else MemoryLack(MemoryOwner.DEVICE, _line_with(text, of_device.start()))
 
 
 def _left(left: dict[str, int]) -> str:

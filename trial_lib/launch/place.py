@@ -15,7 +15,7 @@ from trial_lib.records.result import TrialResult
 Note = Callable[[str], None]
 """Is told what holds trials up, for people."""
 
-Measured = Callable[[int, TrialResult], None]
+OnResult = Callable[[int, TrialResult], None]
 """Is told each result of a sweep, with the position of its plan."""
 
 
@@ -30,7 +30,7 @@ class Place(Protocol):
         """Runs one trial and returns its result, which is also in the trial's folder."""
 
     def run_sweep(
-        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: Measured
+        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
         """Measures the sizes of a sweep in one process group; returns for each its result, or why there is none."""
 
@@ -67,7 +67,7 @@ class ThisHost:
         return run_trial(plan, self._launcher, self._host, self._lock_dir, cancelled, note)
 
     def run_sweep(
-        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: Measured
+        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
         """See `Place.run_sweep`."""
         return run_sweep(plans, sweep, self._launcher, self._host, self._lock_dir, cancelled, note, measured)

@@ -13,7 +13,7 @@ from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
 
-class Files(Protocol):
+class WrittenCopies(Protocol):
     """Where the copies of the user's files are."""
 
     is_training: bool
@@ -41,7 +41,7 @@ class Files(Protocol):
         """Returns what to read in the place of a path: its copy, if there is one, else the path as it is."""
 
 
-def install(files: Files) -> None:
+def install(files: WrittenCopies) -> None:
     """Redirects what torch, safetensors and torch's distributed checkpoints write.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 _real_access, _real_scandir = os.access, os.scandir
 
 
-class Files(Protocol):
+class ListedCopies(Protocol):
     """Where the copies of the user's files are."""
 
     @property
@@ -70,7 +70,7 @@ class _Entries:
         self._entries = iter(())
 
 
-def _entries(files: Files, path: Any) -> list[Any] | None:
+def _entries(files: ListedCopies, path: Any) -> list[Any] | None:
     """Returns what a program is to find in a folder; None for what is really there."""
     if isinstance(path, int) or not files.has_changes:
         return None
@@ -95,7 +95,7 @@ def _entries(files: Files, path: Any) -> list[Any] | None:
     return [*kept, *(_Entry(entry, folder) for entry in written.values())]
 
 
-def _lists(files: Files, original: Any) -> Any:
+def _lists(files: ListedCopies, original: Any) -> Any:
     def listdir(path: Any = None) -> Any:
         entries = _entries(files, path)
         return original(path) if entries is None else [entry.name for entry in entries]
@@ -103,7 +103,7 @@ def _lists(files: Files, original: Any) -> Any:
     return listdir
 
 
-def _scans(files: Files, original: Any) -> Any:
+def _scans(files: ListedCopies, original: Any) -> Any:
     def scandir(path: Any = None) -> Any:
         entries = _entries(files, path)
         return original(path) if entries is None else _Entries(iter(entries))
@@ -111,5 +111,5 @@ def _scans(files: Files, original: Any) -> Any:
     return scandir
 
 
-STAND_INS: dict[str, Callable[[Files, Any], Any]] = {"listdir": _lists, "scandir": _scans}
+STAND_INS: dict[str, Callable[[ListedCopies, Any], Any]] = {"listdir": _lists, "scandir": _scans}
 """What makes, of a function of `os`, the one that a program in a trial calls."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.records.candidate import Purpose
 from trial_lib.wire.arrival import Arrival
 
@@ -106,7 +106,7 @@ class ProgramProfile(_Record):
     """
 
     ds_config: dict[str, Any] | None = None
-    typed_batch: Batch | None = None
+    typed_batch: BatchSizes | None = None
     rows_per_sample: int = 1
     batch_dimension: int = 0
     other_rows_per_sample: int = 1

@@ -14,13 +14,11 @@ from math import exp, log
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.report.study_view import StudyView, TrialView
-
-Array = npt.NDArray[np.float64]
+from trial_lib.search.space_coordinates import Array
 
 MICRO_BATCH = "micro-batch"
 FEWEST_TRIALS = 5

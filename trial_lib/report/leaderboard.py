@@ -10,7 +10,7 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 
 
-class Row(BaseModel):
+class LeaderboardRow(BaseModel):
     """One trial.
 
     Attributes:
@@ -66,12 +66,14 @@ def flat_knobs(knobs: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def leaderboard(results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str) -> list[Row]:
+def leaderboard(
+    results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str
+) -> list[LeaderboardRow]:
     """Returns the trials that have ended but for the profile: completed ones best first, then the others in order."""
     return ranked((row_of(result, candidates[number], metric) for number, result in results.items()), metric)
 
 
-def ranked(rows: Iterable[Row], metric: str) -> list[Row]:
+def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
     """Returns the rows but for the profile's: completed ones best first, then the others in order."""
     sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
     return sorted(
@@ -80,9 +82,9 @@ def ranked(rows: Iterable[Row], metric: str) -> list[Row]:
     )
 
 
-def row_of(result: TrialResult, candidate: Candidate, metric: str) -> Row:
+def row_of(result: TrialResult, candidate: Candidate, metric: str) -> LeaderboardRow:
     """Returns the row of a trial that has ended."""
-    return Row(
+    return LeaderboardRow(
         trial=result.number,
         purpose=result.purpose,
         label=result.purpose.label(candidate),

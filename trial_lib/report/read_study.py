@@ -16,12 +16,12 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.report.confirmed_view import confirmed_views
-from trial_lib.report.leaderboard import Row, row_of
+from trial_lib.report.leaderboard import LeaderboardRow, row_of
 from trial_lib.report.log_ends import LogEnds
 from trial_lib.report.memory_views import memory_views
 from trial_lib.report.shown_view import shown_view
 from trial_lib.report.study_facts import study_facts
-from trial_lib.report.study_view import INTERRUPTED, Change, Interval, StudyView, TrialView
+from trial_lib.report.study_view import INTERRUPTED, Interval, SettingChange, StudyView, TrialView
 from trial_lib.secrets.by_name import redact
 from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.space.knobs import get_knob, leaves
@@ -218,10 +218,10 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
     return f"{state}: {ended} trial{'' if ended == 1 else 's'} ended so far."
 
 
-def _changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[Change]:
+def _changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[SettingChange]:
     own, winner = dict(leaves(base)), dict(leaves(best))
     paths = dict.fromkeys([*own, *winner])
-    return [Change(path, own.get(path), winner.get(path)) for path in paths if own.get(path) != winner.get(path)]
+    return [SettingChange(path, own.get(path), winner.get(path)) for path in paths if own.get(path) != winner.get(path)]
 
 
 def _trials(
@@ -252,7 +252,7 @@ def _trials(
     return tuple(views)
 
 
-def _shown_row(row: Row) -> Row:
+def _shown_row(row: LeaderboardRow) -> LeaderboardRow:
     return row.model_copy(update={"knobs": redact(row.knobs)})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
-from trial_lib.report.leaderboard import Row
+from trial_lib.report.leaderboard import LeaderboardRow
 
 INTERRUPTED = "interrupted"
 
@@ -58,7 +58,7 @@ class TrialView:
         log_path: the whole of it, within the study's folder; empty where there is none.
     """
 
-    row: Row
+    row: LeaderboardRow
     arm: str
     settings: Mapping[str, Any]
     started: float
@@ -111,7 +111,7 @@ class ConfirmedView:
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """A setting that the winner has otherwise than the user's configuration; None where one does not have it."""
 
     setting: str
@@ -176,7 +176,7 @@ class StudyView:
     after: Mapping[str, float]
     best_config: Mapping[str, Any] | None
     best_command: str
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     trials: tuple[TrialView, ...]
     running: Mapping[int, str]
     withdrawn: int

@@ -18,7 +18,7 @@ import numpy as np
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, Measured, answers, completed, kept, stopped
+from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, PointCost, answers, completed, kept, stopped
 from trial_lib.search.arm_limits import ArmLimits, Failures
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
@@ -72,7 +72,7 @@ class AdaptiveSearch(Search):
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
         self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)
-        self._measured: list[Measured] = []
+        self._measured: list[PointCost] = []
         self._did_not_fit: list[Point] = []
         self._failed: set[Point] = set()
         self._in_flight: dict[tuple[str, int], InFlight] = {}
@@ -358,7 +358,7 @@ class AdaptiveSearch(Search):
                 for size in self._sizes(arm, index)[:_FINE_SIZES]:
                     yield Point(arm, index, size)
 
-    def _proposals(self, arm: int, known: Sequence[Measured]) -> Iterable[int]:
+    def _proposals(self, arm: int, known: Sequence[PointCost]) -> Iterable[int]:
         """Returns lineages worth weighing: all, where they are few; else what the estimator proposes."""
         if self._arms[arm].size <= _PROPOSALS:
             return range(self._arms[arm].size)

@@ -16,7 +16,7 @@ _TOO_SLOW = log(1.1)
 
 
 @dataclass(frozen=True)
-class Measured:
+class PointCost:
     """A trial that tells what a point costs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Answer(Measured):
+class PossibleAnswer(PointCost):
     """A trial whose candidate may be the answer: it was asked for, and has completed."""
 
     result: TrialResult
@@ -47,21 +47,21 @@ class InFlight:
     ask: int
 
 
-def completed(point: Point, candidate: Candidate, cost: float, result: TrialResult, asked: bool) -> Measured:
+def completed(point: Point, candidate: Candidate, cost: float, result: TrialResult, asked: bool) -> PointCost:
     """Returns what a trial that has completed tells; it may be the answer where it was asked for."""
     step = _step_seconds(result)
-    return Answer(point, cost, candidate, step, result) if asked else Measured(point, cost, candidate, step)
+    return PossibleAnswer(point, cost, candidate, step, result) if asked else PointCost(point, cost, candidate, step)
 
 
 def stopped(
-    measured: Sequence[Measured], point: Point, candidate: Candidate, result: TrialResult, by_sample: bool
-) -> Measured:
+    measured: Sequence[PointCost], point: Point, candidate: Candidate, result: TrialResult, by_sample: bool
+) -> PointCost:
     """Returns what a trial tells that was stopped because it could not win; see `stopped_cost`."""
     cost = stopped_cost(measured, candidate, result, by_sample)
-    return Measured(point, cost, candidate, _step_seconds(result))
+    return PointCost(point, cost, candidate, _step_seconds(result))
 
 
-def stopped_cost(measured: Sequence[Measured], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
+def stopped_cost(measured: Sequence[PointCost], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
     """Returns what a trial cost by the steps that it made before it was stopped because it could not win.
 
     Its steps are set against those of a trial that was measured to its end: whatever the metric counts, and however
@@ -82,7 +82,7 @@ def stopped_cost(measured: Sequence[Measured], candidate: Candidate, result: Tri
     return best_cost + log(step / best_step) - (log(_samples(candidate) / best_samples) if by_sample else 0.0)
 
 
-def kept(measured: Sequence[Measured]) -> Sequence[Measured]:
+def kept(measured: Sequence[PointCost]) -> Sequence[PointCost]:
     """Returns what of the history the models are given, in its order."""
     if len(measured) <= _BEST_KEPT + LATEST_KEPT:
         return measured
@@ -91,9 +91,9 @@ def kept(measured: Sequence[Measured]) -> Sequence[Measured]:
     return [measured[place] for place in sorted({*ranked[:_BEST_KEPT], *latest})]
 
 
-def answers(measured: Sequence[Measured], failed: Container[Point]) -> list[Answer]:
+def answers(measured: Sequence[PointCost], failed: Container[Point]) -> list[PossibleAnswer]:
     """Returns the trials that may be the answer: what has failed another time is none."""
-    return [each for each in kept(measured) if isinstance(each, Answer) and each.point not in failed]
+    return [each for each in kept(measured) if isinstance(each, PossibleAnswer) and each.point not in failed]
 
 
 def _step_seconds(result: TrialResult) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.deepspeed_config.rules import Device, broken_rules
+from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
 from trial_lib.space.catalogue import (
     KNOBS,
     OFFLOAD_OPTIMIZER,
@@ -32,7 +32,7 @@ _ALLOW_UNTESTED = "zero_allow_untested_optimizer"
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestedKnob:
     """One knob as the user wants it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Request:
 
 
 def build_space(
-    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request] = (), *, catalogue: bool
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob] = (), *, catalogue: bool
 ) -> SearchSpace:
     """Returns a space, with what the user asks for in the place of its knobs.
 
@@ -62,7 +62,7 @@ def build_space(
 
 
 def without_effect(
-    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request], *, catalogue: bool
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> list[str]:
     """Returns one sentence for each knob of the user's that no candidate has, because nothing would come of it.
 
@@ -77,7 +77,7 @@ def without_effect(
     return told
 
 
-def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request]) -> list[str]:
+def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob]) -> list[str]:
     """Returns one sentence for each reason for which DeepSpeed refuses stages, in whatever arm, and they are left out.
 
     Args: as for `build_space`, whose space is the catalogue's.
@@ -95,7 +95,7 @@ def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: S
 
 
 def _arms(
-    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[Request], catalogue: bool
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], catalogue: bool
 ) -> list[tuple[CoarseSetting, Arm]]:
     """Returns every arm once, with its setting."""
     asked = {request.path: request for request in requests}
@@ -108,7 +108,7 @@ def _arms(
 
 
 def _every_arm(
-    zero_stages: Iterable[int], here: Surroundings, asked: Mapping[str, Request], catalogue: bool
+    zero_stages: Iterable[int], here: Surroundings, asked: Mapping[str, RequestedKnob], catalogue: bool
 ) -> Iterator[tuple[CoarseSetting, Arm]]:
     stages = sorted(set(asked[STAGE].values if STAGE in asked else zero_stages))
     predecessors = SearchSpace.for_model(stages, here.num_params, here.base_config)
@@ -126,7 +126,9 @@ def _every_arm(
                 yield setting, arm
 
 
-def _without_refused(arm: Arm, setting: CoarseSetting, asked: Mapping[str, Request], here: Surroundings) -> Arm | None:
+def _without_refused(
+    arm: Arm, setting: CoarseSetting, asked: Mapping[str, RequestedKnob], here: Surroundings
+) -> Arm | None:
     """Returns an arm without the values that DeepSpeed refuses in it; None where it refuses all of the arm.
 
     What the user asks for is left: the trial's reason tells them.
@@ -166,7 +168,7 @@ def _refuses(knobs: Mapping[str, Any], fine: Mapping[str, Any], here: Surroundin
 
 def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
-    device: Device = "cuda" if here.device == "cuda" else "cpu"
+    device: DeviceName = "cuda" if here.device == "cuda" else "cpu"
     optimizer = "" if here.by_accelerate else here.code_optimizer
     broken = broken_rules(config, device, here.pipeline, here.replicas, optimizer)
     reasons = {rule.name: rule.reason for rule in broken if rule.effect == "refused"}
@@ -228,7 +230,7 @@ def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]
     return knobs
 
 
-def _effective(setting: dict[str, Any], asked: Mapping[str, Request], here: Surroundings) -> CoarseSetting:
+def _effective(setting: dict[str, Any], asked: Mapping[str, RequestedKnob], here: Surroundings) -> CoarseSetting:
     """Returns a setting without what has no effect in it: the user's own value stands there."""
     while True:
         kept = {
@@ -243,7 +245,7 @@ def _effective(setting: dict[str, Any], asked: Mapping[str, Request], here: Surr
 
 
 def _fine(
-    setting: CoarseSetting, here: Surroundings, unasked: Sequence[Knob], asked: Mapping[str, Request]
+    setting: CoarseSetting, here: Surroundings, unasked: Sequence[Knob], asked: Mapping[str, RequestedKnob]
 ) -> Iterator[Knob]:
     """Yields the fine knobs of an arm: those it has unasked, the user's in their place, then the user's others."""
     mine = {
@@ -333,7 +335,7 @@ def _acts(path: str, value: Any, setting: CoarseSetting, here: Surroundings) -> 
     return effect is not None and (effect.values is None or value in effect.values)
 
 
-def _meets(request: Request, setting: CoarseSetting, here: Surroundings) -> bool:
+def _meets(request: RequestedKnob, setting: CoarseSetting, here: Surroundings) -> bool:
     return all(_value_of(path, setting, here) in values for path, values in request.when.items())
 
 
@@ -341,7 +343,7 @@ def _has(path: str, setting: CoarseSetting, arm: Arm, here: Surroundings) -> boo
     return path in setting or any(knob.path == spelled(path, here.base_config) for knob in arm.fine)
 
 
-def _why(request: Request, settings: Sequence[CoarseSetting], here: Surroundings) -> str:
+def _why(request: RequestedKnob, settings: Sequence[CoarseSetting], here: Surroundings) -> str:
     """Returns what keeps a knob out of all settings: of several reasons the one that comes nearest to an effect."""
     known = KNOBS.get(request.path)
     met = [setting for setting in settings if _meets(request, setting, here)]

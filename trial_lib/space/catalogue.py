@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
-from trial_lib.space.effects import Candidates, Effect, KnownKnob, Surroundings
+from trial_lib.space.effects import Effect, KnownKnob, Surroundings, ValuesOf
 from trial_lib.space.knobs import STAGE, get_knob
 
 OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
@@ -38,7 +38,7 @@ def _own(here: Surroundings, own: Any) -> tuple[str, ...]:
     return ("none", own) if own in _OFFLOADED else ()
 
 
-def _switch(first: bool) -> Candidates:
+def _switch(first: bool) -> ValuesOf:
     return lambda here, own: (first, not first) if own is None else (bool(own), not own)
 
 
@@ -82,7 +82,7 @@ def _sub_groups(here: Surroundings, own: Any) -> tuple[int, ...]:
     return _clamped(own or 1_000_000_000, (1_000_000_000, max(1, shard // 4)), here.num_params)
 
 
-def _stage_3(source: str, candidates: Candidates) -> KnownKnob:
+def _stage_3(source: str, candidates: ValuesOf) -> KnownKnob:
     return KnownKnob("count", (Effect(source, (3,), candidates=candidates),))
 
 

@@ -60,7 +60,7 @@ class Surroundings:
         return None if value == "auto" else value
 
 
-Candidates = Callable[[Surroundings, Any], tuple[Any, ...]]
+ValuesOf = Callable[[Surroundings, Any], tuple[Any, ...]]
 """The values to try unasked, the best guess first, from the surroundings and the user's own value (None without)."""
 
 
@@ -93,7 +93,7 @@ class Effect:
     values: tuple[Any, ...] | None = None
     holds: Callable[[Surroundings], bool] | None = None
     otherwise: str = ""
-    candidates: Candidates | None = None
+    candidates: ValuesOf | None = None
 
     def lacks(self, setting: CoarseSetting, here: Surroundings, value_of: Callable[[str], Any]) -> tuple[int, str]:
         """Returns what is missing for the effect, as (how near it came, what to tell people); (9, "") for nothing.

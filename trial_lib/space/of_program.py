@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trial_lib.records.result import ModelProfile, ProgramProfile
-from trial_lib.space.arms import Request, build_space, stages_not_tried, without_effect
+from trial_lib.space.arms import RequestedKnob, build_space, stages_not_tried, without_effect
 from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import SearchSpace
 
@@ -15,7 +15,7 @@ def space_for(
     base_config: Mapping[str, Any],
     slots: int,
     device: str,
-    requests: Sequence[Request],
+    requests: Sequence[RequestedKnob],
     *,
     catalogue: bool,
     deepspeed: str = "",
@@ -44,7 +44,7 @@ def left_out_of_space(
     base_config: Mapping[str, Any],
     slots: int,
     device: str,
-    requests: Sequence[Request],
+    requests: Sequence[RequestedKnob],
     *,
     catalogue: bool,
     deepspeed: str = "",

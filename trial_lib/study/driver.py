@@ -32,7 +32,7 @@ from trial_lib.study.opening.needed_ops import with_ops_built
 from trial_lib.study.opening.open_search import kept_batch, open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
 from trial_lib.study.profiling import profile_candidate, run_profile
-from trial_lib.study.runner import Ended, Runner, Work, seconds_of
+from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
 from trial_lib.study.study_metric import metric_with
 from trial_lib.study.unfinished import left_of, stays_open, unheard
 from trial_lib.wire.errors import InputError
@@ -235,11 +235,11 @@ class StudyDriver:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, work: Work) -> list[Ended]:
+    def run(self, work: Work) -> list[WorkEnd]:
         """Runs work; how it ended waits for `next_ended` too. Called from a thread of the work's own."""
         return self._runner.run(work)
 
-    def next_ended(self, timeout_s: float) -> Ended | None:
+    def next_ended(self, timeout_s: float) -> WorkEnd | None:
         """Waits for a trial to end; None if none has within the time-out, which lets the main thread hear signals."""
         return self._runner.next_ended(timeout_s)
 
@@ -282,7 +282,7 @@ class StudyDriver:
         """Ends all trials that run. Callable from any thread."""
         self._runner.cancelled.set()
 
-    def tell(self, end: Ended) -> None:
+    def tell(self, end: WorkEnd) -> None:
         """Takes in how a trial ended. One that was cut short stays open in the history: a resumed study runs it."""
         self._admission.ended(end.number)
         if isinstance(end, Withdrawn):

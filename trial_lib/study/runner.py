@@ -13,7 +13,7 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.kept.disk_room import DiskFullError, check_end, check_room, disk_full_told
 from trial_lib.study.kept.history import Withdrawn
 
-Ended = TrialResult | Withdrawn
+WorkEnd = TrialResult | Withdrawn
 """How a trial ended, or that a size of a sweep is not measured after all."""
 
 
@@ -97,19 +97,19 @@ class Runner:
         self._refusal = refusal
         self._starting = starting
         self._profile = profile
-        self._ended: queue.SimpleQueue[Ended | DiskFullError] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[WorkEnd | DiskFullError] = queue.SimpleQueue()
 
-    def run(self, work: Work) -> list[Ended]:
+    def run(self, work: Work) -> list[WorkEnd]:
         """Runs one piece of work; each end also waits for `next_ended`. Called from a thread of the work's own.
 
         Raises:
             DiskFullError: there is no room for its files; `next_ended` raises it too.
         """
-        ends: list[Ended] = []
+        ends: list[WorkEnd] = []
         root = work.plans[0].paths.root.parents[1]
         files = {plan.number: plan.paths for plan in work.plans}
 
-        def put(end: Ended) -> None:
+        def put(end: WorkEnd) -> None:
             if isinstance(end, TrialResult):
                 try:
                     check_end(root, end)
@@ -141,7 +141,7 @@ class Runner:
             raise
         return ends
 
-    def _run_work(self, work: Work, put: Callable[[Ended], None]) -> None:
+    def _run_work(self, work: Work, put: Callable[[WorkEnd], None]) -> None:
         if work.sweep is None:
             put(self._run_trial(work.plans[0]))
         else:
@@ -156,7 +156,7 @@ class Runner:
         for plan in plans[1:]:
             self._ended.put(Withdrawn(plan.number, Withdrawal.ENDED))
 
-    def next_ended(self, timeout_s: float) -> Ended | None:
+    def next_ended(self, timeout_s: float) -> WorkEnd | None:
         """Waits for something to end; None if nothing has within the time-out: the main thread has to hear signals.
 
         Raises:
@@ -182,7 +182,7 @@ class Runner:
         self._starting(plan)
         return self._place.run_trial(plan, self.cancelled, self._log.info)
 
-    def _run_sweep(self, plans: Sequence[TrialPlan], sweep: Sweep, put: Callable[[Ended], None]) -> None:
+    def _run_sweep(self, plans: Sequence[TrialPlan], sweep: Sweep, put: Callable[[WorkEnd], None]) -> None:
         refusal = self._refusal(plans[0])
         if refusal is not None:
             put(self._run_trial(plans[0]))

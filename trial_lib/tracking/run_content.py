@@ -42,7 +42,7 @@ _STOPPED = (Outcome.CANCELLED, Outcome.TOO_SLOW)
 
 
 @dataclass(frozen=True)
-class Point:
+class MetricValue:
     """One value of a metric."""
 
     name: str
@@ -73,7 +73,7 @@ class RunContent:
     ended_at: float | None
     tags: dict[str, str]
     params: dict[str, str]
-    metrics: list[Point] = field(default_factory=list)
+    metrics: list[MetricValue] = field(default_factory=list)
     artifacts: list[Path] = field(default_factory=list)
 
 
@@ -149,7 +149,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         **_device_tags(result.devices),
         **{f"version.{name}": version for name, version in result.versions.items()},
     }
-    steps = [Point("step_time", seconds, step) for step, seconds in enumerate(result.step_times)]
+    steps = [MetricValue("step_time", seconds, step) for step, seconds in enumerate(result.step_times)]
     return RunContent(
         record_id=result.trial_id,
         name=f"{result.number:04d} {result.purpose.label(candidate)}",
@@ -283,9 +283,9 @@ def _tags(values: Mapping[str, str]) -> dict[str, str]:
     return {legal_name(key): cut(value, TAG_CHARACTERS) for key, value in values.items()}
 
 
-def _points(values: Mapping[str, float]) -> list[Point]:
+def _points(values: Mapping[str, float]) -> list[MetricValue]:
     # MLflow turns an infinite value into the largest float, which then wins every comparison.
-    return [Point(legal_name(name), value) for name, value in values.items() if math.isfinite(value)]
+    return [MetricValue(legal_name(name), value) for name, value in values.items() if math.isfinite(value)]
 
 
 def legal_name(name: str) -> str:

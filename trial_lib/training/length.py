@@ -7,7 +7,7 @@ long; where that is no multiple of the accumulation, an epoch ends within the ba
 from dataclasses import dataclass
 
 from trial_lib.training.errors import InvalidTrialError
-from trial_lib.wire.training_spec import Length
+from trial_lib.wire.training_spec import UnitLength
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Pace:
             )
         return batches * part // whole
 
-    def batches_for(self, length: Length) -> int:
+    def batches_for(self, length: UnitLength) -> int:
         """Returns the first number of batches after which a length is reached.
 
         Raises:
@@ -80,7 +80,7 @@ class Pace:
         part, whole = {"batches": (1, 1), "records": (self.train_batch_size, 1)}.get(unit, self._epochs_per_batch)
         return -(-count * whole // part)
 
-    def is_due(self, period: Length | None, batches: int) -> bool:
+    def is_due(self, period: UnitLength | None, batches: int) -> bool:
         """Returns whether a period has just been completed with the last of so many batches; never for None or 0."""
         if period is None:
             return False
@@ -101,6 +101,6 @@ class Pace:
         return self.epoch_of(batch_idx + 1) != self.epoch_of(batch_idx)
 
 
-def _only(length: Length) -> tuple[str, int]:
+def _only(length: UnitLength) -> tuple[str, int]:
     ((unit, count),) = length.items()
     return unit, count

@@ -13,7 +13,7 @@ from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.errors import InvalidTrialError
 from trial_lib.training.loop import train_built
 from trial_lib.training.saved.random_states import seed_everything
-from trial_lib.wire.training_spec import Length, TrainingSpec, training_spec_of_this_rank
+from trial_lib.wire.training_spec import TrainingSpec, UnitLength, training_spec_of_this_rank
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TrainUnit:
     unit: ClassVar[str] = ""
 
     @property
-    def length(self) -> Length:
+    def length(self) -> UnitLength:
         """The length as an experiment's YAML has it.
 
         Raises:
@@ -156,5 +156,5 @@ def _completed(
     )
 
 
-def _length(unit: TrainUnit | None) -> Length | None:
+def _length(unit: TrainUnit | None) -> UnitLength | None:
     return None if unit is None else unit.length

@@ -12,7 +12,7 @@ from typing import Any
 
 from trial_lib.wire.whole_files import write_whole
 
-Length = dict[str, int]
+UnitLength = dict[str, int]
 """One of `{"batches": n}`, `{"records": n}` and `{"epochs": n}`; a batch is an optimizer step."""
 
 SPEC_VARIABLE = "ZEROTUNE_TRAINING_SPEC"
@@ -49,9 +49,9 @@ class TrainingSpec:
     hparams: dict[str, Any]
     experiment_config: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    length: Length | None = None
-    validation_period: Length | None = None
-    checkpoint_period: Length | None = None
+    length: UnitLength | None = None
+    validation_period: UnitLength | None = None
+    checkpoint_period: UnitLength | None = None
     report_period: int = 100
     records_per_epoch: int | None = None
     metric: str = "validation_loss"

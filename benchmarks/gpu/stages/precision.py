@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.gpu.kit import Kit
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.confirm.loss_agreement import Course, compare
+from trial_lib.study.confirm.loss_agreement import LossCourse, compare
 from trial_lib.wire.step_window import StepWindow
 
 WINDOW = StepWindow(start_step=3, end_step=12, max_steps=12)
@@ -59,7 +59,7 @@ def one(kit: Kit, name: str, config: dict[str, Any], options: tuple[str, ...]) -
     if len(trained) < len(sizes):
         return
     courses = [
-        Course(
+        LossCourse(
             Candidate(micro_batch_size=size, gradient_accumulation_steps=sizes[size], slots=1, data_parallel_size=1),
             config,
             [result.losses],

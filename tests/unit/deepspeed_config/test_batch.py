@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.deepspeed_config.batch import Batch, resolve_batch
+from trial_lib.deepspeed_config.batch import BatchSizes, resolve_batch
 from trial_lib.wire.errors import InputError
 
 SIZES = st.integers(min_value=1, max_value=64)
@@ -16,22 +16,22 @@ def test_what_is_missing_follows_from_the_rest(micro: int, steps: int, replicas:
     if "steps" not in missing:
         config["gradient_accumulation_steps"] = steps
     steps = 1 if missing == {"train", "steps"} else steps
-    assert resolve_batch(config, replicas) == Batch(micro * steps * replicas, micro, steps)
+    assert resolve_batch(config, replicas) == BatchSizes(micro * steps * replicas, micro, steps)
 
 
 @pytest.mark.parametrize(
     ("config", "batch"),
     [
-        ({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}, Batch(8, 4, 1)),
-        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": "auto"}, Batch(8, 4, 1)),
-        ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4}, Batch(8, 4, 1)),
+        ({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}, BatchSizes(8, 4, 1)),
+        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": "auto"}, BatchSizes(8, 4, 1)),
+        ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4}, BatchSizes(8, 4, 1)),
         (
             {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"},
-            Batch(16, 4, 2),
+            BatchSizes(16, 4, 2),
         ),
     ],
 )
-def test_auto_counts_as_missing(config: dict[str, object], batch: Batch) -> None:
+def test_auto_counts_as_missing(config: dict[str, object], batch: BatchSizes) -> None:
     assert resolve_batch(config, 2) == batch
 
 

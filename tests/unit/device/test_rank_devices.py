@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trial_lib.device.rank.base import Device
-from trial_lib.device.rank.cpu import Cpu
-from trial_lib.device.rank.cuda import Cuda
+from trial_lib.device.rank.cpu import CpuDevice
+from trial_lib.device.rank.cuda import CudaDevice
 from trial_lib.device.rank.here import UnknownDeviceError, device_of
 
 BLOCK = 256 * 2**20
@@ -98,7 +98,7 @@ def test_a_kernel_that_counts_peaks_from_the_start_of_a_process_ends_no_sweep(mo
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "write_text", refuse)
-    Cpu().start_over()
+    CpuDevice().start_over()
 
 
 def test_builds_are_spared_once_however_often_a_budget_is_set() -> None:
@@ -107,10 +107,10 @@ def test_builds_are_spared_once_however_often_a_budget_is_set() -> None:
             sys.executable,
             "-c",
             "from torch.utils import cpp_extension\n"
-            "from trial_lib.device.rank.cpu import Cpu\n"
+            "from trial_lib.device.rank.cpu import CpuDevice\n"
             "builds = set()\n"
             "for _ in range(3):\n"
-            "    Cpu().limit(1 << 40)\n"
+            "    CpuDevice().limit(1 << 40)\n"
             "    builds.add(cpp_extension._run_ninja_build)\n"
             "print(len(builds))",
         ],
@@ -143,13 +143,13 @@ class Card:
 
 def test_what_the_allocator_holds_and_nobody_uses_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
-    assert Cuda(0).available_bytes() == (60 + 10 - 4) * card.GIB
-    assert Cuda(0).total_bytes() == 80 * card.GIB
+    assert CudaDevice(0).available_bytes() == (60 + 10 - 4) * card.GIB
+    assert CudaDevice(0).total_bytes() == 80 * card.GIB
 
 
 def test_a_budget_bounds_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
-    cuda = Cuda(0)
+    cuda = CudaDevice(0)
     assert cuda.limit(40 * card.GIB) == 36 * card.GIB
     assert card.fraction == 0.5
     assert (cuda.total_bytes(), cuda.available_bytes()) == (40 * card.GIB, 36 * card.GIB)
@@ -160,7 +160,7 @@ def test_a_budget_bounds_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_bound_that_the_program_sets_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
     card.fraction = 0.25
-    assert (Cuda(0).total_bytes(), Cuda(0).available_bytes()) == (20 * card.GIB, 16 * card.GIB)
+    assert (CudaDevice(0).total_bytes(), CudaDevice(0).available_bytes()) == (20 * card.GIB, 16 * card.GIB)
 
 
 def test_the_gpu_that_is_asked_is_the_one_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:

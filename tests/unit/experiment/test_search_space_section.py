@@ -8,7 +8,7 @@ import pytest
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.records.result import ModelProfile
-from trial_lib.space.arms import Request
+from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.knobs import SearchSpace
 from trial_lib.space.of_program import left_out_of_space, space_for
 from trial_lib.wire.errors import InputError
@@ -25,13 +25,13 @@ PROFILE = ModelProfile(
 )
 
 
-def one(key: str, said: Any) -> Request:
+def one(key: str, said: Any) -> RequestedKnob:
     (request,) = read_search_space({key: said})
     return request
 
 
 def test_a_value_fixes_a_knob_and_a_list_names_its_values() -> None:
-    assert one(OVERLAP, True) == Request(OVERLAP, (True,))
+    assert one(OVERLAP, True) == RequestedKnob(OVERLAP, (True,))
     assert one(BUCKET, [10, 20, 10]).values == (10, 20)
     assert one(BUCKET, {"values": [10, 20]}).values == (10, 20)
     assert one("optimizer.params.betas", [[0.9, 0.95], [0.9, 0.999]]).values == ([0.9, 0.95], [0.9, 0.999])

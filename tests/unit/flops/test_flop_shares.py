@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.flops.flop_shares import Share, are_shares_of_one
+from trial_lib.flops.flop_shares import FlopShare, are_shares_of_one
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from trial_lib.flops.flop_shares import Share, are_shares_of_one
     ],
 )
 def test_what_the_sizes_of_samples_explain_is_one_figure(shares: list[tuple[float, float]]) -> None:
-    assert are_shares_of_one([Share(*each) for each in shares])
+    assert are_shares_of_one([FlopShare(*each) for each in shares])
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_what_the_sizes_of_samples_explain_is_one_figure(shares: list[tuple[floa
     ],
 )
 def test_a_rank_that_is_further_off_counts_something_else(shares: list[tuple[float, float]]) -> None:
-    assert not are_shares_of_one([Share(*each) for each in shares])
-    assert not are_shares_of_one([Share(*each) for each in reversed(shares)])
+    assert not are_shares_of_one([FlopShare(*each) for each in shares])
+    assert not are_shares_of_one([FlopShare(*each) for each in reversed(shares)])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trial_lib.launch.lack_of_memory import Whose, lack_of_memory
+from trial_lib.launch.lack_of_memory import MemoryOwner, lack_of_memory
 
-DEVICE, HOST = Whose.DEVICE, Whose.HOST
+DEVICE, HOST = MemoryOwner.DEVICE, MemoryOwner.HOST
 FULL = {"free": 20 * 2**20, "total": 80 * 2**30, "reserved": 78 * 2**30, "allocated": 77 * 2**30}
 ROOM = {**FULL, "free": 12 * 2**30, "reserved": 60 * 2**30}
 PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29500"

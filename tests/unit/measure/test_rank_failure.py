@@ -44,7 +44,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 def test_a_rank_says_what_its_slot_still_had(fail: Any) -> None:
     budget = cpu._status_bytes("VmData") + 2**30
-    cpu.Cpu().limit(budget)
+    cpu.CpuDevice().limit(budget)
     left = fail()["memory"]
     assert left["total"] == budget
     assert 0 < left["free"] <= 2**30

@@ -8,7 +8,7 @@ from adaptive_world import FINE, SPACE, ended, problem
 
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome
-from trial_lib.search.adaptive_records import Measured, stopped_cost
+from trial_lib.search.adaptive_records import PointCost, stopped_cost
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.fine_knobs import FineTrial, propose
@@ -107,8 +107,8 @@ def test_a_stopped_trial_counts_by_the_steps_that_it_made_however_lucky_the_read
 
     def cost(size, result, lucky=1.0, by_sample=True):
         read = log(lucky / 8 if by_sample else lucky)
-        best = Measured(Point(1, 0, 8), read, candidate(8), lucky)
-        of_an_earlier_study = Measured(Point(1, 0, 4), read - 0.3, candidate(4), None)
+        best = PointCost(Point(1, 0, 8), read, candidate(8), lucky)
+        of_an_earlier_study = PointCost(Point(1, 0, 4), read - 0.3, candidate(4), None)
         return stopped_cost([of_an_earlier_study, best], candidate(size), result, by_sample)
 
     stopped = ended(Outcome.TOO_SLOW, step_times=[3.1, 3.0, 9.0])

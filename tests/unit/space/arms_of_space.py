@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trial_lib.space.arms import Request, build_space, without_effect
+from trial_lib.space.arms import RequestedKnob, build_space, without_effect
 from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import Arm, SearchSpace
 
@@ -16,11 +16,11 @@ def here(device="cuda", slots=8, replicas=8, num_params=LARGE, trainable=None, b
     return Surroundings(device, slots, replicas, num_params, trainable or num_params, base, **more)
 
 
-def adaptive(*requests: Request, at: Surroundings | None = None, stages=ALL) -> SearchSpace:
+def adaptive(*requests: RequestedKnob, at: Surroundings | None = None, stages=ALL) -> SearchSpace:
     return build_space(stages, at or here(), requests, catalogue=True)
 
 
-def told(*requests: Request, at: Surroundings | None = None, stages=ALL) -> list[str]:
+def told(*requests: RequestedKnob, at: Surroundings | None = None, stages=ALL) -> list[str]:
     return without_effect(stages, at or here(), requests, catalogue=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from arms_of_space import LARGE, ZERO, adaptive, arm, fine, here, labels, told
 
-from trial_lib.space.arms import Request, build_space
+from trial_lib.space.arms import RequestedKnob, build_space
 from trial_lib.space.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, changes_mathematics
 from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, leaves
@@ -116,7 +116,7 @@ def test_a_knob_goes_by_the_name_that_the_configuration_uses() -> None:
     space = adaptive(at=here(base={ZERO: {"stage": 3, "prefetch_bucket_size": 5000}}))
     assert fine(space, "z3")["prefetch_bucket_size"][0] == 5000
     assert "stage3_prefetch_bucket_size" not in fine(space, "z3")
-    request = Request(f"{ZERO}.stage3_prefetch_bucket_size", (7,))
+    request = RequestedKnob(f"{ZERO}.stage3_prefetch_bucket_size", (7,))
     space = adaptive(request, at=here(base={ZERO: {"prefetch_bucket_size": 5000}}))
     assert fine(space, "z3")["prefetch_bucket_size"] == (7,)
 
@@ -128,7 +128,7 @@ def test_checkpointing_activations_is_tried_where_the_code_asks_the_configuratio
     assert "z2-partition-activations" not in labels(adaptive(at=here(reads_activation_checkpointing=True)))
     spread = adaptive(at=here(replicas=2, reads_activation_checkpointing=True))
     assert "z2-partition-activations" in labels(spread)
-    assert told(Request(path, (True,))) == [
+    assert told(RequestedKnob(path, (True,))) == [
         f"{path} has no effect: your code does not configure activation checkpointing by the DeepSpeed configuration."
     ]
 
@@ -136,14 +136,16 @@ def test_checkpointing_activations_is_tried_where_the_code_asks_the_configuratio
 def test_what_changes_the_mathematics_is_varied_on_request_only() -> None:
     space = adaptive()
     assert not any(changes_mathematics(path) for arm in space.arms for path, _ in leaves(arm.lineage(0)))
-    space = adaptive(Request("bf16.enabled", (False, True)), stages=(2,))
+    space = adaptive(RequestedKnob("bf16.enabled", (False, True)), stages=(2,))
     assert set(labels(space)) == {"z2", "z2-bf16", "z2-offload-optimizer", "z2-offload-optimizer-bf16"}
     changed = [(path, value) for path, value in leaves(arm(space, "z2-bf16").knobs) if changes_mathematics(path)]
     assert changed == [("bf16.enabled", True)]
 
 
 def test_a_request_takes_the_place_of_a_knobs_values() -> None:
-    space = adaptive(Request(f"{ZERO}.overlap_comm", (True,)), Request(f"{ZERO}.reduce_bucket_size", (5, 6)))
+    space = adaptive(
+        RequestedKnob(f"{ZERO}.overlap_comm", (True,)), RequestedKnob(f"{ZERO}.reduce_bucket_size", (5, 6))
+    )
     for label in ("z1", "z2", "z3"):
         assert fine(space, label)["overlap_comm"] == (True,)
         assert fine(space, label)["reduce_bucket_size"] == (5, 6)
@@ -151,22 +153,28 @@ def test_a_request_takes_the_place_of_a_knobs_values() -> None:
 
 
 def test_a_request_may_name_the_stages_and_fix_a_coarse_knob() -> None:
-    space = adaptive(Request(STAGE, (3, 1)), Request(OFFLOAD_OPTIMIZER, ("cpu",)), Request(OFFLOAD_PARAM, ("none",)))
+    space = adaptive(
+        RequestedKnob(STAGE, (3, 1)),
+        RequestedKnob(OFFLOAD_OPTIMIZER, ("cpu",)),
+        RequestedKnob(OFFLOAD_PARAM, ("none",)),
+    )
     assert labels(space) == ["z1-offload-optimizer", "z3-offload-optimizer"]
 
 
 def test_a_request_on_a_key_outside_the_catalogue_is_varied_everywhere() -> None:
-    space = adaptive(Request("gradient_predivide_factor", (1.0, 2.0)))
+    space = adaptive(RequestedKnob("gradient_predivide_factor", (1.0, 2.0)))
     assert all("gradient_predivide_factor" in fine(space, label) for label in labels(space))
-    space = adaptive(Request("optimizer.params.lr", (0.1, 0.2)), stages=(0,))
+    space = adaptive(RequestedKnob("optimizer.params.lr", (0.1, 0.2)), stages=(0,))
     assert labels(space) == ["z0-lr=0.1", "z0-lr=0.2"], "it decides mathematics, and so the arm"
 
 
 def test_a_condition_keeps_a_knob_to_some_arms() -> None:
-    space = adaptive(Request(f"{ZERO}.overlap_comm", (True, False), {STAGE: (3,), OFFLOAD_PARAM: ("none",)}))
+    space = adaptive(RequestedKnob(f"{ZERO}.overlap_comm", (True, False), {STAGE: (3,), OFFLOAD_PARAM: ("none",)}))
     with_it = {label for label in labels(space) if "overlap_comm" in fine(space, label)}
     assert with_it == {"z3", "z3-offload-optimizer"}
-    coarse = adaptive(Request("bf16.enabled", (True,), {STAGE: (3,)}), Request(OFFLOAD_OPTIMIZER, ("none",)))
+    coarse = adaptive(
+        RequestedKnob("bf16.enabled", (True,), {STAGE: (3,)}), RequestedKnob(OFFLOAD_OPTIMIZER, ("none",))
+    )
     assert labels(coarse) == ["z0", "z1", "z2", "z3-bf16", "z3-offload-param-bf16"]
 
 
@@ -203,7 +211,7 @@ def test_bf16_that_accumulates_in_fp32_has_no_buckets_at_stage_1() -> None:
 
 
 def test_a_knob_that_several_stages_read_is_told_with_all_of_them() -> None:
-    (sentence,) = told(Request(f"{ZERO}.overlap_comm", (True, False)), stages=(0,))
+    (sentence,) = told(RequestedKnob(f"{ZERO}.overlap_comm", (True, False)), stages=(0,))
     assert sentence.endswith("DeepSpeed reads it at ZeRO stage 1 and 2 and 3 only.")
 
 
@@ -224,12 +232,12 @@ def test_what_the_users_own_configuration_breaks_too_is_no_reason_to_leave_an_ar
 
 
 def test_what_the_user_asks_for_stays_so_that_its_trial_can_say_why_not() -> None:
-    space = adaptive(Request("bf16.enabled", (True,)), at=here(base={"fp16": {"enabled": True}}), stages=(2,))
+    space = adaptive(RequestedKnob("bf16.enabled", (True,)), at=here(base={"fp16": {"enabled": True}}), stages=(2,))
     assert "z2-bf16" in labels(space)
 
 
 def test_no_two_arms_are_the_same_configuration() -> None:
-    requests = Request(OFFLOAD_OPTIMIZER, ("none", "cpu", "nvme")), Request("bf16.enabled", (False, True))
+    requests = RequestedKnob(OFFLOAD_OPTIMIZER, ("none", "cpu", "nvme")), RequestedKnob("bf16.enabled", (False, True))
     space = adaptive(*requests)
     assert len({repr(arm.knobs) for arm in space.arms}) == len(space.arms) == len(set(labels(space)))
 
@@ -242,9 +250,9 @@ def test_without_a_request_the_predecessors_space_is_as_it_was() -> None:
 
 def test_a_request_takes_its_knobs_place_in_the_predecessors_space() -> None:
     request = (
-        Request(f"{ZERO}.overlap_comm", (True,)),
-        Request(STAGE, (0, 2)),
-        Request(OFFLOAD_OPTIMIZER, ("none", "cpu")),
+        RequestedKnob(f"{ZERO}.overlap_comm", (True,)),
+        RequestedKnob(STAGE, (0, 2)),
+        RequestedKnob(OFFLOAD_OPTIMIZER, ("none", "cpu")),
     )
     space = build_space((1, 2, 3), here(), request, catalogue=False)
     assert labels(space) == ["z0", "z2", "z2-offload-optimizer"]
@@ -255,35 +263,39 @@ def test_a_request_takes_its_knobs_place_in_the_predecessors_space() -> None:
 @pytest.mark.parametrize(
     ("request_", "at", "why"),
     [
-        (Request(f"{ZERO}.allgather_bucket_size", (2,)), here(), "DeepSpeed gathers each partition whole"),
-        (Request(f"{ZERO}.offload_optimizer.pin_memory", (True,)), here("cpu"), "it takes an accelerator"),
-        (Request(f"{ZERO}.zero_quantized_gradients", (True,)), here(), "between machines"),
+        (RequestedKnob(f"{ZERO}.allgather_bucket_size", (2,)), here(), "DeepSpeed gathers each partition whole"),
+        (RequestedKnob(f"{ZERO}.offload_optimizer.pin_memory", (True,)), here("cpu"), "it takes an accelerator"),
+        (RequestedKnob(f"{ZERO}.zero_quantized_gradients", (True,)), here(), "between machines"),
         (
-            Request(f"{ZERO}.zero_quantized_nontrainable_weights", (True,)),
+            RequestedKnob(f"{ZERO}.zero_quantized_nontrainable_weights", (True,)),
             here(),
             "every parameter of the model trains",
         ),
         (
-            Request(f"{ZERO}.reduce_scatter", (True,)),
+            RequestedKnob(f"{ZERO}.reduce_scatter", (True,)),
             here(slots=1, replicas=1),
             "2 replicas of the model or more, here is 1",
         ),
-        (Request(f"{ZERO}.overlap_comm", (True,), {STAGE: (3,)}), here("cpu"), "stage 1 and 2 only"),
+        (RequestedKnob(f"{ZERO}.overlap_comm", (True,), {STAGE: (3,)}), here("cpu"), "stage 1 and 2 only"),
         (
-            Request("torch_autocast.enabled", (True,)),
+            RequestedKnob("torch_autocast.enabled", (True,)),
             here(deepspeed="0.16.9"),
             "DeepSpeed 0.17.2 or later, here is 0.16.9",
         ),
-        (Request("steps_per_print", (1,), {STAGE: (3,), OFFLOAD_PARAM: ("nvme",)}), here(), "no candidate meets its"),
         (
-            Request("communication_data_type", ("fp32",)),
+            RequestedKnob("steps_per_print", (1,), {STAGE: (3,), OFFLOAD_PARAM: ("nvme",)}),
+            here(),
+            "no candidate meets its",
+        ),
+        (
+            RequestedKnob("communication_data_type", ("fp32",)),
             here(base={"torch_autocast": {"enabled": True}}, pipeline=False),
             None,
         ),
     ],
 )
 def test_people_are_told_when_a_knob_of_theirs_has_no_effect(
-    request_: Request, at: Surroundings, why: str | None
+    request_: RequestedKnob, at: Surroundings, why: str | None
 ) -> None:
     sentences = told(request_, at=at)
     assert len(sentences) == (why is not None)
@@ -294,7 +306,7 @@ def test_people_are_told_when_a_knob_of_theirs_has_no_effect(
 
 
 def test_a_stage_3_knob_is_told_of_where_stage_3_is_not_searched() -> None:
-    request = Request(f"{ZERO}.stage3_prefetch_bucket_size", (1, 2))
+    request = RequestedKnob(f"{ZERO}.stage3_prefetch_bucket_size", (1, 2))
     assert told(request) == []
     (sentence,) = told(request, stages=(1, 2))
     assert sentence == f"{request.path} has no effect: DeepSpeed reads it at ZeRO stage 3 only."

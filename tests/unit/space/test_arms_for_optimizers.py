@@ -3,7 +3,7 @@
 import pytest
 from arms_of_space import ALL, ZERO, adaptive, arm, fine, here, labels
 
-from trial_lib.space.arms import Request, stages_not_tried
+from trial_lib.space.arms import RequestedKnob, stages_not_tried
 from trial_lib.space.catalogue import OFFLOAD_OPTIMIZER
 from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import STAGE, Knob
@@ -93,21 +93,21 @@ def test_of_an_optimizer_in_the_code_and_one_in_the_configuration_the_first_deci
 
 
 def test_what_the_user_asks_for_may_be_what_deepspeed_wants() -> None:
-    permission = Request("zero_allow_untested_optimizer", (True,))
+    permission = RequestedKnob("zero_allow_untested_optimizer", (True,))
     asked = adaptive(permission, at=here(base={}, code_optimizer="train.Lamb"))
     assert labels(asked) == labels(adaptive())
     assert arm(asked, "z2").fine[-1] == Knob("zero_allow_untested_optimizer", (True,))
 
 
 def test_a_request_keeps_no_arm_that_is_refused_without_it_as_well() -> None:
-    offload = Request(OFFLOAD_OPTIMIZER, ("none", "cpu"))
+    offload = RequestedKnob(OFFLOAD_OPTIMIZER, ("none", "cpu"))
     assert labels(adaptive(offload, at=here(has_experts=True), stages=(2, 3))) == ["z2", "z2-offload-optimizer"]
 
 
 def test_of_stages_that_nobody_asked_for_nothing_is_told() -> None:
     at = here(has_experts=True)
-    assert stages_not_tried(ALL, at, [Request(STAGE, (1, 2))]) == []
-    assert len(stages_not_tried(ALL, at, [Request(STAGE, (1, 3))])) == 1
+    assert stages_not_tried(ALL, at, [RequestedKnob(STAGE, (1, 2))]) == []
+    assert len(stages_not_tried(ALL, at, [RequestedKnob(STAGE, (1, 3))])) == 1
 
 
 @pytest.mark.parametrize(

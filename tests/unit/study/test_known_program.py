@@ -1,11 +1,11 @@
 """What the program has shown completes what the experiment says of it."""
 
-from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.result import ProgramProfile
 from trial_lib.study.known_program import KnownProgram, completed_config
 
-TYPED = ProgramProfile(typed_batch=Batch(32, 8, 2))
+TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2))
 
 
 def test_auto_is_what_the_engine_had_as_typed() -> None:
@@ -50,7 +50,9 @@ def test_a_configuration_in_the_code_is_the_users_own_without_a_tuning_key() -> 
 
 
 def test_a_mapping_of_the_experiment_goes_before_one_that_was_found() -> None:
-    found = ProgramProfile(typed_batch=Batch(32, 8, 2), arg_mappings={MICRO_BATCH: "--found", ACCUMULATION: "--steps"})
+    found = ProgramProfile(
+        typed_batch=BatchSizes(32, 8, 2), arg_mappings={MICRO_BATCH: "--found", ACCUMULATION: "--steps"}
+    )
     known = KnownProgram({MICRO_BATCH: "auto"}, {MICRO_BATCH: "--batch"}).learned(found)
     assert known.arg_mappings == {MICRO_BATCH: "--batch", ACCUMULATION: "--steps"}
     assert known.base_config == {MICRO_BATCH: 8, ACCUMULATION: 2}

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.study.profiling import profile_candidate, run_profile, sizes_below
 
-TYPED = ProgramProfile(typed_batch=Batch(32, 8, 2), rows_per_sample=2)
+TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2), rows_per_sample=2)
 MODEL = ModelProfile(
     num_params=1,
     trainable_num_params=1,
@@ -87,7 +87,7 @@ def test_the_profile_is_that_of_one_sample_and_keeps_what_was_typed(tmp_path: Pa
     result = ranks.profile()
     assert ranks.sizes == [1]
     assert result.program is not None
-    assert (result.program.typed_batch, result.program.rows_per_sample) == (Batch(32, 8, 2), 2)
+    assert (result.program.typed_batch, result.program.rows_per_sample) == (BatchSizes(32, 8, 2), 2)
     assert result.program.longest_sequence == 64
     assert result.program.batch_dimension == 1, "two sizes tell better than one which dimension has the rows"
     assert ranks.ran_with() == Candidate(micro_batch_size=1, gradient_accumulation_steps=2, slots=2)
@@ -102,7 +102,7 @@ def test_formats_that_either_run_has_shown_are_the_program_s(tmp_path: Path) -> 
 
 
 def test_a_program_that_takes_one_sample_as_typed_is_not_run_twice(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, ended(program=ProgramProfile(typed_batch=Batch(4, 1, 2))), completes)
+    ranks = Ranks(tmp_path, ended(program=ProgramProfile(typed_batch=BatchSizes(4, 1, 2))), completes)
     assert ranks.profile().outcome is Outcome.COMPLETED
     assert ranks.sizes == []
 
@@ -134,7 +134,7 @@ def test_a_configuration_that_does_not_fit_as_typed_is_profiled_all_the_same(tmp
     result = ranks.profile()
     assert result.outcome is Outcome.COMPLETED
     assert result.program is not None
-    assert result.program.typed_batch == Batch(32, 8, 2)
+    assert result.program.typed_batch == BatchSizes(32, 8, 2)
 
 
 def test_a_program_that_fails_at_any_size_is_told_of_as_it_was_typed(tmp_path: Path) -> None:

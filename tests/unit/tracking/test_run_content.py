@@ -10,7 +10,7 @@ from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.study.profile_report import report_profile
 from trial_lib.tracking.descriptions import flatten
 from trial_lib.tracking.run_content import (
-    Point,
+    MetricValue,
     RunContent,
     full_experiment_content,
     study_content,
@@ -69,14 +69,14 @@ def test_metrics_memory_and_phases_arrive_and_steps_have_numbers(tmp_path: Path)
         started_at=100.0,
     )
     assert content.metrics == [
-        Point("throughput", 12.5),
-        Point("peak_memory", 30.0),
-        Point("allocator_retries", 1.0),
-        Point("allocator_retries_counted", 2.0),
-        Point("phase.steps", 2.0),
-        Point("phase.end", 1.0),
-        Point("step_time", 0.5, 0),
-        Point("step_time", 0.25, 1),
+        MetricValue("throughput", 12.5),
+        MetricValue("peak_memory", 30.0),
+        MetricValue("allocator_retries", 1.0),
+        MetricValue("allocator_retries_counted", 2.0),
+        MetricValue("phase.steps", 2.0),
+        MetricValue("phase.end", 1.0),
+        MetricValue("step_time", 0.5, 0),
+        MetricValue("step_time", 0.25, 1),
     ]
     assert content.ended_at == 103.0
 
@@ -128,9 +128,9 @@ def test_the_devices_of_a_trial_arrive_with_what_made_them_slower(tmp_path: Path
     named = {name: content.tags[name] for name in ("devices", "held_down", "company")}
     assert named == {"devices": "GPU-a, GPU-b", "held_down": "its temperature", "company": "notebook (7)"}
     assert content.metrics == [
-        Point("device_clock", 1305.0),
-        Point("device_temperature", 88.0),
-        Point("device_power_limit", 650.0),
+        MetricValue("device_clock", 1305.0),
+        MetricValue("device_temperature", 88.0),
+        MetricValue("device_power_limit", 650.0),
     ]
 
 
@@ -143,7 +143,7 @@ def test_long_values_are_cut_and_odd_names_made_plain(tmp_path: Path) -> None:
 def test_a_value_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     paths = StudyPaths(tmp_path)
     paths.best_ds_metrics.write_text('{"metrics": {"loss": NaN, "throughput": 3.0}}')
-    assert study_content(RECORD, paths).metrics == [Point("throughput", 3.0)]
+    assert study_content(RECORD, paths).metrics == [MetricValue("throughput", 3.0)]
 
 
 def test_a_study_that_runs_says_so(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from trial_lib.device.host.memory import host_memory
 _HOST_RESERVE = 0.1
 
 
-class Cpu:
+class CpuHost:
     """Answers `HostKind` for the cores of a processor."""
 
     device = "cpu"

@@ -17,7 +17,7 @@ from trial_lib.wire.errors import InputError
 _DEV = Path("/dev")
 
 
-class Cuda:
+class CudaHost:
     """Answers `HostKind` for GPUs."""
 
     device = "cuda"

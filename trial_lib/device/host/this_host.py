@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping
 
 from trial_lib.device.host.base import Host, HostKind
-from trial_lib.device.host.cpu import Cpu, cores_of_this_process
-from trial_lib.device.host.cuda import Cuda, gpus
+from trial_lib.device.host.cpu import CpuHost, cores_of_this_process
+from trial_lib.device.host.cuda import CudaHost, gpus
 from trial_lib.device.host.others import chooses_processor, refuse_others
 
-_KINDS: tuple[HostKind, ...] = (Cuda(), Cpu())
+_KINDS: tuple[HostKind, ...] = (CudaHost(), CpuHost())
 
 
 def this_host(visible: str | None = None, variables: Mapping[str, str] | None = None) -> Host:

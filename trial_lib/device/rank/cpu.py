@@ -12,7 +12,7 @@ from typing import Any
 _LARGEST_MAPPED = (32 << 20) - (64 << 10)
 
 
-class Cpu:
+class CpuDevice:
     """See `Device`."""
 
     kind = "cpu"

@@ -14,7 +14,7 @@ _TF32_SINCE = (8, 0)
 _BY_CUDNN = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
 
 
-class Cuda:
+class CudaDevice:
     """See `Device`.
 
     Args:

@@ -5,8 +5,8 @@ import os
 import torch
 
 from trial_lib.device.rank.base import Device
-from trial_lib.device.rank.cpu import Cpu
-from trial_lib.device.rank.cuda import Cuda
+from trial_lib.device.rank.cpu import CpuDevice
+from trial_lib.device.rank.cuda import CudaDevice
 
 
 class UnknownDeviceError(Exception):
@@ -23,9 +23,9 @@ def device_of(device: torch.device) -> Device:
         UnknownDeviceError: it is neither a CPU nor one that PyTorch calls `cuda`, as it does NVIDIA's and AMD's.
     """
     if device.type == "cpu":
-        return Cpu()
+        return CpuDevice()
     if device.type == "cuda":
-        return Cuda(torch.cuda.current_device() if device.index is None else device.index)
+        return CudaDevice(torch.cuda.current_device() if device.index is None else device.index)
     raise UnknownDeviceError(
         f"The program trains on `{device.type}`, which ZeroTune does not measure: it knows the GPUs that PyTorch calls "
         "`cuda` (NVIDIA's and AMD's) and CPUs. Set DS_ACCELERATOR=cpu to tune on this host's CPU."
@@ -34,7 +34,7 @@ def device_of(device: torch.device) -> Device:
 
 def device_in_use() -> Device:
     """Returns the GPU that this process has opened, else the CPU; nothing is opened for the answer."""
-    return Cuda(torch.cuda.current_device()) if torch.cuda.is_initialized() else Cpu()
+    return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_initialized() else CpuDevice()
 
 
 def device_to_come() -> Device:
@@ -49,4 +49,4 @@ def device_to_come() -> Device:
     if kind != "cuda":
         return device_of(torch.device(kind))
     local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    return Cuda(local_rank if local_rank < count else torch.cuda.current_device())
+    return CudaDevice(local_rank if local_rank < count else torch.cuda.current_device())

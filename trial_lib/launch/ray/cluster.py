@@ -13,7 +13,7 @@ from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_called, this_host
 from trial_lib.launch.hosts.hosts import is_this_host
 from trial_lib.launch.ray.host import HostSetup, RayHost
-from trial_lib.launch.ray.order import NAMESPACE, Share, actor_name
+from trial_lib.launch.ray.order import NAMESPACE, ClusterShare, actor_name
 from trial_lib.wire.errors import InputError
 
 _CONNECT_S = 5.0
@@ -79,7 +79,7 @@ def slots_by_node(resource: str) -> dict[str, int]:
     return {node_id: count for node_id, count in counted.items() if count}
 
 
-def share_of(slots_per_trial: int, resource: str, where: str) -> Share:
+def share_of(slots_per_trial: int, resource: str, where: str) -> ClusterShare:
     """Returns how a trial is laid out over the nodes: on one where that has enough slots, else on as few as possible.
 
     Args:
@@ -94,7 +94,7 @@ def share_of(slots_per_trial: int, resource: str, where: str) -> Share:
     for hosts in range(1, len(nodes) + 1):
         slots, rest = divmod(slots_per_trial, hosts)
         if not rest and sum(count >= slots for count in nodes.values()) >= hosts:
-            return Share(resource, slots, hosts)
+            return ClusterShare(resource, slots, hosts)
     raise InputError(
         f"slots_per_trial is {slots_per_trial}, and the nodes of the Ray cluster have "
         f"{', '.join(map(str, nodes.values())) or 'no'} {resource} slot(s).",
@@ -198,7 +198,7 @@ class RayCluster:
                 actors[node_id].prime.remote(self._modules)
         self._actors = actors
 
-    def has_room_for(self, share: Share) -> bool:
+    def has_room_for(self, share: ClusterShare) -> bool:
         """Returns whether a trial could run if no other did."""
         nodes = slots_by_node(share.resource)
         return sum(count >= share.slots for count in nodes.values()) >= share.hosts

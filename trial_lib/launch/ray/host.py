@@ -19,7 +19,7 @@ from trial_lib.launch.program import Part, rank_requests
 from trial_lib.launch.rank_starter import Ending, Launcher, LaunchRequest
 from trial_lib.launch.ray.host_folder import HostFolder
 from trial_lib.launch.ray.order import Delivery, Order
-from trial_lib.launch.ray.transfer import Files, moved, packed, result_from
+from trial_lib.launch.ray.transfer import FileContents, moved, packed, result_from
 from trial_lib.launch.trial import ENTRY, TrialPlan, clear, payload_of, run_to_end, write_candidate
 from trial_lib.launch.warm import WarmLauncher
 from trial_lib.records.candidate import Purpose, Withdrawal
@@ -67,7 +67,7 @@ class PartEnd:
 
     ending: Ending
     kernel_killed: bool
-    files: Files
+    files: FileContents
     notes: list[str]
 
 
@@ -180,7 +180,7 @@ class RayHost:
         finally:
             del self._cancelled[name]
 
-    def _taken(self, paths: TrialPaths) -> Files:
+    def _taken(self, paths: TrialPaths) -> FileContents:
         shutil.rmtree(paths.scratch, ignore_errors=True)
         files = packed(paths)
         shutil.rmtree(paths.root, ignore_errors=True)

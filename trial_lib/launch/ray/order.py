@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from trial_lib.launch.rank_starter import Ending
-from trial_lib.launch.ray.transfer import Files
+from trial_lib.launch.ray.transfer import FileContents
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
@@ -12,7 +12,7 @@ NAMESPACE = "zerotune"
 
 
 @dataclass(frozen=True)
-class Share:
+class ClusterShare:
     """What a trial takes of a cluster.
 
     Attributes:
@@ -39,7 +39,7 @@ class Order:
 
     study_id: str
     plans: tuple[TrialPlan, ...]
-    share: Share
+    share: ClusterShare
     sweep: Sweep | None = None
 
     @property
@@ -63,7 +63,7 @@ class Delivery:
     ends: list[TrialResult | Withdrawal] = field(default_factory=list)
     ending: Ending | None = None
     kernel_killed: bool = False
-    files: list[Files] = field(default_factory=list)
+    files: list[FileContents] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 

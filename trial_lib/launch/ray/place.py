@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trial_lib.launch.place import Measured, Note
+from trial_lib.launch.place import Note, OnResult
 from trial_lib.launch.ray.cluster import RayCluster
-from trial_lib.launch.ray.order import Delivery, Order, Share
+from trial_lib.launch.ray.order import ClusterShare, Delivery, Order
 from trial_lib.launch.ray.transfer import unpack
 from trial_lib.launch.trial import TrialPlan, clear, take_result, unstarted, write_candidate, write_unstarted
 from trial_lib.records.candidate import Sweep, Withdrawal
@@ -57,7 +57,7 @@ class RayPlace:
 
     send: Callable[[Order], Sent]
 
-    def __init__(self, study_id: str, cluster: RayCluster, share: Share) -> None:
+    def __init__(self, study_id: str, cluster: RayCluster, share: ClusterShare) -> None:
         self._study_id = study_id
         self._cluster = cluster
         self._share = share
@@ -84,7 +84,7 @@ class RayPlace:
         return result
 
     def run_sweep(
-        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: Measured
+        self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
         """See `Place.run_sweep`: the results come back together, when the last size has ended."""
         for plan in plans:

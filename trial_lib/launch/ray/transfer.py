@@ -16,7 +16,7 @@ from trial_lib.wire.training_spec import TrainingSpec
 # Of a longer file, a log mostly, the end is carried.
 _LARGEST_FILE = 8 * 2**20
 
-Files = dict[str, bytes]
+FileContents = dict[str, bytes]
 """The contents of files by their path in the trial's folder."""
 
 _ValueT = TypeVar("_ValueT")
@@ -56,10 +56,10 @@ def _renamed(value: _ValueT, old: str, new: str) -> _ValueT:
     return value
 
 
-def packed(paths: TrialPaths) -> Files:
+def packed(paths: TrialPaths) -> FileContents:
     """Returns what the ranks of a trial have left in its folder."""
     of_the_driver = (paths.candidate, paths.ds_config, paths.training_spec, paths.result)
-    files: Files = {}
+    files: FileContents = {}
     for path in sorted(paths.root.rglob("*")):
         if path.is_file() and not path.is_symlink() and path not in of_the_driver:
             with path.open("rb") as file:
@@ -68,7 +68,7 @@ def packed(paths: TrialPaths) -> Files:
     return files
 
 
-def unpack(files: Files, root: Path) -> None:
+def unpack(files: FileContents, root: Path) -> None:
     """Writes files that have been carried here into a trial's folder."""
     for name, content in files.items():
         path = root / name

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from trial_lib.launch.program import Part
 from trial_lib.launch.rank_starter import HOST, Ending
 from trial_lib.launch.ray.host import PartEnd
-from trial_lib.launch.ray.order import NAMESPACE, Delivery, Order, Share, actor_name
+from trial_lib.launch.ray.order import NAMESPACE, ClusterShare, Delivery, Order, actor_name
 from trial_lib.launch.trial import TrialPlan
 
 _GRACE_S = 5.0
@@ -23,7 +23,7 @@ _JOINING_S = 60.0
 _POLL_S = 0.2
 
 
-def options_of(share: Share) -> dict[str, Any]:
+def options_of(share: ClusterShare) -> dict[str, Any]:
     """Returns what a trial's Ray task asks for, when the driver sends it.
 
     One that spans hosts asks by its placement group, and waits for that beside the driver: elsewhere it would be lost
@@ -111,7 +111,7 @@ def _ended_well(ended: "Future[PartEnd]") -> bool:
     return ending.ended_by == "ranks" and not any(ending.statuses)
 
 
-def _delivery(running: list[_Running], share: Share, addresses: dict[str, str]) -> Delivery:
+def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str, str]) -> Delivery:
     """Returns how the parts ended as one trial's end."""
     errors = [part.ended.exception() for part in running]
     for error in errors:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trial_lib.device.data_sheets import multiplied_in
-from trial_lib.flops.flop_shares import Share, are_shares_of_one
+from trial_lib.flops.flop_shares import FlopShare, are_shares_of_one
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.figures import precision
 from trial_lib.measure.figures.over_ranks import most, of_each, total
@@ -258,9 +258,9 @@ def _flops_per_sample(watch: EngineWatch) -> float:
     if not isinstance(watch, PipelineWatch):
         if not all(flops for flops, *_ in counts):
             return 0.0
-        of_parts: dict[float, list[Share]] = {}
+        of_parts: dict[float, list[FlopShare]] = {}
         for flops, its_samples, elements, part in counts:
-            of_parts.setdefault(part, []).append(Share(flops / its_samples, elements))
+            of_parts.setdefault(part, []).append(FlopShare(flops / its_samples, elements))
         if not engine.has_moe_layers and not all(are_shares_of_one(shares) for shares in of_parts.values()):
             return 0.0
     replicas = int(engine.dp_world_size)

@@ -29,9 +29,16 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.statistics.paired_ratios import Ratio, geometric_mean, ratios_to
-from trial_lib.study.confirm.finding import Confirmed, Estimate, Finding, Verdict, learning_rate_advice, name_of
+from trial_lib.study.confirm.finding import (
+    ConfirmationVerdict,
+    Confirmed,
+    Estimate,
+    Finding,
+    learning_rate_advice,
+    name_of,
+)
 from trial_lib.study.confirm.finding_devices import said_of_devices
-from trial_lib.study.confirm.loss_agreement import Course, LossAgreement, compare, cuts_alike, global_batch
+from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
 
 ERROR = 0.05
 _NEAR = 0.05  # what is so much below the best may be as good
@@ -130,7 +137,7 @@ class Confirmation:
         self._share_s = _SHARE_OF_SEARCH * search_seconds
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
-        self._out: dict[str, tuple[Verdict, str]] = {}
+        self._out: dict[str, tuple[ConfirmationVerdict, str]] = {}
         self._lost: set[str] = set()  # those that were killed from outside, or failed by chance, once
         self._disturbed: set[str] = set()  # those that have been measured again because they had had company
         self._too_full = math.inf  # the least share of its memory that one had filled which then ran out of it
@@ -294,11 +301,11 @@ class Confirmation:
             return LossAgreement(is_compared=False, agrees=True, said="")
         return compare(self._course(own), self._course(contender))
 
-    def _course(self, contender: Contender) -> Course:
+    def _course(self, contender: Contender) -> LossCourse:
         results = self._results[contender.key][-self._round :]
         losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
         skipped = [each.skipped_steps for each in results]
-        return Course(contender.candidate, contender.config, losses, weights, self._formats, skipped)
+        return LossCourse(contender.candidate, contender.config, losses, weights, self._formats, skipped)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -378,7 +385,7 @@ def _estimate(ratio: Ratio | None) -> Estimate | None:
     return None if ratio is None else Estimate(value=ratio.value, low=ratio.low, high=ratio.high)
 
 
-def _verdict(gain: Ratio | None, clock: Ratio | None) -> Verdict:
+def _verdict(gain: Ratio | None, clock: Ratio | None) -> ConfirmationVerdict:
     if gain is None:
         return "uncompared"
     if gain.low > 1.0:

@@ -13,7 +13,7 @@ from trial_lib.records.units import interval
 # A free batch changes the training: less than this is not worth the thought.
 _WORTH_SAYING = 1.05
 
-Verdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
+ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
 
 
 class _Record(BaseModel):
@@ -56,7 +56,7 @@ class Confirmed(_Record):
     value: Estimate | None = None
     gain: Estimate | None = None
     clock_gain: Estimate | None = None
-    verdict: Verdict
+    verdict: ConfirmationVerdict
     reason: str = ""
     losses: str = ""
 

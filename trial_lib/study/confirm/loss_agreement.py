@@ -57,7 +57,7 @@ class LossAgreement(BaseModel):
 
 
 @dataclass(frozen=True)
-class Course:
+class LossCourse:
     """How a configuration has trained.
 
     Attributes:
@@ -124,7 +124,7 @@ def cuts_alike(one: Candidate, other: Candidate) -> bool:
     )
 
 
-def compare(own: Course, other: Course) -> LossAgreement:
+def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     """Returns whether a candidate's losses agree with those of the user's own configuration.
 
     What a program draws at random (dropout, the order of its data) is drawn alike only where the micro-batches are
@@ -187,19 +187,19 @@ def compare(own: Course, other: Course) -> LossAgreement:
     return _differ(said)
 
 
-def _steps_alike(own: Course, other: Course, steps: int) -> int:
+def _steps_alike(own: LossCourse, other: LossCourse, steps: int) -> int:
     """Returns how many of the first steps have had as many updates before them, in all repeats of both."""
     counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
     return sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
 
 
-def _by_updates(own: Course, other: Course) -> tuple[_Steps, _Steps]:
+def _by_updates(own: LossCourse, other: LossCourse) -> tuple[_Steps, _Steps]:
     theirs, ours = own.by_updates(), other.by_updates()
     common = min(len(theirs), len(ours))
     return theirs[:common], ours[:common]
 
 
-def _tolerance(course: Course) -> float:
+def _tolerance(course: LossCourse) -> float:
     """Returns what rounding may do to a loss, as a share of it: the code may round more than the configuration says."""
     narrow = any(each not in _WIDE for each in course.formats)
     if narrow or any(_said(course.config.get(key)) for key in _HALF_PRECISION):
@@ -207,7 +207,9 @@ def _tolerance(course: Course) -> float:
     return _TOLERANCE_TF32 if "tf32" in course.formats else _TOLERANCE
 
 
-def _from_other_weights(own: Course, other: Course, tolerance: float, theirs: _Steps, ours: _Steps) -> LossAgreement:
+def _from_other_weights(
+    own: LossCourse, other: LossCourse, tolerance: float, theirs: _Steps, ours: _Steps
+) -> LossAgreement:
     factor = _factor(own.candidate, other.candidate, theirs[0], ours[0])
     expected = _times(theirs, factor)
     gap = abs(fmean(expected[0]) - fmean(ours[0]))

@@ -42,7 +42,7 @@ class KnownTrial(_Record):
     result: TrialResult
 
 
-class Measured(_Record):
+class EarlierConfirmed(_Record):
     """A configuration that an earlier study has measured again and again to confirm it.
 
     Attributes:
@@ -79,14 +79,14 @@ class EarlierStudy(_Record):
     ended_at: float
     fingerprint: Fingerprint
     profile: ModelProfile
-    own: Measured | None
-    other: Measured
+    own: EarlierConfirmed | None
+    other: EarlierConfirmed
     winner: Literal["own", "other"]
     regressed: bool = False
     trials: tuple[KnownTrial, ...] = ()
 
     @property
-    def best(self) -> Measured:
+    def best(self) -> EarlierConfirmed:
         """The winner."""
         return self.own if self.winner == "own" and self.own is not None else self.other
 
@@ -191,12 +191,12 @@ def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierS
     )
 
 
-def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> Measured | None:
+def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> EarlierConfirmed | None:
     known = [trials[number] for number in confirmed.trials if number in trials]
     completed = [trial for trial in known if is_measured(trial.result)]
     if not completed:
         return None
-    return Measured(candidate=known[0].candidate, trials=tuple(_brief(trial).result for trial in completed))
+    return EarlierConfirmed(candidate=known[0].candidate, trials=tuple(_brief(trial).result for trial in completed))
 
 
 def is_measured(result: TrialResult) -> bool:

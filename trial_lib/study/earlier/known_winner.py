@@ -8,7 +8,7 @@ from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.confirm.confirmation import Confirmation, Contender
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.earlier.earlier_studies import Measured
+from trial_lib.study.earlier.earlier_studies import EarlierConfirmed
 from trial_lib.study.earlier.since_last import since_last
 
 
@@ -86,7 +86,7 @@ def _first_of_search(driver: StudyDriver) -> int | None:
     return min((number for number, purpose in driver.purposes.items() if purpose is Purpose.SEARCH), default=None)
 
 
-def _contender(driver: StudyDriver, measured: Measured) -> Contender:
+def _contender(driver: StudyDriver, measured: EarlierConfirmed) -> Contender:
     config_hash = measured.candidate.config_hash(driver.base_config)
     reading = measured.median.model_copy(update={"config_hash": config_hash})
     return Contender(measured.candidate, measured.candidate.complete(driver.base_config), reading)

@@ -18,12 +18,12 @@ from trial_lib.records.full_experiment_folder import FullExperimentRecord
 from trial_lib.records.study_folder import StudyRecord
 from trial_lib.records.whereabouts import Whereabouts, whereabouts_of
 
-Record = TypeVar("Record", StudyRecord, FullExperimentRecord)
+_RecordT = TypeVar("_RecordT", StudyRecord, FullExperimentRecord)
 
 _DIGITS = 6
 
 
-def told_apart(record: Record, file: Path, goes_on: bool) -> tuple[Record, str]:
+def told_apart(record: _RecordT, file: Path, goes_on: bool) -> tuple[_RecordT, str]:
     """Returns a folder's record as its own: that of a copy has another id, and no flow run that goes on with it.
 
     Args:

@@ -9,7 +9,7 @@ from trial_lib.records.study_folder import StudyPaths, StudyRecord
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
 
-Record = TypeVar("Record", bound=BaseModel)
+_RecordT = TypeVar("_RecordT", bound=BaseModel)
 
 
 def read_own_text(path: Path, what: str, remedy: str) -> str:
@@ -35,7 +35,7 @@ def read_own_text(path: Path, what: str, remedy: str) -> str:
         raise InputError(f"{what} cannot be read ({error.strerror}).", where=str(path), remedy=remedy) from None
 
 
-def read_record_file(path: Path, model: type[Record], what: str, remedy: str) -> Record:
+def read_record_file(path: Path, model: type[_RecordT], what: str, remedy: str) -> _RecordT:
     """Returns a record that ZeroTune has written; the rest as `read_own_text`.
 
     Raises:

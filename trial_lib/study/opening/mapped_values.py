@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trial_lib.command.batch_places import BatchPlace, batch_places
-from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
@@ -67,7 +67,7 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
     else:
         return program
     replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
-    batch = Batch(fed * typed.gradient_accumulation_steps * replicas, fed, typed.gradient_accumulation_steps)
+    batch = BatchSizes(fed * typed.gradient_accumulation_steps * replicas, fed, typed.gradient_accumulation_steps)
     rows = {"rows_per_sample": 1, "batch_dimension": dimension, "other_rows_per_sample": 0}
     return program.model_copy(update={"typed_batch": batch, **rows})
 

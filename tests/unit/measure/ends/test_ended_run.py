@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.device.rank.cpu import Cpu
+from trial_lib.device.rank.cpu import CpuDevice
 from trial_lib.measure.ends.ended_run import EndedRun
 
 MIB = 2**20
@@ -24,7 +24,7 @@ class Engine:
         self.is_destroyed = True
 
 
-class Apart(Cpu):
+class Apart(CpuDevice):
     """A device with memory of its own, of which so many bytes are in use."""
 
     is_apart = True

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.device.rank.cpu import Cpu
+from trial_lib.device.rank.cpu import CpuDevice
 from trial_lib.measure.figures import counted_steps, precision
 from trial_lib.measure.figures.counted_steps import CountedStep, CountedSteps
 from trial_lib.measure.figures.step_clock import PARTS, StepClock
 
-NO_TIME = StepClock(Cpu()).step_ended({})
+NO_TIME = StepClock(CpuDevice()).step_ended({})
 
 
 def follow(batches: list[int], enough: int = 3) -> tuple[CountedSteps, int]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.device.rank.cpu import Cpu
+from trial_lib.device.rank.cpu import CpuDevice
 from trial_lib.measure.figures.rank_memory import RankMemory
 
 
@@ -88,9 +88,9 @@ def test_what_nobody_had_at_the_peak_leaves_out_what_the_allocator_holds_and_wha
 
 def test_a_cpu_has_none_of_these_figures() -> None:
     memory = RankMemory()
-    memory.engine_built(Cpu())
-    memory.step_ended(Cpu(), counts=True)
-    assert memory.figures(Cpu()).keys() <= {"peak", "after_initialize", "available"}
+    memory.engine_built(CpuDevice())
+    memory.step_ended(CpuDevice(), counts=True)
+    assert memory.figures(CpuDevice()).keys() <= {"peak", "after_initialize", "available"}
 
 
 def test_what_comes_after_the_end_is_in_no_figure(gpu: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.study.confirm.loss_agreement import Course, LossAgreement, changes_of_mathematics, compare
+from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, changes_of_mathematics, compare
 
 COURSE = [5.67, 5.62, 5.60, 5.53, 4.95, 4.72, 4.18]
 
@@ -31,8 +31,8 @@ def judge(
         for size, steps in ((2, 8), (micro_batch, accumulation))
     )
     return compare(
-        Course(mine, own_config or {}, own, weights[0], formats, skipped[0]),
-        Course(theirs, config or own_config or {}, other, weights[1], formats, skipped[1]),
+        LossCourse(mine, own_config or {}, own, weights[0], formats, skipped[0]),
+        LossCourse(theirs, config or own_config or {}, other, weights[1], formats, skipped[1]),
     )
 
 

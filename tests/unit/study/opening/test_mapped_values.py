@@ -3,13 +3,13 @@
 import pytest
 
 from trial_lib.command.batch_places import BatchPlace
-from trial_lib.deepspeed_config.batch import Batch
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.study.opening.mapped_values import as_mapped, held_against, wrong_mapping
 
-SEEN = ProgramProfile(typed_batch=Batch(train_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=2))
+SEEN = ProgramProfile(typed_batch=BatchSizes(train_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=2))
 
 
 @pytest.fixture
@@ -31,16 +31,16 @@ def test_a_mapping_that_agrees_with_the_engine_is_right(places: list[BatchPlace]
 
 
 def test_what_the_program_feeds_goes_before_what_its_engine_is_set_to() -> None:
-    stale = SEEN.model_copy(update={"typed_batch": Batch(4, 1, 2), "rows_per_sample": 8})
+    stale = SEEN.model_copy(update={"typed_batch": BatchSizes(4, 1, 2), "rows_per_sample": 8})
     found = as_mapped(stale, [place(MICRO_BATCH, 8)])
-    assert (found.typed_batch, found.rows_per_sample) == (Batch(32, 8, 2), 1)
+    assert (found.typed_batch, found.rows_per_sample) == (BatchSizes(32, 8, 2), 1)
     assert wrong_mapping(found, [place(MICRO_BATCH, 8)]) is None
 
 
 def test_what_the_program_feeds_may_stand_in_the_second_dimension() -> None:
-    update = {"typed_batch": Batch(4, 1, 2), "rows_per_sample": 128, "other_rows_per_sample": 8}
+    update = {"typed_batch": BatchSizes(4, 1, 2), "rows_per_sample": 128, "other_rows_per_sample": 8}
     found = as_mapped(SEEN.model_copy(update=update), [place(MICRO_BATCH, 8)])
-    assert (found.typed_batch, found.rows_per_sample, found.batch_dimension) == (Batch(32, 8, 2), 1, 1)
+    assert (found.typed_batch, found.rows_per_sample, found.batch_dimension) == (BatchSizes(32, 8, 2), 1, 1)
 
 
 def test_a_sample_of_several_rows_stays_one() -> None:
@@ -65,11 +65,11 @@ def test_a_mapping_that_the_engine_contradicts_is_told_with_a_remedy(key: str, v
     assert said.endswith(remedy)
 
 
-@pytest.mark.parametrize(("default", "batch"), [(8, Batch(32, 8, 2)), (3, Batch(4, 1, 2))])
+@pytest.mark.parametrize(("default", "batch"), [(8, BatchSizes(32, 8, 2)), (3, BatchSizes(4, 1, 2))])
 def test_an_option_that_was_left_at_its_default_may_say_what_is_fed_and_contradicts_nothing(
-    default: int, batch: Batch, profiled: TrialResult
+    default: int, batch: BatchSizes, profiled: TrialResult
 ) -> None:
-    update = {"typed_batch": Batch(4, 1, 2), "rows_per_sample": 8, "options": {"--batch": default}}
+    update = {"typed_batch": BatchSizes(4, 1, 2), "rows_per_sample": 8, "options": {"--batch": default}}
     result = profiled.model_copy(update={"program": SEEN.model_copy(update=update)})
     held = held_against(result, [], {MICRO_BATCH: "--batch"})
     assert held.program is not None
