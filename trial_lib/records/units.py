@@ -31,6 +31,16 @@ def interval(value: float, low: float, high: float, unit: str) -> str:
     return f"{value / scale:.4g} [{low / scale:.4g}, {high / scale:.4g}] {name}"
 
 
+def axis_unit(largest: float, unit: str) -> tuple[float, str]:
+    """Returns what to divide the values of an axis by, and their unit then.
+
+    Example:
+        >>> axis_unit(6.13e10, "FLOP/s"), axis_unit(0.5, "s"), axis_unit(439.0, "samples/s")
+        ((1000000000.0, 'GFLOP/s'), (0.001, 'ms'), (1.0, 'samples/s'))
+    """
+    return _scale(largest, unit)
+
+
 def bytes_shown(count: float) -> str:
     """Returns a number of bytes.
 

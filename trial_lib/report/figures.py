@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from trial_lib.records.units import axis_unit, quantity
 from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, measured_trials, percent
 from trial_lib.report.plot_parts import (
     COLOURS,
@@ -183,12 +184,13 @@ def progress_figure(view: StudyView) -> Drawn:
     for _, value in told:
         best = choose(best, value)
         steps.append(best)
-    figure = empty_figure("minutes since the study began", f"{view.metric} ({view.unit})")
+    scale, unit = axis_unit(max(value for _, value in told), view.unit)
+    figure = empty_figure("minutes since the study began", f"{view.metric} ({unit})")
     minutes = [trial.ended / 60 for trial, _ in told]
     figure.add_scatter(
         name="best reading so far",
         x=minutes,
-        y=steps,
+        y=[value / scale for value in steps],
         mode="lines",
         line={"shape": "hv", "color": COLOURS[0], "width": 2.5},
         hoverinfo="skip",
@@ -203,28 +205,29 @@ def progress_figure(view: StudyView) -> Drawn:
             figure.add_scatter(
                 name=f"{name} trials",
                 x=[at for at, _, _ in chosen],
-                y=[value for _, _, value in chosen],
+                y=[value / scale for _, _, value in chosen],
                 mode="markers",
                 marker={"color": colour, "size": 8, "symbol": "diamond" if wanted else "circle"},
                 customdata=[f"{trial.number:04d} {trial.row.label}" for _, trial, _ in chosen],
-                hovertemplate="%{customdata}<br>%{y:.4s} at %{x:.1f} min<extra></extra>",
+                hovertemplate=f"%{{customdata}}<br>%{{y:,.4g}} {unit} at %{{x:.1f}} min<extra></extra>",
             )
     own = view.before.get(view.metric)
     if own is not None:
-        figure.add_hline(own, line={"color": RED, "dash": "dot", "width": 2})
+        level = own / scale
+        figure.add_hline(level, line={"color": RED, "dash": "dot", "width": 2})
         figure.add_annotation(
-            x=1, xref="paper", y=own, text="yours", showarrow=False, xanchor="right", yanchor="top", font_color=RED
+            x=1, xref="paper", y=level, text="yours", showarrow=False, xanchor="right", yanchor="top", font_color=RED
         )
-    low = min(value for _, value in told)
+    low = min(value for _, value in told) / scale
     add_failed(figure, [(trial, low) for trial in ended if not trial.completed], minutes=True)
-    figure.update_yaxes(tickformat=".3~s", rangemode="normal")
+    figure.update_yaxes(rangemode="normal")
     says = (
         "Each dot is a trial when it ended. The line is the best single reading so far; the answer is not that one, "
         "which may be luck, but what the confirming trials say."
     )
     rows = tuple(
-        (f"{trial.number:04d}", trial.row.label, f"{at:.2f}", f"{value:.4g}", f"{level:.4g}")
-        for at, (trial, value), level in zip(minutes, told, steps, strict=True)
+        (f"{trial.number:04d}", trial.row.label, f"{at:.2f}", *(quantity(each, view.unit) for each in (value, best)))
+        for at, (trial, value), best in zip(minutes, told, steps, strict=True)
     )
     return Drawn(key, title, says, figure, ("trial", "candidate", "minutes", view.metric, "best so far"), rows)
 

@@ -10,6 +10,8 @@ from typing import Any
 import jinja2
 from plotly.offline import get_plotlyjs
 
+from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.units import quantity
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.figures import Drawn
 from trial_lib.report.study_view import StudyView, TrialView, duration, setting_text
@@ -68,13 +70,8 @@ def _template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if abs(value) >= size:
-            return f"{value / size:.4g} {letter}"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4g}"
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else quantity(value, unit).rstrip()
 
 
 def _interval(ends: Sequence[float]) -> str:
@@ -89,8 +86,11 @@ def _is_best(trial: TrialView, view: StudyView) -> bool:
     return trial.number == view.best_number
 
 
-def _compared(view: StudyView) -> list[tuple[str, float | None, float]]:
-    """Returns what the winner measured beside what the user's own configuration did: name and unit, own, winner."""
-    units = {view.metric: f"{view.metric} ({view.unit})", "throughput": "samples/s"}
+def _compared(view: StudyView) -> list[tuple[str, str, str]]:
+    """Returns the metrics of the winner beside those of the user's configuration: name, own, winner.
+
+    Its own is empty if it was not measured.
+    """
+    shown = {name: SEARCH_METRICS[name].shown for name in dict.fromkeys((view.metric, "throughput"))}
     after: Mapping[str, float] = view.after
-    return [(unit, view.before.get(name), after[name]) for name, unit in units.items() if name in after]
+    return [(name, show(view.before.get(name)), show(after[name])) for name, show in shown.items() if name in after]

@@ -157,8 +157,24 @@ def test_the_trials_that_effects_are_taken_from_are_counted_without_the_profile(
 
 def test_the_best_so_far_never_falls(failed: StudyPaths) -> None:
     drawn = draw_figures(read_study(failed.root))[2]
-    levels = [float(row[-1]) for row in drawn.rows]
+    assert drawn.figure is not None
+    levels = list(drawn.figure.data[0].y)
     assert levels == sorted(levels)
+    assert drawn.rows[-1][-1] == "479.0 samples/s"
+
+
+def test_flops_have_a_unit_that_people_read(tmp_path: Path) -> None:
+    view = read_study(recorded_study(tmp_path, metric="FLOPS_per_gpu").root)
+    drawn = draw_figures(view)
+    page = without_plotly(render_report(view, drawn))
+    card = r'<dt>FLOPS_per_gpu</dt>\s*<dd>38\.7 <span class="unit">GFLOP/s</span><small>yours: 14\.1 GFLOP/s</small>'
+    assert re.search(card, page)
+    assert re.search(r'data-label="FLOPS_per_gpu">42\.2 GFLOP/s<', page)
+    progress = next(each for each in drawn if each.key == "progress")
+    assert progress.figure is not None
+    assert progress.figure.layout.yaxis.title.text == "FLOPS_per_gpu (GFLOP/s)"
+    assert max(progress.figure.data[0].y) == pytest.approx(42.2, abs=0.05)
+    assert progress.rows[-1][-1] == "42.2 GFLOP/s"
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (61, "1 min 01 s"), (3900, "1 h 05 min")])
