@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
     from trial_lib.integrations.cluster_info import LOG_FORMAT as LOG_FORMAT
     from trial_lib.integrations.cluster_info import get_cluster_info as get_cluster_info
+    from trial_lib.training.attr_dict import AttrDict as AttrDict
     from trial_lib.training.callbacks import PyTorchCallback as PyTorchCallback
     from trial_lib.training.context import DeepSpeedTrialContext as DeepSpeedTrialContext
     from trial_lib.training.data.data_loader import DataLoader as DataLoader
     from trial_lib.training.data.data_loader import TorchData as TorchData
     from trial_lib.training.deepspeed_trial import DeepSpeedTrial as DeepSpeedTrial
-    from trial_lib.training.hparams import AttrDict as AttrDict
     from trial_lib.training.model_parallel import ModelParallelUnit as ModelParallelUnit
     from trial_lib.training.reducers import MetricReducer as MetricReducer
     from trial_lib.training.trainer import Batch as Batch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trial_lib.training.trainer import init as init
 
 _HOMES = {
-    "AttrDict": "trial_lib.training.hparams",
+    "AttrDict": "trial_lib.training.attr_dict",
     "Batch": "trial_lib.training.trainer",
     "DataLoader": "trial_lib.training.data.data_loader",
     "DeepSpeedTrial": "trial_lib.training.deepspeed_trial",

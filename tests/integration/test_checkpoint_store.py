@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.saved import checkpoints, random_states, universal
 from trial_lib.training.saved.checkpoints import CheckpointStore, load_rank_state, save_rank_state
 

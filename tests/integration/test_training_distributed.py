@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.metrics import MetricAverager
 from trial_lib.training.reducers import MetricReducer, Reducers
 

@@ -31,7 +31,7 @@ from trial_lib.experiment.field_types import (
     none_for_zero,
 )
 from trial_lib.experiment.hyperparameter_values import plain_deepspeed_value, plain_value
-from trial_lib.experiment.section import NotUsed, YamlSection
+from trial_lib.experiment.yaml_section import NotUsed, YamlSection
 
 
 class Hyperparameters(YamlSection):

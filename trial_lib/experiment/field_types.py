@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from trial_lib.experiment.section import YamlSection
+from trial_lib.experiment.yaml_section import YamlSection
 
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
 """The DeepSpeed keys that a script may take from its command line or its environment."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from trial_lib.training.hparams import AttrDict
+from trial_lib.training.attr_dict import AttrDict
 from trial_lib.wire.training_spec import TrainingSpec, training_spec_of_this_rank
 
 LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)s] %(name)s: %(message)s"

@@ -19,7 +19,7 @@ from typing import Any
 from trial_lib.integrations.core_checkpoints import CheckpointContext, KeptCheckpoints, LooseCheckpoints
 from trial_lib.integrations.core_progress import CoreProgress
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.records import Recorder
 from trial_lib.training.saved.checkpoints import CheckpointStore
 from trial_lib.wire.stop_request import StopRequest

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.intercept.stand_in import stand_in
-from trial_lib.leave_alone import kept_checkpoints, listed_files
+from trial_lib.leave_alone import listed_files, redirected_checkpoints
 from trial_lib.leave_alone.user_files import UserFiles, is_there
 
 _READS = ("r", "rb", "rt")
@@ -41,7 +41,7 @@ def install(scratch: Path, protected_before: float, folder: Path, layered_device
         original = getattr(os, name)
         _replace(os, name, _like(original, make(files, original)))
     _replace_rmtree(files)
-    kept_checkpoints.install(files)
+    redirected_checkpoints.install(files)
     return files
 
 

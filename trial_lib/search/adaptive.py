@@ -20,13 +20,13 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, PointCost, answers, completed, kept, stopped
 from trial_lib.search.arm_limits import ArmLimits, Failures
+from trial_lib.search.arm_priors import prior_costs
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.fine_knobs import fine_trials, propose
 from trial_lib.search.fitting_sizes import FittingSizes
-from trial_lib.search.handicaps import handicaps
 from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
 from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.search.space_coordinates import Array, SpaceCoordinates
@@ -68,7 +68,7 @@ class AdaptiveSearch(Search):
         self._headroom = settings.memory_headroom
         self._coordinates = SpaceCoordinates(problem.space)
         self._arms = problem.space.arms
-        self._handicaps = handicaps(self._arms)
+        self._prior_costs = prior_costs(self._arms)
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
         self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)
@@ -219,7 +219,7 @@ class AdaptiveSearch(Search):
             known = kept(self._measured)
             model = CostModel(
                 self._coordinates,
-                self._handicaps,
+                self._prior_costs,
                 self.metric.smaller_is_better and not self._policy.is_kept,
                 [measured.point for measured in known],
                 [measured.cost for measured in known],

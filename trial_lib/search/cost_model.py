@@ -110,7 +110,7 @@ class CostModel:
 
     Args:
         coordinates: of the space.
-        handicaps: what an arm is expected to cost more than the cheapest before any is measured, by arm.
+        prior_costs: what an arm is expected to cost more than the cheapest before any is measured, by arm.
         grows: whether the cost grows with the micro-batch size, as a step's time does where its samples are free.
         points: the measured ones.
         costs: of the points.
@@ -124,7 +124,7 @@ class CostModel:
     def __init__(
         self,
         coordinates: SpaceCoordinates,
-        handicaps: Sequence[float],
+        prior_costs: Sequence[float],
         grows: bool,
         points: Sequence[Point],
         costs: Sequence[float],
@@ -132,7 +132,7 @@ class CostModel:
         out: Container[Point] = (),
     ) -> None:
         self._coordinates = coordinates
-        self._handicaps = np.array(handicaps)
+        self._prior_costs = np.array(prior_costs)
         self._grows = grows
         self._points = list(points)
         known = np.array(costs, dtype=float)
@@ -205,7 +205,7 @@ class CostModel:
     def _prior_mean(self, points: Sequence[Point], half_size: float) -> Array:
         arms, sizes = _columns(points)
         return (
-            self._handicaps[arms]
+            self._prior_costs[arms]
             + _DEPARTURE * self._departures(points)
             + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
         )

@@ -9,7 +9,7 @@ from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
 from trial_lib.training.device import join_process_group, rank_device
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.loop import train_built
 from trial_lib.training.saved.random_states import seed_everything
 from trial_lib.wire.next_size import NextSize

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 _Result = TypeVar("_Result")
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from trial_lib.training import pipeline
+from trial_lib.training.attr_dict import AttrDict
 from trial_lib.training.device import move_to
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
-from trial_lib.training.hparams import AttrDict
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.length import Pace
 from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit
 from trial_lib.training.reducers import MetricReducer, Reducers

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 _PATIENCE = timedelta(hours=24)
 """How long a rank waits for the others: one of them may validate, hash or convert for hours. Gloo notices at once when

@@ -6,7 +6,7 @@ long; where that is no multiple of the accumulation, an epoch ends within the ba
 
 from dataclasses import dataclass
 
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.wire.training_spec import UnitLength
 
 

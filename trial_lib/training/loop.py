@@ -10,7 +10,7 @@ from trial_lib.training.callbacks import Callbacks
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.data.loaders import CountedData, Loaders, build_loaders, micro_batches, training_iterator
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.length import Pace
 from trial_lib.training.metrics import MetricAverager, as_metrics, detached
 from trial_lib.training.records import Recorder

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 def as_metrics(returned: Any, where: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 @dataclass(frozen=True, init=False)

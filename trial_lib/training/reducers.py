@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.metrics import as_number, described
 
 

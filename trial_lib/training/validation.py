@@ -8,7 +8,7 @@ from trial_lib.training.callbacks import Callbacks
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.data.loaders import micro_batches, validation_iterator
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.metrics import MetricAverager, as_metrics
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.wire.training_spec import read_training_spec
 
 spec = read_training_spec(Path(sys.argv[1]))

@@ -10,7 +10,7 @@ import torch
 
 import trial_lib as det
 from trial_lib import core, dsat
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.wire.stop_request import StopRequest
 from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.reducers import MetricReducer, Reducers
 
 ALONE = DistributedContext()

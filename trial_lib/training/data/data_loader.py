@@ -21,7 +21,7 @@ from trial_lib.training.data.samplers import (
     set_epoch,
     with_wrapped_samplers,
 )
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 TorchData: TypeAlias = torch.Tensor | Sequence["TorchData"] | Mapping[str, "TorchData"]
 """What a batch is: a tensor, or sequences and mappings of such, nested."""

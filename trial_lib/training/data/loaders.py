@@ -7,7 +7,7 @@ from typing import Any
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.data.data_loader import DataLoader, custom_iterator
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 @dataclass(frozen=True)

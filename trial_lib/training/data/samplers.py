@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 OWN_LOADER = (
     "call context.disable_dataset_reproducibility_checks() and return a loader of your own, for example a "

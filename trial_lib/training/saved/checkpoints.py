@@ -29,7 +29,7 @@ import torch
 
 from trial_lib.training.agreement import must_be_seen, on_rank_0
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.readable import unreadable_part
 from trial_lib.training.saved.checkpoint_files import (
     FileRecord,

@@ -18,7 +18,7 @@ import torch
 
 from trial_lib.training.agreement import must_be_seen, on_rank_0
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.pipeline import is_pipeline
 from trial_lib.training.saved.checkpoints import Checkpoint
 

@@ -8,7 +8,7 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader, RepeatingLoader
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset
 
 from trial_lib.training.data.data_loader import custom_iterator
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 class Recorded(Dataset):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
 from trial_lib.training.data.data_loader import DataLoader
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 class Recorded(Dataset):

@@ -17,7 +17,7 @@ from trial_lib.training.data.samplers import (
     forked_random_states,
     set_epoch,
 )
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 def draws():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.errors import InvalidTrialError
+from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.saved.checkpoint_files import dealt
 from trial_lib.training.saved.checkpoints import (
     Checkpoint,

@@ -1,4 +1,4 @@
-"""What is expected of arms before any is measured: the order in which they are worth a look."""
+"""What arms are expected to cost before any is measured. The search looks at the cheapest first."""
 
 from collections.abc import Sequence
 from math import log
@@ -16,15 +16,15 @@ _OFFLOAD = {"offload_optimizer": 0.25, "offload_param": 0.25}
 _RECOMPUTED = 1 / 3
 
 
-def handicaps(arms: Sequence[Arm]) -> list[float]:
+def prior_costs(arms: Sequence[Arm]) -> list[float]:
     """Returns the expected cost of each arm of a space beside the cheapest, as a logarithm.
 
     The user's own has no advantage: it is measured in every study, and another one tells more.
     """
-    return [_handicap(arm) for arm in arms]
+    return [_prior_cost(arm) for arm in arms]
 
 
-def _handicap(arm: Arm) -> float:
+def _prior_cost(arm: Arm) -> float:
     share = _STAGE[arm.stage]
     for section, cost in _OFFLOAD.items():
         if get_knob(arm.knobs, f"zero_optimization.{section}.device") not in (None, "none"):

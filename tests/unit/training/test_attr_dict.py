@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from trial_lib.training.hparams import AttrDict
+from trial_lib.training.attr_dict import AttrDict
 
 HPARAMS = {
     "lr": 0.1,
