@@ -280,13 +280,25 @@ def _ratio(ratio: Mapping[str, float]) -> str:
     return f"{ratio['value']:.2f} ± {ratio['value'] * ratio['error']:.2f}"
 
 
+def measured_before(programs: Sequence[Program]) -> list[dict[str, Any]]:
+    """Returns the rows of the results that no program of these makes anew."""
+    names = {program.name for program in programs}
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return [row for row in rows if row["program"] not in names]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="*", help="of programs, each with its COMMAND; else those of tests")
     parser.add_argument("--rounds", type=int, default=3, help="plain runs, trials and runs of the winner, in turn")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="of the programs of tests, this one"
+    )
     arguments = parser.parse_args()
     programs = [read(folder) for folder in arguments.folders] or [*others(), *OWN]
-    rows: list[dict[str, Any]] = []
+    if arguments.only:
+        programs = [program for program in programs if program.name in arguments.only]
+    rows = measured_before(programs)
     for program in programs:
         with tempfile.TemporaryDirectory(prefix="programs-") as work:
             try:
