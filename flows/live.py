@@ -10,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import say, shown
-from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.leaderboard import LeaderboardRow, ranked, row_of
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.kept.history import Asked, AskedSweep, HistoryReader, Told, Withdrawn
+from trial_lib.study.kept.history import HistoryReader, Told
+from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
 
 _REFRESH_S = 0.5
@@ -38,11 +39,10 @@ class LiveView:
         self._console = Console(stderr=True)
         self._started = time.monotonic()
         self._message = "starting"
-        self._running: dict[int, tuple[Purpose, Candidate]] = {}
+        self._state = StudyState(keeps_ended=False)
         self._rows: list[LeaderboardRow] = []  # ended trials, best first
-        self._ended = 0  # trials that count towards --max-trials
-        self._ended_before = 0
         self._failed = 0
+        self._ended_before = 0  # trials that count towards --max-trials
         self._to_print: list[LeaderboardRow] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
@@ -56,7 +56,7 @@ class LiveView:
     def __enter__(self) -> "LiveView":
         """Starts following."""
         self._read()
-        self._ended_before = self._ended
+        self._ended_before = self._state.searched
         self._thread.start()
         return self
 
@@ -81,25 +81,18 @@ class LiveView:
             live.update(self._picture())
 
     def _read(self) -> None:
-        events = self._history.read()
         ended = []
-        for event in events:
-            if isinstance(event, Asked):
-                self._running[event.number] = event.purpose, event.candidate
-            elif isinstance(event, AskedSweep):
-                for number, candidate in event.numbered:
-                    self._running[number] = Purpose.SEARCH, candidate
-            elif isinstance(event, Withdrawn):
-                self._running.pop(event.number, None)
-            elif isinstance(event, Told):
-                purpose, candidate = self._running.pop(event.number)
-                if purpose is Purpose.PROFILE:
+        for event in self._history.read():
+            if isinstance(event, Told):
+                candidate = self._state.running[event.number]
+                # The profile trial shows whether the asked metric is a figure with this model.
+                if event.result.purpose is Purpose.PROFILE:
                     self._metric = metric_with(self._metric, event.result)
                 ended.append(row_of(event.result, candidate, self._metric))
-                self._ended += purpose in (Purpose.PROFILE, Purpose.SEARCH)
-                self._failed += event.result.outcome is not Outcome.COMPLETED
+            self._state.apply(event)
         if ended:
             self._rows = ranked([*self._rows, *ended], self._metric)
+            self._failed += sum(row.outcome is not Outcome.COMPLETED for row in ended)
             self._to_print += ended
 
     def _print_new(self) -> None:
@@ -112,18 +105,19 @@ class LiveView:
 
     def _picture(self) -> Group:
         rows = self._rows
-        running = [f"{number:04d} {purpose.label(candidate)}" for number, (purpose, candidate) in self._running.items()]
+        purposes, running = self._state.purposes, self._state.running
+        named = [f"{number:04d} {purposes[number].label(candidate)}" for number, candidate in running.items()]
         parts: list[Text | Table] = [Text(self._headline(), style="bold")]
         if rows:
             parts.append(self._table(rows))
-        if running:
-            parts.append(Text("running: " + ", ".join(running)))
+        if named:
+            parts.append(Text("running: " + ", ".join(named)))
         parts.append(Text(self._message, style="dim"))
         return Group(*parts)
 
     def _headline(self) -> str:
         elapsed = time.monotonic() - self._started
-        ended = self._ended
+        ended = self._state.searched
         words = [f"{self._arguments.method}: {ended} of at most {self._arguments.max_trials} trials"]
         if self._failed:
             words.append(f"{self._failed} failed")

@@ -16,8 +16,8 @@ from trial_lib.report.log_ends import first_failed
 from trial_lib.search.methods import METHODS
 from trial_lib.secrets.by_name import redact
 from trial_lib.study.confirm.of_study import NOTHING_COMPLETED, Answer, answer_of, since_last_study, untried
-from trial_lib.study.driver import SUBMITTED_NUMBER
 from trial_lib.study.opening.open_study import OpenStudy
+from trial_lib.study.state import SUBMITTED_NUMBER
 
 _LAST_LINES = 15
 
@@ -25,7 +25,7 @@ _LAST_LINES = 15
 def result_document(study: OpenStudy) -> dict[str, Any]:
     """Returns the result of a study, as JSON."""
     driver, record = study.driver, study.record
-    rows = leaderboard(driver.results, driver.candidates, record.metric)
+    rows = leaderboard(driver.state.results, driver.state.candidates, record.metric)
     found = record.status is StudyStatus.COMPLETED
     answer = answer_of(driver) if found else None
     best = next((row for row in rows if answer is not None and row.trial == answer.best.number), None)
@@ -82,8 +82,8 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
             say(line)
     elif best["purpose"] == Purpose.SUBMITTED.value:
         say("No configuration was faster than yours.")
-    elif study.driver.submitted is None:
-        was_begun = SUBMITTED_NUMBER in study.driver.candidates
+    elif study.driver.state.submitted is None:
+        was_begun = SUBMITTED_NUMBER in study.driver.state.candidates
         why = "its trial was killed, twice" if was_begun else "its batch is for your code to decide"
         say(f"Your own configuration was not measured ({why}), so there is no gain.")
     elif record.gain is None:
@@ -136,7 +136,7 @@ def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> st
 
 def _tell_last_words(study: OpenStudy) -> None:
     """Prints the traceback of the trial that made the study fail, or the end of its log."""
-    failed = max(study.driver.results.values(), key=lambda result: result.number, default=None)
+    failed = max(study.driver.state.results.values(), key=lambda result: result.number, default=None)
     if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
         return
     # Another cause, such as a full disk, may have ended the study after a trial had failed.

@@ -138,15 +138,15 @@ def run_while_there_is_room(study: OpenStudy) -> str | None:
 def run_study(study: OpenStudy) -> str | None:
     """Runs the remaining steps of a study. Returns why it failed, or None."""
     driver = study.driver
-    profile = driver.profile or run_and_insist(study, driver.profile_plan())
+    profile = driver.state.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
         return profile_failure(profile, driver.had_engine(profile))
     study.profiled()
     tell_profile(driver)
-    if driver.arguments.from_earlier and not driver.has_searched:
+    if driver.arguments.from_earlier and not driver.state.has_searched:
         confirm_known_winner(study)
-    if not driver.has_searched:
-        submitted = None if driver.submitted else driver.submitted_plan()
+    if not driver.state.has_searched:
+        submitted = None if driver.state.submitted else driver.submitted_plan()
         if submitted is not None:
             run_and_insist(study, submitted)
         search(study)
@@ -274,5 +274,5 @@ def take_in(study: OpenStudy, end: WorkEnd) -> None:
     study.driver.tell(end)
     if isinstance(end, TrialResult) and end.elsewhere:
         raise ElsewhereError(end.reason)
-    if end.number in study.driver.results:
+    if end.number in study.driver.state.results:
         study.tracker.notify()

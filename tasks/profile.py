@@ -14,16 +14,16 @@ from trial_lib.wire.whole_files import write_whole
 @task(name="profile", cache_policy=NO_CACHE, persist_result=False)
 def tell_profile(driver: StudyDriver) -> None:
     """Writes the profile, and the memory that each ZeRO stage needs, to the study, its log and Prefect."""
-    assert driver.profile is not None
-    assert driver.profile.profile is not None
+    assert driver.state.profile is not None
+    assert driver.state.profile.profile is not None
     report = report_profile(
-        driver.profile.profile, driver.base_config, driver.experiment.config.resources.slots_per_trial
+        driver.state.profile.profile, driver.base_config, driver.experiment.config.resources.slots_per_trial
     )
     write_whole(driver.paths.profile, report.model_dump_json(indent=2))
     for line in report.lines():
         driver.log.info("%s", line)
         get_run_logger().info(line)
-    for note in (*program_notes(driver.profile.program), *model_notes(driver.profile.profile)):
+    for note in (*program_notes(driver.state.profile.program), *model_notes(driver.state.profile.profile)):
         driver.log.warning("%s", note)
     rows = "\n".join(
         f"| {stage.stage} | {bytes_shown(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages

@@ -27,7 +27,7 @@ class Progress:
 
     @property
     def _percent(self) -> float:
-        return 100.0 * self._driver.searched / self._driver.arguments.max_trials
+        return 100.0 * self._driver.state.searched / self._driver.arguments.max_trials
 
     def update(self) -> None:
         """Updates both, unless that has just been done."""
@@ -40,7 +40,7 @@ class Progress:
 
     def _tell(self) -> None:
         driver, began = self._driver, time.monotonic()
-        rows = leaderboard(driver.results, driver.candidates, driver.arguments.metric)
+        rows = leaderboard(driver.state.results, driver.state.candidates, driver.arguments.metric)
         more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
         with told_if_possible(driver.log):
             if self._bar is not None:

@@ -19,7 +19,7 @@ from trial_lib.tracking.tracker import Tracker
 def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     """Writes the best configuration, its metrics and its command, and shows them in Prefect."""
     best, finding = answer.best, answer.finding
-    candidate = driver.candidates[best.number]
+    candidate = driver.state.candidates[best.number]
     metric = driver.arguments.metric
     driver.write_answer(best.number, answer.document(driver))
     said = "" if answer.gain is None or finding is not None else f", {answer.gain:.2f}x the submitted configuration"

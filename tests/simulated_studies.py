@@ -128,15 +128,15 @@ class Experiment:
             self.ran.append((plan.number, plan.purpose, plan.candidate))
             driver.tell(self._ended(plan, driver))
 
-        if driver.profile is None:
+        if driver.state.profile is None:
             run(driver.profile_plan())
-        if not driver.has_searched:
+        if not driver.state.has_searched:
             while (plan := next_known_plan(driver)) is not None:
                 run(plan)
             if holds(driver):
                 driver.stop("holds")
-        if not driver.has_searched:
-            submitted = None if driver.submitted else driver.submitted_plan()
+        if not driver.state.has_searched:
+            submitted = None if driver.state.submitted else driver.submitted_plan()
             if submitted is not None:
                 run(submitted)
             while work := driver.next_work(1):

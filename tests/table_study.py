@@ -128,10 +128,10 @@ def open_in(folder: Path, method: str) -> OpenStudy | None:
 
 def run(driver: StudyDriver) -> None:
     """Does what the flow does, one piece of work at a time."""
-    if driver.profile is None:
+    if driver.state.profile is None:
         end(driver, Work((driver.profile_plan(),)))
-    if not driver.has_searched:
-        plan = None if driver.submitted else driver.submitted_plan()
+    if not driver.state.has_searched:
+        plan = None if driver.state.submitted else driver.submitted_plan()
         if plan is not None:
             end(driver, Work((plan,)))
         while work := driver.next_work(1):

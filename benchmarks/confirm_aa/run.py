@@ -42,7 +42,7 @@ def measure(driver: StudyDriver, candidate: Candidate) -> TrialResult:
 
 def confirm(driver: StudyDriver, reading: TrialResult, search_seconds: float) -> Finding:
     """Confirms one configuration as if it were two."""
-    candidate = driver.candidates[reading.number]
+    candidate = driver.state.candidates[reading.number]
     config = candidate.complete(driver.base_config)
     own, twin = (
         Contender(candidate.model_copy(), config, reading.model_copy(update={"config_hash": name}))

@@ -58,7 +58,7 @@ def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int
 
 
 def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
-    profile = driver.profile
+    profile = driver.state.profile
     assert profile is not None
     assert profile.profile is not None
     space = space_for(

@@ -17,7 +17,7 @@ from trial_lib.study.driver import StudyDriver
 failures, wait = [], StudyDriver.next_ended
 
 def next_ended(driver, **options):
-    if driver.submitted is not None and len(failures) < 2:
+    if driver.state.submitted is not None and len(failures) < 2:
         failures.append(1)
         raise RuntimeError("the search has a bug")
     return wait(driver, **options)

@@ -4,14 +4,13 @@ import fcntl
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trial_lib.memory.zero_settings import arm_label
-from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
@@ -27,23 +26,13 @@ from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.space.knobs import get_knob, leaves
 from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.confirm.finding import Finding
-from trial_lib.study.kept.history import Asked, AskedSweep, Stopped, Told, Withdrawn, read_history
+from trial_lib.study.kept.history import read_history
 from trial_lib.study.kept.record_file import read_own_text, read_record
 from trial_lib.study.known_program import completed_config
+from trial_lib.study.state import StudyState
 from trial_lib.wire.errors import InputError
 
 _RESTORE = "Restore the file."
-
-
-@dataclass
-class _Told:
-    """What the history has told, in its order."""
-
-    candidates: dict[int, Candidate] = field(default_factory=dict)
-    purposes: dict[int, Purpose] = field(default_factory=dict)
-    results: dict[int, TrialResult] = field(default_factory=dict)
-    withdrawn: int = 0
-    stopped: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,15 +55,15 @@ def read_study(root: Path) -> StudyView:
     """
     paths = StudyPaths(root.absolute())
     record = read_record(paths)
-    told = _told(paths)
+    state = StudyState(read_history(paths.history))
     secrets = KnownSecrets.of_study(paths)
-    base = _base_config(record, told.results)
+    base = _base_config(record, state.profile)
     answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
     measured = {} if answer is None else answer.measured
     best_config = None if answer is None else redact(answer.config)
     finding = _finding(measured) if record.finding else None
     metric = SEARCH_METRICS[record.metric]
-    trials = _trials(paths, record, told, base, secrets)
+    trials = _trials(paths, record, state, base, secrets)
     status = INTERRUPTED if _is_interrupted(record, paths) else record.status.value
     view = StudyView(
         study_id=record.study_id,
@@ -98,21 +87,17 @@ def read_study(root: Path) -> StudyView:
         best_command="" if answer is None else answer.command,
         changes=() if best_config is None else tuple(_changes(redact(base), best_config)),
         trials=trials,
-        running={
-            number: told.purposes[number].label(candidate)
-            for number, candidate in told.candidates.items()
-            if number not in told.results
-        },
-        withdrawn=told.withdrawn,
-        stopped=told.stopped,
+        running={number: state.purposes[number].label(candidate) for number, candidate in state.running.items()},
+        withdrawn=len(state.withdrawn),
+        stopped=state.stopped or "",
         max_trials=_max_trials(record, paths),
-        searched=sum(told.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in told.results),
+        searched=state.searched,
         failed=sum(not trial.completed for trial in trials),
         # A clock may have been set back meanwhile.
         seconds=max(0.0, (record.ended_at or time.time()) - record.started_at),
         started_at=record.started_at,
-        confirmed=() if finding is None else confirmed_views(finding, told.candidates),
-        facts=study_facts(paths, record, told.results.values()),
+        confirmed=() if finding is None else confirmed_views(finding, state.candidates),
+        facts=study_facts(paths, record, state.results.values()),
     )
     return shown_view(view, secrets)
 
@@ -123,24 +108,6 @@ def _max_trials(record: StudyRecord, paths: StudyPaths) -> int:
         said = "the study's record is damaged or of another version (max_trials is no number)."
         raise InputError(said, where=str(paths.record), remedy=_RESTORE)
     return max_trials
-
-
-def _told(paths: StudyPaths) -> _Told:
-    told = _Told()
-    for event in read_history(paths.history):
-        if isinstance(event, Asked):
-            told.candidates[event.number], told.purposes[event.number] = event.candidate, event.purpose
-        elif isinstance(event, AskedSweep):
-            told.candidates.update(event.numbered)
-            told.purposes.update(dict.fromkeys((number for number, _ in event.numbered), Purpose.SEARCH))
-        elif isinstance(event, Withdrawn):
-            told.candidates.pop(event.number, None)
-            told.withdrawn += 1
-        elif isinstance(event, Told):
-            told.results[event.number] = event.result
-        elif isinstance(event, Stopped):
-            told.stopped = event.reason
-    return told
 
 
 def _is_interrupted(record: StudyRecord, paths: StudyPaths) -> bool:
@@ -157,11 +124,10 @@ def _is_interrupted(record: StudyRecord, paths: StudyPaths) -> bool:
     return True
 
 
-def _base_config(record: StudyRecord, results: Mapping[int, TrialResult]) -> dict[str, Any]:
+def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, Any]:
     """Returns the user's DeepSpeed configuration, completed by what the profile trial found in their code."""
     base = without_tuning_keys(record.ds_config)
-    programs = (result.program for result in results.values() if result.purpose is Purpose.PROFILE)
-    program = next((program for program in programs if program is not None), None)
+    program = None if profile is None else profile.program
     return base if program is None else completed_config(base, program)
 
 
@@ -225,19 +191,19 @@ def _changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[SettingCh
 
 
 def _trials(
-    paths: StudyPaths, record: StudyRecord, told: _Told, base: Mapping[str, Any], secrets: KnownSecrets
+    paths: StudyPaths, record: StudyRecord, state: StudyState, base: Mapping[str, Any], secrets: KnownSecrets
 ) -> tuple[TrialView, ...]:
-    varied = sorted({path for candidate in told.candidates.values() for path, _ in leaves(candidate.knobs)})
-    memory = memory_views(base, told.candidates, told.results)
+    varied = sorted({path for candidate in state.candidates.values() for path, _ in leaves(candidate.knobs)})
+    memory = memory_views(base, state.candidates, state.results)
     logs = LogEnds(paths, secrets)
     views = []
-    for number, result in sorted(told.results.items()):
-        config = told.candidates[number].complete(base)
+    for number, result in sorted(state.results.items()):
+        config = state.candidates[number].complete(base)
         started = max(0.0, result.started_at - record.started_at)
         log, log_path = logs.of(result)
         views.append(
             TrialView(
-                row=_shown_row(row_of(result, told.candidates[number], record.metric)),
+                row=_shown_row(row_of(result, state.candidates[number], record.metric)),
                 arm=arm_label(config),
                 settings={path: value for path in varied if (value := get_knob(config, path)) is not None},
                 started=started,

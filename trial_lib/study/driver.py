@@ -11,7 +11,7 @@ from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
-from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.records.candidate import Candidate, Purpose, Sweep
 from trial_lib.records.result import ProgramProfile, TrialResult
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.search.base import Search
@@ -24,7 +24,7 @@ from trial_lib.study.earlier.earlier_studies import earlier_studies_of
 from trial_lib.study.earlier.fingerprint import fingerprint_in
 from trial_lib.study.earlier.head_start import HeadStart
 from trial_lib.study.kept.edits import Edits
-from trial_lib.study.kept.history import Asked, AskedSweep, Decided, History, Stopped, Told, Withdrawn
+from trial_lib.study.kept.history import Asked, AskedSweep, Decided, Event, History, Stopped, Told, Withdrawn
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.opening.mapped_values import held_against, mapped_places
@@ -33,11 +33,10 @@ from trial_lib.study.opening.open_search import kept_batch, open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
 from trial_lib.study.profiling import profile_candidate, run_profile
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
+from trial_lib.study.state import PROFILE_NUMBER, SUBMITTED_NUMBER, StudyState
 from trial_lib.study.study_metric import metric_with
 from trial_lib.study.unfinished import left_of, stays_open, unheard
 from trial_lib.wire.errors import InputError
-
-PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
 
 class StudyDriver:
@@ -60,7 +59,7 @@ class StudyDriver:
         arguments: the study's; the metric is the one that it goes by.
         metric_is_replaced: whether that is another than was asked for.
         full_experiment_failure: why the full experiment failed, if it has.
-        purposes: why each trial runs that was decided on.
+        state: its history, folded.
     """
 
     def __init__(
@@ -81,8 +80,6 @@ class StudyDriver:
         self.paths = paths
         self.host = host
         self.log = log
-        self.results: dict[int, TrialResult] = {}
-        self.candidates: dict[int, Candidate] = {}
         self.search: Search | None = None
         self.full_experiment_failure: str | None = None
         self._earlier = earlier_studies_of(paths)
@@ -97,12 +94,10 @@ class StudyDriver:
         self._admission = Admission(experiment, arguments, host)
         self._runner = Runner(place, log, self._admission.why_not, self._starting, self._run_profile)
         self._history = History(paths.history)
-        self.purposes: dict[int, Purpose] = {}
-        self._withdrawn: set[int] = set()
+        self.state = StudyState()
         self._measured = MeasuredConfigs()
-        self._stopped = False
         self._replay()
-        self._seconds_before = seconds_of(self.results.values())
+        self._seconds_before = seconds_of(self.state.results.values())
 
     # -- what to run ---------------------------------------------------------------------------------------------
 
@@ -148,7 +143,7 @@ class StudyDriver:
     @property
     def ignored_batch(self) -> str | None:
         """Why nothing but batches of 1 arrives, whatever is asked for; None where larger ones do."""
-        return ignored_batch_reason(self.results, self.candidates)
+        return ignored_batch_reason(self.state.results, self.state.candidates)
 
     def next_work(self, room: int) -> list[Work]:
         """Returns up to `room` pieces of work to start now: first what has waited, then what the search asks."""
@@ -164,7 +159,7 @@ class StudyDriver:
                 if known is None:
                     plans.append(replace(self._plan(number, Purpose.SEARCH, candidate), to_beat=to_beat))
                 else:
-                    self._tell_known(number, self.results[known])
+                    self._tell_known(number, self.state.results[known])
             if plans:
                 found.append(Work(tuple(plans), decided.sweep if len(plans) > 1 else None))
                 self._admission.started(plans)
@@ -181,34 +176,23 @@ class StudyDriver:
             search.apply(asked)
         if asked is None:
             return None
-        first = self._next_number
-        if isinstance(asked, Sweep):
-            event = AskedSweep(first, asked)
-            self._history.append(event)
-            decided = Decided(event.numbered, asked)
-        else:
-            self._history.append(Asked(first, Purpose.SEARCH, asked))
-            decided = Decided([(first, asked)])
-        for number, candidate in decided.numbered:
-            self._remember(number, Purpose.SEARCH, candidate)
-        return decided
+        first = self.state.next_number
+        event = AskedSweep(first, asked) if isinstance(asked, Sweep) else Asked(first, Purpose.SEARCH, asked)
+        self._write(event)
+        return event.decided
 
     @property
     def head_start(self) -> HeadStart:
         """What earlier studies give this one to begin with."""
-        return HeadStart(self._earlier, fingerprint_in(self.paths), self.profile)
+        return HeadStart(self._earlier, fingerprint_in(self.paths), self.state.profile)
 
     @property
     def known_winner(self) -> Candidate | None:
         """What the search starts from, once it is open; None where no earlier study has anything."""
-        if self.search is None or self.profile is None or self.profile.profile is None:
+        if self.search is None or self.state.profile is None or self.state.profile.profile is None:
             return None
-        batch = kept_batch(self.arguments, self.base_config, self.profile.profile, self.log)
+        batch = kept_batch(self.arguments, self.base_config, self.state.profile.profile, self.log)
         return self.head_start.winner(self.search.space, batch, self.experiment.config.resources.slots_per_trial)
-
-    @property
-    def _next_number(self) -> int:
-        return max(*self.candidates, *self._withdrawn, SUBMITTED_NUMBER) + 1
 
     @property
     def minutes_are_over(self) -> bool:
@@ -218,14 +202,14 @@ class StudyDriver:
 
     def plan_again(self, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         """Returns another trial of a candidate, to confirm or to record it; one of a confirmation cut short goes on."""
-        number = max(self.candidates)
-        is_open = self.purposes[number] is purpose is Purpose.CONFIRM and number not in self.results
-        plan = self._decide(number if is_open else self._next_number, purpose, candidate)
-        return on_same_devices(plan, self.results.values())
+        number = max(self.state.candidates)
+        is_open = self.state.purposes[number] is purpose is Purpose.CONFIRM and number not in self.state.results
+        plan = self._decide(number if is_open else self.state.next_number, purpose, candidate)
+        return on_same_devices(plan, self.state.results.values())
 
     def _tell_known(self, number: int, result: TrialResult) -> None:
         """Tells the search what is known already: a configuration is not run twice for having two names."""
-        plan = self._plan(number, Purpose.SEARCH, self.candidates[number])
+        plan = self._plan(number, Purpose.SEARCH, self.state.candidates[number])
         again = result.model_copy(
             update={"number": number, "purpose": Purpose.SEARCH, "trial_id": plan.trial_id, "phases": {}}
         )
@@ -245,7 +229,7 @@ class StudyDriver:
 
     def lose(self, work: Work, reason: str) -> None:
         """Has work whose thread has ended without a word end after all; harmless where it has said all it had to."""
-        told = self.results.keys() | self._withdrawn
+        told = self.state.results.keys() | self.state.withdrawn.keys()
         self._runner.lose([plan for plan in work.plans if plan.number not in told], reason)
 
     @property
@@ -263,7 +247,7 @@ class StudyDriver:
         """Writes the configuration of the winning trial, what it measured, and the command to train with it."""
         write_answer(
             self.experiment,
-            self.candidates[number],
+            self.state.candidates[number],
             measured,
             self.paths,
             self.host.device,
@@ -275,8 +259,8 @@ class StudyDriver:
 
     def prime(self) -> None:
         """Has the launcher import what the profile trial had imported, if there is one; waits for its server."""
-        if self.profile is not None:
-            self.place.prime(self.profile.imported)
+        if self.state.profile is not None:
+            self.place.prime(self.state.profile.imported)
 
     def cancel(self) -> None:
         """Ends all trials that run. Callable from any thread."""
@@ -287,15 +271,13 @@ class StudyDriver:
         self._admission.ended(end.number)
         if isinstance(end, Withdrawn):
             if not self._runner.cancelled.is_set():
-                self._history.append(end)
-                self._withdraw(end)
+                self._write(end)
             return
         if stays_open(end):
             return
         if end.purpose is Purpose.PROFILE:
             self._note_profiled(end)
-        self._history.append(Told(end.number, end))
-        self._learn(end)
+        self._write(Told(end.number, end))
         if end.purpose is Purpose.PROFILE:
             self.prime()
 
@@ -303,17 +285,15 @@ class StudyDriver:
         """Notes what the profile trial has run with in the end, where that is not what was wished for."""
         with contextlib.suppress(OSError, ValueError):
             ran = Candidate.model_validate_json(self.paths.trial(profile.number).candidate.read_text())
-            if ran != self.candidates[profile.number]:
-                self._history.append(Asked(profile.number, profile.purpose, ran))
-                self._remember(profile.number, profile.purpose, ran)
+            if ran != self.state.candidates[profile.number]:
+                self._write(Asked(profile.number, profile.purpose, ran))
 
     def stop(self, reason: str) -> None:
         """Notes the end of the search."""
-        if not self._stopped:
+        if not self.state.has_searched:
             for sentence in () if self.search is None else self.search.left_out:
                 self.log.warning("%s", sentence)
-            self._history.append(Stopped(reason))
-            self._stopped = True
+            self._write(Stopped(reason))
 
     # -- what is known -------------------------------------------------------------------------------------------
 
@@ -330,17 +310,7 @@ class StudyDriver:
     @property
     def best(self) -> TrialResult | None:
         """The best reading so far, the submitted configuration's included."""
-        return best_result(self.results.values(), self.arguments.metric)
-
-    @property
-    def submitted(self) -> TrialResult | None:
-        """How the submitted configuration's trial ended, if it has."""
-        return self.results.get(SUBMITTED_NUMBER)
-
-    @property
-    def profile(self) -> TrialResult | None:
-        """How the profile trial ended, if it has."""
-        return self.results.get(PROFILE_NUMBER)
+        return best_result(self.state.results.values(), self.arguments.metric)
 
     @property
     def memory_limit(self) -> int | None:
@@ -354,22 +324,14 @@ class StudyDriver:
 
     @property
     def _profile(self) -> TrialResult:
-        return self.results[PROFILE_NUMBER]
-
-    @property
-    def searched(self) -> int:
-        """Trials of the search that have ended, the profile trial among them."""
-        return sum(self.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH) for number in self.results)
-
-    @property
-    def has_searched(self) -> bool:
-        """Whether the search has come to its end."""
-        return self._stopped
+        return self.state.results[PROFILE_NUMBER]
 
     def _searching(self) -> Search:
         if self.search is None:
-            own = [number for number in (PROFILE_NUMBER, SUBMITTED_NUMBER) if number in self.results]
-            known = [(self.candidates[number], self.results[number]) for number in own] + self.head_start.trials()
+            own = [number for number in (PROFILE_NUMBER, SUBMITTED_NUMBER) if number in self.state.results]
+            known = [
+                (self.state.candidates[number], self.state.results[number]) for number in own
+            ] + self.head_start.trials()
             self.search = open_search(
                 self.arguments,
                 self.experiment,
@@ -384,47 +346,39 @@ class StudyDriver:
 
     # -- history -------------------------------------------------------------------------------------------------
 
+    def _write(self, event: Event) -> None:
+        """Appends an event to the history, and takes it in."""
+        self._history.append(event)
+        self._take_in(event)
+
+    def _take_in(self, event: Event) -> None:
+        """Applies an event, new or replayed, to the state. The search learns of the end of its trials."""
+        if isinstance(event, Withdrawn):
+            self._searching().withdraw(self.state.candidates[event.number], event.reason)
+        self.state.apply(event)
+        if isinstance(event, Told):
+            self._learn(event.result)
+
     def _replay(self) -> None:
         """Brings a resumed study to where it was: asks are applied, not asked again, and ended trials are not run."""
         decided: list[Decided] = []
-        withdrawn: dict[int, Withdrawal] = {}
         for event in self._history.replayed:
-            if isinstance(event, Asked):
-                self._remember(event.number, event.purpose, event.candidate)
-                if event.purpose is Purpose.SEARCH:
-                    self._searching().apply(event.candidate)
-                    decided.append(Decided([(event.number, event.candidate)]))
-            elif isinstance(event, AskedSweep):
-                for number, candidate in event.numbered:
-                    self._remember(number, Purpose.SEARCH, candidate)
+            self._take_in(event)
+            if isinstance(event, AskedSweep):
                 self._searching().apply(event.sweep)
-                decided.append(Decided(event.numbered, event.sweep))
-            elif isinstance(event, Withdrawn):
-                self._withdraw(event)
-                withdrawn[event.number] = event.reason
-            elif isinstance(event, Told):
-                self._learn(event.result)
-            else:
-                self._stopped = True
-        for result in unheard(self.paths, self.candidates.keys() - self.results.keys()):
+                decided.append(event.decided)
+            elif isinstance(event, Asked) and event.purpose is Purpose.SEARCH:
+                self._searching().apply(event.candidate)
+                decided.append(event.decided)
+        for result in unheard(self.paths, self.state.running):
             if result.purpose is Purpose.PROFILE:
                 self._note_profiled(result)
-            self._history.append(Told(result.number, result))
-            self._learn(result)
-        self._admission.waiting, given_up = left_of(decided, self.results, withdrawn)
-        for event in given_up:
-            self.tell(event)
-
-    def _remember(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
-        self.candidates[number], self.purposes[number] = candidate, purpose
-
-    def _withdraw(self, withdrawn: Withdrawn) -> None:
-        candidate = self.candidates.pop(withdrawn.number)
-        self._withdrawn.add(withdrawn.number)
-        self._searching().withdraw(candidate, withdrawn.reason)
+            self._write(Told(result.number, result))
+        self._admission.waiting, given_up = left_of(decided, self.state.results, self.state.withdrawn)
+        for withdrawn in given_up:
+            self.tell(withdrawn)
 
     def _learn(self, result: TrialResult) -> None:
-        self.results[result.number] = result
         if result.purpose is Purpose.PROFILE:
             if result.program is not None:
                 keep_secret(KnownSecrets.within(result.program.ds_config or {}))
@@ -434,16 +388,15 @@ class StudyDriver:
             self.metric_is_replaced = metric != self.arguments.metric
             self.arguments = self.arguments.model_copy(update={"metric": metric})
             return
-        self._measured.add(result, self.candidates[result.number])
+        self._measured.add(result, self.state.candidates[result.number])
         if result.purpose is Purpose.SEARCH:
-            self._searching().tell(self.candidates[result.number], result)
+            self._searching().tell(self.state.candidates[result.number], result)
 
     def _decide(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
-        if number not in self.candidates:
-            self._history.append(Asked(number, purpose, candidate))
-            self._remember(number, purpose, candidate)
+        if number not in self.state.candidates:
+            self._write(Asked(number, purpose, candidate))
         return self._plan(number, purpose, candidate)
 
     def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
-        profiled = None if purpose is Purpose.PROFILE else (self._profile, self.candidates[PROFILE_NUMBER])
+        profiled = None if purpose is Purpose.PROFILE else (self._profile, self.state.candidates[PROFILE_NUMBER])
         return self._plans.plan(number, purpose, candidate, self._known, profiled)

@@ -37,8 +37,8 @@ def record_table(
     Raises:
         InputError: the file is no table, or that of another experiment.
     """
-    assert driver.profile is not None
-    assert driver.profile.profile is not None
+    assert driver.state.profile is not None
+    assert driver.state.profile.profile is not None
     head = _head(driver)
     if not output.exists():
         append_line(output, head)
@@ -73,8 +73,8 @@ def record_table(
 
 def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[Candidate]:
     """Returns every lineage of a space at each micro-batch size (samples), with the configuration's accumulation."""
-    assert driver.profile is not None
-    assert driver.profile.profile is not None
+    assert driver.state.profile is not None
+    assert driver.state.profile.profile is not None
     accumulation = driver.base_config.get(ACCUMULATION, "auto")
     return [
         Candidate(
@@ -82,7 +82,7 @@ def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[
             micro_batch_size=size,
             gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
             slots=driver.experiment.config.resources.slots_per_trial,
-            data_parallel_size=driver.profile.profile.data_parallel_size,
+            data_parallel_size=driver.state.profile.profile.data_parallel_size,
         )
         for arm in space.arms
         for index in range(arm.size)
@@ -91,7 +91,7 @@ def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[
 
 
 def _head(driver: StudyDriver) -> TableHead:
-    profile, experiment = driver.profile, driver.experiment
+    profile, experiment = driver.state.profile, driver.experiment
     assert profile is not None
     assert profile.profile is not None
     return TableHead(

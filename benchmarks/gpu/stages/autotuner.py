@@ -75,7 +75,7 @@ def in_process(kit: Kit, trials: int) -> dict[str, Any]:
         wall = time.monotonic() - began
         return {
             "wall_s": wall,
-            "trials": len(study.driver.results),
+            "trials": len(study.driver.state.results),
             "winner": json.loads(study.paths.best_ds_config.read_text()),
             "samples_per_s": answer.best.metrics["throughput"],
             "gain": answer.gain,

@@ -61,7 +61,7 @@ def run(kit: Kit) -> None:
         shares = shares_of(study.driver, wall)
         report.figure("where the time went", shares)
         if kit.is_cuda:
-            arms = {str(zero_of(candidate)) for candidate in study.driver.candidates.values()}
+            arms = {str(zero_of(candidate)) for candidate in study.driver.state.candidates.values()}
             offloads = [arm for arm in arms if "offload" in arm]
             report.check("arms that offload were raced", bool(offloads), ", ".join(sorted(arms)))
         best = json.loads(study.paths.best_ds_config.read_text())
@@ -83,15 +83,15 @@ def tell_trials(kit: Kit, driver: StudyDriver) -> None:
             {
                 "number": number,
                 "purpose": result.purpose.value,
-                "label": driver.candidates[number].label,
-                "zero": zero_of(driver.candidates[number]),
+                "label": driver.state.candidates[number].label,
+                "zero": zero_of(driver.state.candidates[number]),
                 "outcome": result.outcome.value,
                 "reason": result.reason,
                 "throughput": result.metrics.get("throughput"),
                 "peak": max(result.memory.peak, default=None),
                 "phases": result.phases,
             }
-            for number, result in sorted(driver.results.items())
+            for number, result in sorted(driver.state.results.items())
         ],
     )
 
@@ -99,11 +99,11 @@ def tell_trials(kit: Kit, driver: StudyDriver) -> None:
 def shares_of(driver: StudyDriver, wall: float) -> dict[str, float]:
     """Returns the seconds of a study, how many of them trials ran, and how many of these were training."""
     phases: dict[str, float] = {}
-    for result in driver.results.values():
+    for result in driver.state.results.values():
         for phase, seconds in result.phases.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
     training = phases.get("first_step", 0.0) + phases.get("steps", 0.0)
-    return {"wall": wall, "trials": seconds_of(driver.results.values()), "training": training, **phases}
+    return {"wall": wall, "trials": seconds_of(driver.state.results.values()), "training": training, **phases}
 
 
 def promise(

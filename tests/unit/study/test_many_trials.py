@@ -66,7 +66,7 @@ def test_the_last_of_many_trials_cost_no_more_than_the_first(driver: StudyDriver
     while run_next(driver):
         costs.append(time.thread_time() - began)
         began = time.thread_time()
-    assert driver.searched == TRIALS
+    assert driver.state.searched == TRIALS
     first, last = median(costs[:WINDOW]), median(costs[-WINDOW:])
     assert last < 2 * first + 2e-3
     assert last < 20e-3
@@ -82,7 +82,7 @@ def test_a_trial_that_has_ended_takes_a_bounded_part_of_the_driver_s_memory_and_
         while run_next(driver):
             pass
     trials = TRIALS - WINDOW
-    assert driver.searched == TRIALS
+    assert driver.state.searched == TRIALS
     assert sum(grown) / trials < DRIVER_KIB
 
     view = LiveView(driver.paths, driver.arguments)

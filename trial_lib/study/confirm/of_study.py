@@ -47,7 +47,7 @@ class Answer:
 
     def document(self, driver: StudyDriver) -> dict[str, Any]:
         """Returns what was measured, as JSON."""
-        submitted = driver.submitted
+        submitted = driver.state.submitted
         own = {} if submitted is None else submitted.metrics
         if self.finding is not None and self.finding.own is not None:
             own = self.finding.own.metrics
@@ -67,13 +67,17 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
 
     A search for micro-batch sizes has sizes to tell, and no winner to confirm.
     """
-    if not METHODS[driver.arguments.method].confirms_winner or not driver.has_searched or driver.profile is None:
+    if (
+        not METHODS[driver.arguments.method].confirms_winner
+        or not driver.state.has_searched
+        or driver.state.profile is None
+    ):
         return None
     if ended_on_known_winner(driver):
         return known_confirmation(driver)
-    metric, submitted = driver.arguments.metric, driver.submitted
-    searched = [result for result in driver.results.values() if result.purpose is Purpose.SEARCH]
-    own, candidate = None, None if submitted is None else driver.candidates[submitted.number]
+    metric, submitted = driver.arguments.metric, driver.state.submitted
+    searched = driver.state.of_purpose(Purpose.SEARCH)
+    own, candidate = None, None if submitted is None else driver.state.candidates[submitted.number]
     if submitted is not None and submitted.outcome is Outcome.COMPLETED and submitted.metrics.get(metric, 0.0) > 0.0:
         own = _contender(driver, submitted)
     expected = {} if driver.search is None else driver.search.expected()
@@ -81,9 +85,9 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     ranked = ranking(readings, own, metric)
     if not ranked:
         return None
-    before = [driver.profile, *([submitted] if submitted is not None else []), *searched]
+    before = [driver.state.profile, *([submitted] if submitted is not None else []), *searched]
     confirmation = Confirmation(
-        own, ranked, metric, driver.host.device, seconds_of(before), candidate, driver.profile.formats
+        own, ranked, metric, driver.host.device, seconds_of(before), candidate, driver.state.profile.formats
     )
     for result in confirmed_after_search(driver):
         confirmation.tell(result)
@@ -91,7 +95,7 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
 
 
 def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None = None) -> Contender:
-    candidate = driver.candidates[reading.number]
+    candidate = driver.state.candidates[reading.number]
     return Contender(candidate, candidate.complete(driver.base_config), reading, expected)
 
 
@@ -107,19 +111,19 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is not None:
         best = driver.best
-        return None if best is None else Answer(best, None, gain(best, driver.submitted, driver.arguments.metric))
+        return None if best is None else Answer(best, None, gain(best, driver.state.submitted, driver.arguments.metric))
     found = {
         "freeing": _freeing(driver),
         "left_out": () if driver.search is None else driver.search.left_out,
         "instead": INSTEAD if driver.metric_is_replaced else "",
-        "left_unmeasured": "" if driver.submitted is None else driver.submitted.note,
+        "left_unmeasured": "" if driver.state.submitted is None else driver.state.submitted.note,
     }
     finding = confirmation.finding().model_copy(update=found)
     winner = finding.winner
     if winner is None or winner.number is None:
         return None
-    finding = finding.model_copy(update={"in_code": _in_code(driver, driver.candidates[winner.number])})
-    best = driver.results[winner.number].model_copy(update={"metrics": winner.metrics})
+    finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
+    best = driver.state.results[winner.number].model_copy(update={"metrics": winner.metrics})
     return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain))
 
 
@@ -129,14 +133,20 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
     winner = None if answer is None or answer.finding is None else answer.finding.winner
     if winner is None:
         return None
-    return since_last(driver.head_start.earlier, driver.head_start.now, driver.results, winner, driver.host.device)
+    return since_last(
+        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.host.device
+    )
 
 
 def untried(driver: StudyDriver) -> str:
     """Returns, in two sentences, why the search has tried nothing at all; empty where it has, or had the time to."""
     minutes = driver.arguments.max_minutes
-    has_tried = any(result.purpose is Purpose.SEARCH for result in driver.results.values())
-    if minutes is None or has_tried or not driver.has_searched or ended_on_known_winner(driver):
+    if (
+        minutes is None
+        or driver.state.of_purpose(Purpose.SEARCH)
+        or not driver.state.has_searched
+        or ended_on_known_winner(driver)
+    ):
         return ""
     return (
         f"No configuration but yours was tried: the {minutes:g} minutes of --max-minutes were over before one could "
@@ -157,7 +167,7 @@ def _freeing(driver: StudyDriver) -> str:
 
 
 def _in_code(driver: StudyDriver, winner: Candidate) -> str:
-    program = None if driver.profile is None else driver.profile.program
+    program = None if driver.state.profile is None else driver.state.profile.program
     stage = get_knob(winner.complete(driver.base_config), STAGE, 0)
     return partition_advice(stage, program is not None and program.partitions_its_model)
 

@@ -16,7 +16,8 @@ from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirm.finding import Confirmed, Finding
 from trial_lib.study.earlier.fingerprint import Fingerprint
-from trial_lib.study.kept.history import Asked, AskedSweep, Told, read_history
+from trial_lib.study.kept.history import read_history
+from trial_lib.study.state import StudyState
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
 
@@ -224,16 +225,11 @@ def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
         InputError: its history is damaged.
         KeyError: it is of a version that wrote it otherwise.
     """
-    candidates: dict[int, Candidate] = {}
-    trials: dict[int, KnownTrial] = {}
-    for event in read_history(paths.history):
-        if isinstance(event, Asked):
-            candidates[event.number] = event.candidate
-        elif isinstance(event, AskedSweep):
-            candidates.update(event.numbered)
-        elif isinstance(event, Told):
-            trials[event.number] = KnownTrial(candidate=candidates[event.number], result=event.result)
-    return trials
+    state = StudyState(read_history(paths.history))
+    return {
+        number: KnownTrial(candidate=state.candidates[number], result=result)
+        for number, result in state.results.items()
+    }
 
 
 def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:

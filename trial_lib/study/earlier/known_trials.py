@@ -94,7 +94,7 @@ def run_profile(study: OpenStudy) -> KnownTrials:
         raise ProfileFailedError(profile_failure(result, driver.had_engine(result)))
     driver.tell(result)
     assert result.profile is not None
-    return KnownTrials(result.profile, (driver.candidates[plan.number], result), driver.base_config)
+    return KnownTrials(result.profile, (driver.state.candidates[plan.number], result), driver.base_config)
 
 
 def _is_of(record: StudyRecord, paths: StudyPaths, experiment: Experiment) -> bool:

@@ -25,7 +25,7 @@ def starting_from(driver: StudyDriver) -> str:
 
 def known_confirmation(driver: StudyDriver) -> Confirmation | None:
     """Returns the confirmation of the last study's winner, as far as it has come; None where something has changed."""
-    last, profile = driver.head_start.last, driver.profile
+    last, profile = driver.head_start.last, driver.state.profile
     if last is None or profile is None or profile.outcome is not Outcome.COMPLETED or driver.head_start.has_changed:
         return None
     own = None if last.own is None else _contender(driver, last.own)
@@ -38,7 +38,7 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
         formats=profile.formats,
     )
     first = _first_of_search(driver)
-    for result in _confirming(driver):
+    for result in driver.state.of_purpose(Purpose.CONFIRM):
         if first is None or result.number < first:
             confirmation.tell(result)
     return confirmation
@@ -59,13 +59,15 @@ def holds(driver: StudyDriver) -> bool:
     winner = confirmation.finding().winner
     if winner is None or (winner.verdict == "own") != (last.winner == "own"):
         return False
-    compared = since_last(driver.head_start.earlier, driver.head_start.now, driver.results, winner, driver.host.device)
+    compared = since_last(
+        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.host.device
+    )
     return compared is not None and not compared.is_regression
 
 
 def ended_on_known_winner(driver: StudyDriver) -> bool:
     """Returns whether a study has come to its answer without a search: the winner held, or no time was left for one."""
-    if not driver.has_searched or _first_of_search(driver) is not None:
+    if not driver.state.has_searched or _first_of_search(driver) is not None:
         return False
     confirmation = known_confirmation(driver)
     return confirmation is not None and confirmation.next is None and confirmation.finding().winner is not None
@@ -74,16 +76,14 @@ def ended_on_known_winner(driver: StudyDriver) -> bool:
 def confirmed_after_search(driver: StudyDriver) -> list[TrialResult]:
     """Returns the trials that confirm what a search has found; those of a known winner came before it."""
     first = _first_of_search(driver)
-    return [result for result in _confirming(driver) if first is not None and result.number > first]
-
-
-def _confirming(driver: StudyDriver) -> list[TrialResult]:
-    return [result for result in driver.results.values() if result.purpose is Purpose.CONFIRM]
+    return [
+        result for result in driver.state.of_purpose(Purpose.CONFIRM) if first is not None and result.number > first
+    ]
 
 
 def _first_of_search(driver: StudyDriver) -> int | None:
     """Returns the number of the first trial that the search has asked for."""
-    return min((number for number, purpose in driver.purposes.items() if purpose is Purpose.SEARCH), default=None)
+    return min((number for number, purpose in driver.state.purposes.items() if purpose is Purpose.SEARCH), default=None)
 
 
 def _contender(driver: StudyDriver, measured: EarlierConfirmed) -> Contender:

@@ -22,6 +22,11 @@ class Asked:
     purpose: Purpose
     candidate: Candidate
 
+    @property
+    def decided(self) -> "Decided":
+        """The same as one decision of the search."""
+        return Decided([(self.number, self.candidate)])
+
 
 @dataclass(frozen=True)
 class AskedSweep:
@@ -34,6 +39,11 @@ class AskedSweep:
     def numbered(self) -> list[tuple[int, Candidate]]:
         """The candidates with their numbers."""
         return list(enumerate(self.sweep.candidates, self.first))
+
+    @property
+    def decided(self) -> "Decided":
+        """The same as one decision of the search."""
+        return Decided(self.numbered, self.sweep)
 
 
 @dataclass(frozen=True)

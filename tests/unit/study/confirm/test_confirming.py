@@ -114,7 +114,7 @@ def test_a_study_confirms_to_its_end_and_promises_the_medians(arguments: StudyAr
     assert answer.finding is not None
     assert answer.best.metrics["throughput"] == 149.5
     assert answer.best.number == 8
-    assert driver.candidates[answer.best.number] == OTHER
+    assert driver.state.candidates[answer.best.number] == OTHER
     assert answer.gain == pytest.approx(1.48, abs=0.01)
     assert answer.gain_interval is not None
     document = answer.document(driver)

@@ -36,7 +36,7 @@ def test_a_second_reading_is_run_and_has_a_number_and_a_result_of_its_own(tmp_pa
     assert again
     for key in again:
         numbers = [number for number, other in searched if other == key]
-        read = {study.driver.results[number].metrics["throughput"] for number in numbers}
+        read = {study.driver.state.results[number].metrics["throughput"] for number in numbers}
         assert len(read) == len(set(numbers)) == len(numbers)
 
 
