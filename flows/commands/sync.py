@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.terminal import say
+from flows.terminal import say, say_ways
 from trial_lib.full_experiment.driver import write_record
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import StudyPaths, work_dir_of
@@ -14,7 +14,7 @@ from trial_lib.study.kept.record_file import read_record, read_record_file, writ
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracker import Sync
-from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
+from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
 from trial_lib.wire.errors import InputError
 
 
@@ -33,7 +33,8 @@ def sync_command(root: Path) -> int:
     root = root.absolute()
     tracking_uri = default_tracking_uri(work_dir_of(root))
     shown = without_password(tracking_uri)
-    for sync in _syncs(root, tracking_uri):
+    syncs = _syncs(root, tracking_uri)
+    for sync in syncs:
         try:
             sync.run()
         except InputError:
@@ -44,6 +45,7 @@ def sync_command(root: Path) -> int:
             say(f"Nothing is lost. Try again later with: zerotune sync {root}")
             return 1
     say(f"MLflow ({shown}) has all records of {root.name}.")
+    say_ways("In MLflow:", ways_to(tracking_uri, syncs[0].page))
     return 0
 
 

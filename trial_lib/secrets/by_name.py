@@ -43,6 +43,8 @@ _ISSUED = re.compile(
 )
 # What counts, measures or switches, as text.
 _PLAIN = re.compile(r"[-+]?(?:\d{1,9}|\d*\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)|true|false|none|null|auto", re.IGNORECASE)
+# MLflow's parameter for a saved view, in the links that ZeroTune prints.
+_PUBLIC_NAMES = ("viewStateShareKey=",)
 _PATTERNS = (_IN_COMMAND, _KEY_FLAG, _QUOTED_PAIR, _HEADER, _BEARER, _ISSUED)
 
 
@@ -111,7 +113,8 @@ class _Redaction:
             self.left_out.append(found[0])
             return REDACTED
         value = found[found.re.groups]
-        if REDACTED in value or _is_plain(value.strip("'\""), found["name"]):
+        is_public = found["name"] in _PUBLIC_NAMES and "=" not in value
+        if is_public or REDACTED in value or _is_plain(value.strip("'\""), found["name"]):
             return found[0]
         self.left_out.append(value)
         return f"{found['name']}{REDACTED}"

@@ -4,14 +4,21 @@ import pytest
 
 from tasks import mlflow_links
 from tasks.mlflow_links import in_words, link_to_mlflow
+from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.tracking.tracking_uri import trials_page, ways_to
 
-PAGE = "http://host:5000/#/experiments/1/runs"
-LOCAL = ("mlflow ui --backend-store-uri sqlite:////w/mlflow.db", "http://127.0.0.1:5000/#/experiments/1/runs")
+[PAGE] = ways_to("http://host:5000", trials_page("1", "my-model-1"))
+LOCAL = ways_to("sqlite:////w/mlflow.db", trials_page("1", "my-model-1"))
 
 
 def test_what_has_to_be_typed_is_marked_as_code() -> None:
     assert in_words((PAGE,)) == PAGE
     assert in_words(LOCAL) == f"`{LOCAL[0]}`, then {LOCAL[1]}"
+
+
+def test_no_part_of_a_page_s_address_is_taken_for_a_secret() -> None:
+    body = {"data": f"- in MLflow: {in_words(LOCAL)}\n- answer: {in_words((PAGE,))}\n[The trials]({PAGE})"}
+    assert KnownSecrets(()).hide_in(body) == body
 
 
 @pytest.mark.parametrize(("ways", "made"), [((PAGE,), [PAGE]), (LOCAL, []), (("databricks",), [])])

@@ -75,6 +75,8 @@ def test_a_list_may_hold_assignments_or_the_words_of_a_command() -> None:
         ("[postgres://me:p/w@host/db, http://host:80/a]", "[<redacted> http://host:80/a]"),
         ("git clone https://0123456789abcdef01@host/x", "git clone <redacted>"),
         ("docker://host:5000/image@sha256:abc", "docker://host:5000/image@sha256:abc"),
+        ("http://h:5000/#/runs?viewStateShareKey=m-1", "http://h:5000/#/runs?viewStateShareKey=m-1"),
+        ("http://h/?viewStateShareKey=m-1&token=abc", "http://h/?viewStateShareKey=<redacted>"),
         ("Missing keys: lm_head.weight; eos_token: </s>", "Missing keys: lm_head.weight; eos_token: </s>"),
     ],
 )
