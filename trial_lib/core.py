@@ -1,4 +1,4 @@
-"""What training code imports from the predecessor's `core`, under the same names: see `docs/core_api.md`."""
+"""Determined's `core`, under the names that training code imports; see `docs/core_api.md`."""
 
 from trial_lib.integrations.core_api import Context as Context
 from trial_lib.integrations.core_api import PreemptContext as PreemptContext

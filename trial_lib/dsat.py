@@ -1,4 +1,4 @@
-"""What training code imports from the predecessor's `dsat`, under the same names."""
+"""dsat's helpers, under the names that training code imports."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def dsat_reporting_context(core_context: Any, op: Any, steps_completed: int | No
     """Has a trial measure what is inside, and leave out what is between: forward, backward and step belong inside.
 
     It may stand around each micro-batch, each optimizer step, or the whole training (`trainer.train()`). In a full
-    experiment, and without ZeroTune, it does nothing. The arguments are the predecessor's, which reported through them;
+    experiment, and without ZeroTune, it does nothing. The arguments are dsat's, which reported through them;
     here the engine is measured itself.
 
     Args:

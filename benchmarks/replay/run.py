@@ -52,7 +52,7 @@ def course_of(task: tuple[str, Path, str, int, int, int]) -> tuple[str, str, Cou
     name, tables, method, seed, trials, concurrency = task
     world = world_of(name, tables, seed)
     search = create(method, world, seed, trials, concurrency)
-    # The predecessor's searches take a trial that was stopped for one that has failed: a study spares theirs.
+    # dsat's searches take a trial that was stopped for one that has failed: a study spares theirs.
     stops = method in OWN and OWN[method].ends_hopeless_trials
     replay = simulate(search, world, seed, concurrency, stops_hopeless=stops)
     return name, method, Course.of(replay, world)

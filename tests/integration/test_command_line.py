@@ -168,7 +168,7 @@ def test_neither_torch_nor_prefect_is_imported_for_a_refusal(zerotune: Zerotune)
         ("random", {"--trials-per-random-config": "5", "--early-stopping": "never"}),
     ],
 )
-def test_help_says_the_predecessor_s_flags_their_defaults_and_units(method: str, flags: dict[str, str]) -> None:
+def test_help_lists_dsats_flags_with_defaults_and_units(method: str, flags: dict[str, str]) -> None:
     shown = subprocess.run([BIN / "zerotune", method, "--help"], text=True, capture_output=True, check=True).stdout
     text = " ".join(shown.split())
     common = {

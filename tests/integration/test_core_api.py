@@ -179,7 +179,7 @@ def test_a_full_experiment_survives_a_kill_and_a_stop_and_comes_to_its_end(
 
 @pytest.mark.devices(2)
 @pytest.mark.long
-def test_the_predecessors_experiment_is_tuned_as_it_is(tmp_path: Path, home: Path, server: PrefectServer) -> None:
+def test_an_experiment_of_determined_is_tuned_unchanged(tmp_path: Path, home: Path, server: PrefectServer) -> None:
     zerotune = Zerotune(tmp_path, home)
     shutil.rmtree(zerotune.model)
     shutil.copytree(ANY, zerotune.model, ignore=shutil.ignore_patterns("__pycache__"))

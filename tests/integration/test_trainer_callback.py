@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with the predecessor's callback: measured, trained at full length, stopped, gone on with."""
+"""The Hugging Face Trainer with Determined's callback: measured, trained at full length, stopped, resumed."""
 
 import json
 import shutil

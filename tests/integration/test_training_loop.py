@@ -150,7 +150,7 @@ def test_a_loader_of_torch_is_refused_unless_the_checks_are_disabled(trainings: 
 @pytest.mark.parametrize(
     ("variables", "before"),
     [({}, True), ({"DET_MANUAL_INIT_DISTRIBUTED": "1"}, False), ({"ZEROTUNE_MANUAL_INIT_DISTRIBUTED": "1"}, False)],
-    ids=["by the loop", "the predecessor's variable", "our variable"],
+    ids=["by the loop", "Determined's variable", "our variable"],
 )
 def test_the_process_group_is_there_before_the_trial_unless_it_asks_otherwise(
     trainings: Trainings, variables: dict[str, str], before: bool

@@ -138,7 +138,7 @@ TORCHRUN: dict[str, Option] = {
 """Of `torch/distributed/run.py`, torch 2.13."""
 TORCHRUN_IN_YAML = {**TORCHRUN, "--nproc_per_node": _left_out(SLOTS)}
 
-PREDECESSOR: dict[str, Option] = {
+DETERMINED: dict[str, Option] = {
     **DEEPSPEED_IN_YAML,
     **TORCHRUN_IN_YAML,
     "--trial": _followed(),

@@ -1,6 +1,6 @@
 """What a command starts: a Python program, by itself or by a launcher.
 
-A launcher (`deepspeed`, `torchrun`, `accelerate launch`, the predecessor's) is understood and left out: what it would
+A launcher (`deepspeed`, `torchrun`, `accelerate launch`, Determined's) is understood and left out: what it would
 do, start one process for each device, is ZeroTune's work.
 """
 
@@ -14,7 +14,7 @@ from trial_lib.command.deepspeed_hosts import deepspeed_slots
 from trial_lib.command.launcher_options import (
     DEEPSPEED,
     DEEPSPEED_IN_YAML,
-    PREDECESSOR,
+    DETERMINED,
     TORCHRUN,
     TORCHRUN_IN_YAML,
     options_from_environment,
@@ -171,9 +171,9 @@ def _parse_of_cluster(words: Words, program: str) -> dict[str, Any]:
     return parse_srun(words, parse_command) if program == "srun" else parse_mpirun(words, parse_command)
 
 
-def _parse_predecessor(words: Words) -> dict[str, Any]:
+def _parse_determined(words: Words) -> dict[str, Any]:
     """Reads what follows `python3 -m determined.launch.deepspeed`: a command of its own, or `--trial module:Class`."""
-    options = read_options(words, "determined.launch", PREDECESSOR, last=("--trial", "--"))
+    options = read_options(words, "determined.launch", DETERMINED, last=("--trial", "--"))
     words.notes.append(_OWN_RANKS)
     if "--trial" in options:
         return _trial_class(words, options["--trial"])
@@ -194,8 +194,8 @@ _LAUNCHERS: dict[str, Callable[[Words], dict[str, Any]]] = {
     "deepspeed.launcher.runner": _parse_deepspeed,
     "torchrun": _parse_torchrun,
     "torch.distributed.run": _parse_torchrun,
-    "determined.launch.deepspeed": _parse_predecessor,
-    "determined.launch.torch_distributed": _parse_predecessor,
+    "determined.launch.deepspeed": _parse_determined,
+    "determined.launch.torch_distributed": _parse_determined,
     TRIAL_CLASS_MODULE: _parse_own,
 }
 _OTHER_LAUNCHERS = ("torch.distributed.launch", "deepspeed.launcher.launch", "accelerate.commands.launch")

@@ -49,7 +49,7 @@ DEEPSPEED_KEYS = frozenset(_KEYS.split())
 def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> DeepSpeedConfig:
     """Returns a new DeepSpeed configuration: `base` with `overrides` merged in, section by section.
 
-    The predecessor's `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything
+    As `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything
     else replaces what stood there; neither argument is changed. Where the overrides set the micro-batch size and the
     accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it.
     A ZeRO section that is `true` or `false`, and offload by its deprecated names `cpu_offload` and `cpu_offload_param`,
@@ -119,7 +119,7 @@ def _difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeed
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
     """Returns the DeepSpeed configuration that an experiment's hyperparameters describe.
 
-    The predecessor's `dsat.get_ds_config_from_hparams`.
+    As `determined.pytorch.dsat.get_ds_config_from_hparams`.
 
     Args:
         hparams: the experiment's `hyperparameters`, with `deepspeed_config` (a path below `base_dir`, or the

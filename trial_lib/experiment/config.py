@@ -1,6 +1,6 @@
 """The experiment's YAML as typed data: every field that a user may write, with its meaning.
 
-The fields are the predecessor's, Determined's, so that a file written for it works as it is, and five additions:
+The fields are Determined's, so that a file written for it works as it is, and five additions:
 `arg_mappings`, `follow_launcher`, `search_space`, `resources.memory_per_slot` and `resources.hosts`. The descriptions
 here become the JSON Schema that editors show (see `schema`).
 """

@@ -9,7 +9,7 @@ from pydantic_core import CoreSchema
 
 
 class _NotUsed:
-    """Marks a field that only the predecessor's cluster needed."""
+    """Marks a field that only Determined's cluster needs."""
 
 
 NotUsed = Annotated[Any, _NotUsed()]

@@ -1,4 +1,4 @@
-"""What a script can ask about the training that it is a rank of: the predecessor's `get_cluster_info`."""
+"""What a script can ask about the training that it is a rank of: Determined's `get_cluster_info`."""
 
 from dataclasses import dataclass, field
 from typing import Any

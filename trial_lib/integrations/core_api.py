@@ -1,4 +1,4 @@
-"""The Core API: what a training loop of the user's own tells and asks, under the predecessor's names.
+"""The Core API: what a training loop of the user's own tells and asks, under Determined's names.
 
 The same program is a trial that is measured, a full experiment, or a run without ZeroTune; `init` finds out which.
 
@@ -111,7 +111,7 @@ class SearcherContext:
         return self._length is not None
 
     def operations(self, *_: Any, **__: Any) -> Iterator[SearcherOperation]:
-        """Yields the one operation there is; the predecessor's arguments have no meaning here.
+        """Yields the one operation there is; Determined's arguments have no effect.
 
         Raises:
             InvalidTrialError: the experiment names no length.
@@ -149,7 +149,7 @@ class TrainContext:
         Args:
             steps_completed: the optimizer steps done.
             metrics: one number each, by name.
-            batch_metrics: those of each batch, which the predecessor kept; not kept here.
+            batch_metrics: those of each batch, which Determined keeps; not kept here.
         """
         self._progress.training(steps_completed, metrics)
 
@@ -193,7 +193,7 @@ class PreemptContext:
         A full experiment that asks is given some seconds to do so when it is stopped (Ctrl-C); another is not.
 
         Args:
-            auto_ack: for the predecessor's cluster; has no meaning here.
+            auto_ack: for Determined's cluster; has no effect.
 
         Raises:
             RuntimeError: another rank than 0 asks in the mode `ChiefOnly`.

@@ -57,7 +57,7 @@ class CheckpointContext(ABC):
     def restore_path(self, storage_id: str, *_: Any, **__: Any) -> Iterator[Path]:
         """Yields the folder of a checkpoint, to be read and left as it is.
 
-        The predecessor's further arguments, about downloads, have no meaning where nothing is downloaded.
+        Determined's further arguments are about downloads. Nothing is downloaded here, so they have no effect.
 
         Args:
             storage_id: as `store_path` gave it, or `get_cluster_info().latest_checkpoint`.

@@ -28,7 +28,7 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
     or absent, the training ends at `searcher.max_length` (in batches or epochs) or at the Trainer's own length,
     whichever comes first, and a stop is followed by a checkpoint. In a trial, and without ZeroTune, it changes nothing.
 
-    `DetCallback` is the predecessor's name of this class.
+    `DetCallback` is Determined's name of this class.
 
     Args:
         core_context: what `core.init` returned.

@@ -1,6 +1,6 @@
 """The memory that a model's states take under ZeRO, and the first guess of the largest micro-batch beside them.
 
-The formulas are those of the predecessor's dsat, after ZeRO (arXiv 1910.02054), with two faults mended: bf16 is sized
+The formulas are those of dsat, after ZeRO (arXiv 1910.02054), with two faults mended: bf16 is sized
 as the 16-bit format it is, and the memory of activations is counted once.
 """
 

@@ -1,4 +1,4 @@
-"""The predecessor's `asha`: asynchronous successive halving (arXiv 1810.05934) over lineages.
+"""dsat's `asha`: asynchronous successive halving (arXiv 1810.05934) over lineages.
 
 The resource that successive halving gives out is trials of a lineage's binary search.
 """

@@ -1,4 +1,4 @@
-"""The predecessor's `binary`: random lineages, each with a binary search for the largest micro-batch size that runs."""
+"""dsat's `binary`: random lineages, each with a binary search for the largest micro-batch size that runs."""
 
 import random
 

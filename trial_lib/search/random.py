@@ -1,4 +1,4 @@
-"""The predecessor's `random`: random lineages with random sizes, each new one from where its stage's best stands."""
+"""dsat's `random`: random lineages with random sizes, each new one from where its stage's best stands."""
 
 import random
 from collections.abc import Collection

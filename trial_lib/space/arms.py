@@ -55,7 +55,7 @@ def build_space(
         zero_stages: the stages that may be used, unless the user asks for others.
         here: what decides on effects.
         requests: the user's.
-        catalogue: whether the space is the catalogue's; else it is the predecessor's. In the catalogue's every knob has
+        catalogue: whether the space is the catalogue's; else it is dsat's. In the catalogue's every knob has
             its best guess first: the user's own value, else DeepSpeed's default, no larger than the model.
     """
     return SearchSpace.of_arms(arm for _, arm in _arms(zero_stages, here, requests, catalogue))
@@ -111,14 +111,14 @@ def _every_arm(
     zero_stages: Iterable[int], here: Surroundings, asked: Mapping[str, RequestedKnob], catalogue: bool
 ) -> Iterator[tuple[CoarseSetting, Arm]]:
     stages = sorted(set(asked[STAGE].values if STAGE in asked else zero_stages))
-    predecessors = SearchSpace.for_model(stages, here.num_params, here.base_config)
+    dsats = SearchSpace.for_model(stages, here.num_params, here.base_config)
     found = []
-    for stage, predecessor in zip(stages, predecessors.arms, strict=True):
+    for stage, dsats_arm in zip(stages, dsats.arms, strict=True):
         axes = _coarse_of_catalogue(stage, here) if catalogue else {}
         axes.update({path: asked[path].values for path in asked if is_coarse(path) and path != STAGE})
         for values in product(*axes.values()):
             setting = _effective({STAGE: stage, **dict(zip(axes, values, strict=True))}, asked, here)
-            unasked = _fine_of_catalogue(setting, here) if catalogue else predecessor.fine
+            unasked = _fine_of_catalogue(setting, here) if catalogue else dsats_arm.fine
             arm = Arm(_knobs_of(setting, here), tuple(_fine(setting, here, unasked, asked)))
             config = overwrite_deepspeed_config(here.base_config, arm.knobs)
             if config not in found:

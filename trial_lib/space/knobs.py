@@ -138,7 +138,7 @@ class SearchSpace:
     def for_model(
         cls, zero_stages: Iterable[int], num_params: int, base_config: Mapping[str, Any] | None = None
     ) -> "SearchSpace":
-        """Returns the space of the predecessor's dsat for a model: one arm a stage, in ascending order.
+        """Returns dsat's space for a model: one arm a stage, in ascending order.
 
         A bucket larger than the model does what one of the model's size does, yet DeepSpeed allocates it whole: bucket
         sizes are clamped to the model's, and what becomes equal is one value.

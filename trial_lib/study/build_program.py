@@ -134,7 +134,7 @@ def environment_of(experiment: Experiment, include: tuple[Path, ...], device: st
     }
     environment = with_build_folder(environment, interpreter)
     if include:
-        # The predecessor copies these beside the code; here they become importable from where they stand.
+        # Determined copies these beside the code; here they become importable from where they stand.
         folders = [str(path.resolve().parent) for path in include]
         environment["PYTHONPATH"] = os.pathsep.join([*folders, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return environment

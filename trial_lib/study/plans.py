@@ -199,7 +199,7 @@ def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int |
 def throughput_to_beat(arguments: StudyArguments, best: TrialResult | None) -> float | None:
     """Returns the throughput (samples/s) that a single trial of the search has to come near; None for any will do.
 
-    The predecessor's methods take a trial that was stopped for one that has failed: they are spared.
+    dsat's methods take a trial that was stopped for one that has failed: they are spared.
 
     Args:
         arguments: the study's.

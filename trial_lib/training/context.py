@@ -166,11 +166,11 @@ class DeepSpeedTrialContext:
         return int(self._first_engine("num_micro_batches_per_slot").gradient_accumulation_steps())
 
     def get_train_micro_batch_size_per_gpu(self) -> int:
-        """Returns `train_micro_batch_size_per_gpu`, under the name that the predecessor gave it last."""
+        """Returns `train_micro_batch_size_per_gpu`, under Determined's latest name for it."""
         return self.train_micro_batch_size_per_gpu
 
     def get_num_micro_batches_per_slot(self) -> int:
-        """Returns `num_micro_batches_per_slot`, under the name that the predecessor gave it last."""
+        """Returns `num_micro_batches_per_slot`, under Determined's latest name for it."""
         return self.num_micro_batches_per_slot
 
     def _first_engine(self, what: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# The predecessor's name, and ZeroTune's own.
+# Determined's name, and ZeroTune's own.
 _MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED")
 
 

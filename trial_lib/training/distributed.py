@@ -84,7 +84,7 @@ class DistributedContext:
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> "DistributedContext":
-        """Returns the context of this process: the predecessor's name of `from_torch`.
+        """Returns the context of this process: Determined's name for `from_torch`.
 
         Args:
             chief_ip: not needed, since the ranks meet in torch's process group; for code that passes it.
@@ -93,7 +93,7 @@ class DistributedContext:
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> "DistributedContext":
-        """Returns the context of this process: the predecessor's name of `from_torch`.
+        """Returns the context of this process: Determined's name for `from_torch`.
 
         Args:
             chief_ip: not needed, since the ranks meet in torch's process group; for code that passes it.

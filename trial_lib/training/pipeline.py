@@ -16,7 +16,7 @@ def is_pipeline(engine: Any) -> bool:
 def supply_iterators(engine: Any, training: Iterators, validation: Iterators) -> None:
     """Lets `train_batch()` and `eval_batch()` of a pipeline engine be called without an iterator.
 
-    DeepSpeed's `eval_batch` must be given one, while the predecessor's documents call it without.
+    DeepSpeed's `eval_batch` must be given one, while Determined's documents call it without.
 
     Args:
         engine: the pipeline engine; its two methods are replaced.

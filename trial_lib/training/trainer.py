@@ -1,4 +1,4 @@
-"""The predecessor's `Trainer`: a script that builds its trial itself, and has the loop of a trial class train it."""
+"""Determined's `Trainer`: a script that builds its trial itself, and has the loop of a trial class train it."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -118,7 +118,7 @@ class Trainer:
             validation_period: how often to validate at least.
             max_length: how long to train.
             reporting_period: batches from one report of the training metrics to the next.
-            others: the predecessor's other arguments, which have no effect: a training goes on from its newest intact
+            others: Determined's other arguments, which have no effect: a training goes on from its newest intact
                 checkpoint, and its best and last two are kept.
 
         Raises:

@@ -89,7 +89,7 @@ def test_torchrun_is_understood_in_both_spellings(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("rest", ["python3 train.py --x", "train.py --x", "-- python3 train.py --x"])
-def test_the_predecessors_launcher_is_left_out(rest: str) -> None:
+def test_determineds_launcher_is_left_out(rest: str) -> None:
     entrypoint = parse_entrypoint(f"python3 -m determined.launch.deepspeed {rest}")
     assert (entrypoint.script, entrypoint.arguments) == ("train.py", ("--x",))
 

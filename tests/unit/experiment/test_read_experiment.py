@@ -51,7 +51,7 @@ def test_a_minimal_experiment_is_read(model_dir: Path) -> None:
     assert experiment.notes == ()
 
 
-def test_a_file_written_for_the_predecessor_is_read_as_it_is(model_dir: Path) -> None:
+def test_a_file_written_for_determined_is_read_unchanged(model_dir: Path) -> None:
     experiment = read(
         model_dir,
         """

@@ -7,7 +7,7 @@ import yaml
 
 from trial_lib.experiment.schema import SCHEMA_PATH, schema_text
 
-PREDECESSORS = """
+DETERMINEDS = """
 name: gpt2
 entrypoint: [python3, -m, determined.launch.deepspeed, python3, train.py, --deepspeed, ds_config.json]
 project: nlp
@@ -41,7 +41,7 @@ def test_the_schema_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(schema_text()))
 
 
-@pytest.mark.parametrize("text", [PREDECESSORS, OURS], ids=["the predecessor's", "with the additions"])
+@pytest.mark.parametrize("text", [DETERMINEDS, OURS], ids=["Determined's", "with the additions"])
 def test_an_experiment_is_valid(text: str) -> None:
     validate(yaml.safe_load(text))
 

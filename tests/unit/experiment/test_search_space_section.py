@@ -156,7 +156,7 @@ def test_a_mistake_in_the_experiment_is_told_with_its_line_and_column(write: Any
     assert caught.value.what == f'{OVERLAP}: expected true or false, found the text "often".'
 
 
-def test_the_methods_of_the_predecessor_have_its_space_and_adaptive_the_catalogues() -> None:
+def test_dsats_methods_have_its_space_and_adaptive_the_catalogues() -> None:
     about = ((1, 2), PROFILE, {}, 2, "cuda")
     assert space_for(*about, (), catalogue=False) == SearchSpace.for_model((1, 2), PROFILE.num_params, {})
     assert any("offload" in arm.label for arm in space_for(*about, (), catalogue=True).arms)

@@ -242,13 +242,13 @@ def test_no_two_arms_are_the_same_configuration() -> None:
     assert len({repr(arm.knobs) for arm in space.arms}) == len(space.arms) == len(set(labels(space)))
 
 
-def test_without_a_request_the_predecessors_space_is_as_it_was() -> None:
+def test_without_a_request_dsats_space_is_unchanged() -> None:
     base = {ZERO: {"stage": 3, "offload_param": {"device": "cpu"}}}
     at = here(base=base)
     assert build_space((1, 2, 3), at, catalogue=False) == SearchSpace.for_model((1, 2, 3), LARGE, base)
 
 
-def test_a_request_takes_its_knobs_place_in_the_predecessors_space() -> None:
+def test_a_request_takes_its_knobs_place_in_dsats_space() -> None:
     request = (
         RequestedKnob(f"{ZERO}.overlap_comm", (True,)),
         RequestedKnob(STAGE, (0, 2)),

@@ -59,7 +59,7 @@ def test_a_script_in_a_trial_is_told_the_trials_configuration_and_no_length(tmp_
     assert (spec.trial, spec.seed, spec.is_trial, spec.length) == (None, 7, True, None)
     assert spec.hparams["lr"] == 1
     assert spec.hparams["deepspeed_config"] == str(paths.ds_config)
-    # For code that reads its own file by a fixed name, as the predecessor's trials did.
+    # For code that reads its own file by a fixed name, as Determined's trials did.
     own = {**spec.hparams, "deepspeed_config": str(tmp_path / "ds_config.json")}
     assert get_ds_config_from_hparams(own) == {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0}
 

@@ -46,7 +46,7 @@ class Counter(PyTorchCallback):
         self.count = state_dict["count"]
 
 
-def test_there_are_the_hooks_of_the_predecessor():
+def test_determineds_hooks_are_there():
     assert set(HOOKS) == set(CALLS)
 
 

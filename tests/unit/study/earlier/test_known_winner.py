@@ -124,7 +124,7 @@ def test_what_the_host_had_left_for_a_trial_is_another_days(tuned: Experiment) -
 @pytest.mark.parametrize("method", ["asha", "binary", "random", "adaptive"])
 def test_every_method_begins_with_the_known_winner(tuned: Experiment, method: str) -> None:
     tuned.versions = {**tuned.versions, "deepspeed": "0.20.0"}
-    # Stage 0, which won, is not among the stages that the predecessor's methods draw from.
+    # Stage 0, which won, is not among the stages that dsat's methods draw from.
     tuned.tune(method=method, zero_stages=(0, 1, 2, 3))
     assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
 

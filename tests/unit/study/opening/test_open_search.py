@@ -39,7 +39,7 @@ def test_another_global_batch_may_be_asked_for_or_none() -> None:
 
 
 @pytest.mark.parametrize("method", ["asha", "binary", "random"])
-def test_the_predecessor_s_methods_let_it_grow(method: str) -> None:
+def test_dsats_methods_let_it_grow(method: str) -> None:
     assert kept(CONFIG, method=method) is None
 
 
