@@ -102,7 +102,7 @@ class Experiment:
 
     @contextmanager
     def resumed(self, root: Path) -> Iterator[OpenStudy]:
-        """A study that goes on."""
+        """A resumed study."""
         self.ran = []
         study = resume_study(root)
         try:

@@ -149,7 +149,7 @@ def end(driver: StudyDriver, work: Work) -> None:
 
 
 def live(folder: Path, method: str) -> int:
-    """Starts a process that goes on with the study to its end; returns its id."""
+    """Starts a process that resumes the study and runs it to its end; returns its id."""
     pid = os.fork()
     if pid:
         return pid

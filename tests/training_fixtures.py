@@ -90,7 +90,7 @@ class Training:
 
 
 class Trainings:
-    """Runs trial classes, each training in a folder of its own; the same name goes on in the same folder."""
+    """Runs trial classes, each training in a folder of its own; the same name resumes in the same folder."""
 
     def __init__(self, root: Path, launcher: Launcher) -> None:
         self.root = root

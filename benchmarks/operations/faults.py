@@ -93,7 +93,7 @@ def behind(zerotune: Zerotune, mlflow: Server) -> int:
 
 
 def disk_full(folder: Path, home: Path) -> dict[str, Any]:
-    """Fills the disk of a study in the middle of a trial, and goes on with the study when there is room again."""
+    """Fills the disk of a study in the middle of a trial, and resumes the study when there is room again."""
     zerotune = Zerotune(folder / "full", home, program=PROGRAM)
     with small_disk(zerotune.folder / "zerotune-studies", _DISK_MIB):
         command = zerotune.start("binary", "-mt", "6", "-z", "1", "-mct", "1")

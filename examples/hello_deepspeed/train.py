@@ -33,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--save_every", type=int, default=0, help="optimizer steps between checkpoints; 0: one at the end"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the latest checkpoint")
 
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the launcher")
     return deepspeed.add_config_arguments(parser).parse_args()

@@ -55,7 +55,7 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
     if study.record.is_file():
         full_experiment = FullExperimentPaths(study.full_experiment.root)
         trained = _record_of(full_experiment) if full_experiment.record.is_file() else None
-        record, copied = told_apart(read_record(study), study.record, goes_on=False)
+        record, copied = told_apart(read_record(study), study.record, resumes=False)
         if copied:
             with _written_by_us(root, study.lock, "study", copied):
                 if trained is not None:
@@ -64,7 +64,7 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
         after = [] if trained is None else [FullExperimentSync(full_experiment, tracking_uri)]
         return [StudySync(study, tracking_uri), *after]
     if own.record.is_file():
-        own_record, copied = told_apart(_record_of(own), own.record, goes_on=False)
+        own_record, copied = told_apart(_record_of(own), own.record, resumes=False)
         if copied:
             with _written_by_us(root, own.lock, "full experiment", copied):
                 write_record(own, own_record)

@@ -11,7 +11,7 @@ from flows.servers.prefect_server import prefect_server, require_home
 from flows.servers.service import ServerError
 from flows.terminal import print_document, say, say_ways
 from trial_lib.full_experiment.driver import LONGEST_END_S, FullExperiment, TrainingArguments
-from trial_lib.full_experiment.open import go_on_with_newest, new_full_experiment
+from trial_lib.full_experiment.open import new_full_experiment, resume_newest
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.kept.folder import INTERRUPTED
 
@@ -36,7 +36,7 @@ def train_command(arguments: TrainingArguments, resume: bool, as_json: bool) -> 
         InputError: the input is wrong. Nothing was started.
     """
     require_home()
-    open_it = go_on_with_newest if resume else new_full_experiment
+    open_it = resume_newest if resume else new_full_experiment
     with interrupts.opening():
         full_experiment = open_it(arguments, Path.cwd())
     return _run(full_experiment, arguments, as_json)

@@ -91,9 +91,7 @@ def test_a_cancelled_run_ends_cancelled_within_8_s_and_no_rank_is_alive_a_second
 
 
 @pytest.mark.long
-def test_a_killed_flow_ends_crashed_and_when_it_is_retried_it_goes_on_with_its_study(
-    worker: Worker, zerotune: Zerotune
-) -> None:
+def test_a_killed_flow_ends_crashed_and_when_retried_it_resumes_its_study(worker: Worker, zerotune: Zerotune) -> None:
     run = worker.run(zerotune, max_trials=3)
     wait_until(lambda: is_training(zerotune, 2), "trial 2", 90)
     worker.process.look()

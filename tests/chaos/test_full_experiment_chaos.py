@@ -11,7 +11,7 @@ from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Running, is_alive
 
 from flows.servers.prefect_server import PrefectServer
-from trial_lib.full_experiment.open import go_on_with_newest, new_full_experiment
+from trial_lib.full_experiment.open import new_full_experiment, resume_newest
 from trial_lib.study import build_program
 from trial_lib.wire.metrics_file import MetricsReader
 
@@ -32,7 +32,7 @@ def newest_checkpoint(folder: Folder) -> int:
 
 
 @pytest.mark.long
-def test_sigkill_and_ctrl_c_leave_no_process_and_resume_goes_on_from_the_last_checkpoint(
+def test_sigkill_and_ctrl_c_leave_no_process_and_resume_starts_from_the_last_checkpoint(
     folder: Folder, home: Path, server: PrefectServer
 ) -> None:
     folder.write_class(batches=5000, period=5, hparams={"step_seconds": 0.05})
@@ -46,7 +46,7 @@ def test_sigkill_and_ctrl_c_leave_no_process_and_resume_goes_on_from_the_last_ch
     killed_at, saved = latest(folder, "training"), newest_checkpoint(folder)
 
     command = start(folder, home, server, "--resume")
-    command.wait_until(lambda: latest(folder, "training") > killed_at, "the training to go on")
+    command.wait_until(lambda: latest(folder, "training") > killed_at, "the training to continue")
     command.process.send_signal(signal.SIGINT)
     ended = command.end(timeout=20)
     assert ended.returncode == 130, ended.stderr
@@ -57,7 +57,7 @@ def test_sigkill_and_ctrl_c_leave_no_process_and_resume_goes_on_from_the_last_ch
     stopped_at, saved_again = latest(folder, "training"), newest_checkpoint(folder)
 
     arguments = folder.write_class(batches=stopped_at + 4, period=5)
-    assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
+    assert run_to_its_end(resume_newest(arguments, folder.root)).completed
     assert (folder.record["batches"], folder.record["attempts"]) == (stopped_at + 4, 3)
     assert [step for step, _ in folder.history("training.loss")] == list(range(1, stopped_at + 5))
     # What was trained again is what came after the last checkpoint.
@@ -88,5 +88,5 @@ def test_a_killed_rank_or_guard_costs_the_work_since_the_last_checkpoint(
         full_experiment.close()
     assert end.completed, end.reason
     notes = [line.text for line in MetricsReader(folder.paths.metrics).read() if line.kind == "note"]
-    assert notes == ["going on from batch 0", "going on from batch 10"]
+    assert notes == ["resuming from batch 0", "resuming from batch 10"]
     assert not any(psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) for pid in folder.pids())

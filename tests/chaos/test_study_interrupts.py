@@ -1,4 +1,4 @@
-"""Studies that are interrupted: nothing of them is left running, and `resume` goes on where they were."""
+"""Studies that are interrupted: nothing of them is left running, and `resume` continues where they were."""
 
 import shutil
 import signal
@@ -54,7 +54,7 @@ def assert_each_trial_was_told_once(study: Study) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
-def test_an_interrupt_while_the_servers_come_up_ends_everything_and_says_how_to_go_on(
+def test_an_interrupt_while_the_servers_come_up_ends_everything_and_says_how_to_resume(
     zerotune: Zerotune, interrupt: signal.Signals
 ) -> None:
     command = zerotune.start(*SEARCH)
@@ -115,7 +115,7 @@ def test_sigterm_during_a_trial_ends_it_in_good_order(zerotune: Zerotune) -> Non
 
 
 @pytest.mark.long
-def test_sigkill_leaves_no_process_and_only_one_command_at_a_time_goes_on_with_the_study(zerotune: Zerotune) -> None:
+def test_sigkill_leaves_no_process_and_only_one_command_at_a_time_resumes_the_study(zerotune: Zerotune) -> None:
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: studies_exist(zerotune) and trial_is_training(zerotune, 2), "trial 2")
     assert any("prefect_app.py" in " ".join(words_of(process)) for process in command.look())
@@ -171,7 +171,7 @@ def test_a_resumed_search_asks_what_the_uninterrupted_one_asked(tmp_path: Path, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGKILL])
-def test_a_study_that_is_interrupted_during_a_sweep_keeps_what_it_measured_and_goes_on(
+def test_a_study_that_is_interrupted_during_a_sweep_keeps_what_it_measured_and_is_resumed(
     zerotune: Zerotune, interrupt: signal.Signals
 ) -> None:
     command = zerotune.start("adaptive", "--free-batch", "-mt", "6", "-mct", "1")

@@ -157,7 +157,7 @@ def test_a_program_that_mends_what_its_file_says_is_tuned(tmp_path: Path, home: 
 
 
 @pytest.mark.long
-def test_a_study_that_goes_on_under_a_deepspeed_that_refuses_is_kept(tmp_path: Path, home: Path) -> None:
+def test_a_study_resumed_under_a_deepspeed_that_refuses_is_kept(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home)
     running = zerotune.start("adaptive")
     begun = "zerotune-studies/*/trials/0001/candidate.json"

@@ -101,7 +101,7 @@ def test_a_copy_that_another_process_drives_is_left_alone(original: StudyPaths) 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_an_interrupted_study_and_its_copy_are_gone_on_with_side_by_side(
+def test_an_interrupted_study_and_its_copy_are_resumed_side_by_side(
     tmp_path: Path, home: Path, store: str, server: PrefectServer
 ) -> None:
     folder = tmp_path / "work"

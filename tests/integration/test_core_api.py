@@ -1,4 +1,4 @@
-"""Programs of the Core API: measured in trials, trained at full length, stopped and gone on with."""
+"""Programs of the Core API: measured in trials, trained at full length, stopped and resumed."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from training_fixtures import Training, Trainings
 
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments
-from trial_lib.full_experiment.open import go_on_with_newest, new_full_experiment
+from trial_lib.full_experiment.open import new_full_experiment, resume_newest
 from trial_lib.records.full_experiment_folder import FullExperimentPaths
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import StudyStatus
@@ -94,7 +94,7 @@ def test_metrics_and_checkpoints_of_a_full_experiment_are_kept(trainings: Traini
     assert manifest["world_size"] == 2
 
 
-def test_a_request_to_stop_is_followed_after_a_checkpoint_and_gone_on_with(trainings: Trainings) -> None:
+def test_a_request_to_stop_is_followed_after_a_checkpoint_and_resumed(trainings: Trainings) -> None:
     stop = StopRequest(trainings.root / "training" / "stop")
     stop.make()
     training = train(trainings, length={"batches": 8})
@@ -104,7 +104,7 @@ def test_a_request_to_stop_is_followed_after_a_checkpoint_and_gone_on_with(train
 
     stop.clear()
     training = train(trainings, length={"batches": 8}, latest_checkpoint="batch-00000002")
-    assert "goes on after 2 steps" in training.logs[0]
+    assert "resumes after 2 steps" in training.logs[0]
     assert training.finished is not None
     assert training.finished["latest_checkpoint"] == "batch-00000008"
     assert not stop.was_followed
@@ -156,9 +156,9 @@ def test_a_full_experiment_survives_a_kill_and_a_stop_and_comes_to_its_end(
     running.begin()
     wait_for(running, "batch 4: checkpoint")
     os.kill(folder.pids()[0], signal.SIGKILL)
-    wait_for(running, "goes on after ")
+    wait_for(running, "resumes after ")
     saved = folder.told("checkpoint")[-1]
-    assert f"goes on after {saved} steps" in folder.paths.rank_log(0).read_text()
+    assert f"resumes after {saved} steps" in folder.paths.rank_log(0).read_text()
     wait_for(running, f"batch {saved + 4}: checkpoint")
     running.stop()
     running.finish(StudyStatus.CANCELLED, "interrupted")
@@ -169,7 +169,7 @@ def test_a_full_experiment_survives_a_kill_and_a_stop_and_comes_to_its_end(
     saved = folder.told("checkpoint")[-1]
 
     folder.config.write_text(folder.config.read_text().replace("max_length: 1000", f"max_length: {saved + 6}"))
-    assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
+    assert run_to_its_end(resume_newest(arguments, folder.root)).completed
     record = folder.record
     assert (record["status"], record["batches"]) == ("completed", saved + 6)
     assert record["best_checkpoint"] is not None

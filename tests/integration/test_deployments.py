@@ -75,7 +75,7 @@ def test_the_form_of_a_flow_shows_every_parameter_with_its_description_and_defau
     form = parameter_schema(flow).model_dump_for_openapi()
     assert list(form["properties"]) == [*record.model_fields, *own]
     assert [field for field in form["properties"].values() if not field.get("description")] == []
-    # Nothing is required by itself: a study to go on with needs nothing else.
+    # Nothing is required by itself: a study to resume needs nothing else.
     assert "required" not in form
     plain = {name: field for name, field in record.model_fields.items() if not field.is_required()}
     of_record = record.model_json_schema()["properties"]

@@ -52,7 +52,7 @@ def test_a_trial_on_another_kind_of_device_ends_before_its_engine_is_built(trial
 
 
 @pytest.mark.long
-def test_a_study_whose_ranks_train_elsewhere_fails_with_a_sentence_and_goes_on_once_that_is_mended(
+def test_a_study_whose_ranks_train_elsewhere_fails_with_a_sentence_and_is_resumed_once_that_is_mended(
     tmp_path: Path, home: Path
 ) -> None:
     zerotune = Zerotune(tmp_path, home)

@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune, query
 
 from flows.servers.prefect_server import PrefectServer
-from trial_lib.full_experiment.open import go_on_with_newest, new_full_experiment
+from trial_lib.full_experiment.open import new_full_experiment, resume_newest
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study import build_program
 from trial_lib.wire.errors import InputError
@@ -34,7 +34,7 @@ def run(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Any
 # -- restarts ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_training_that_dies_goes_on_from_its_last_checkpoint(folder: Folder, stand_in: None) -> None:
+def test_a_training_that_dies_resumes_from_its_last_checkpoint(folder: Folder, stand_in: None) -> None:
     arguments = folder.write_class(batches=8, period=3, max_restarts=3, hparams={"crash_at": [2, 5]})
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
     assert (end.completed, end.reason) == (True, "")
@@ -43,7 +43,7 @@ def test_a_training_that_dies_goes_on_from_its_last_checkpoint(folder: Folder, s
     assert record["best_checkpoint"] == "batch-00000006"
     assert record["best_metric"] == pytest.approx(1 / 6)
     notes = [line.text for line in MetricsReader(folder.paths.metrics).read() if line.kind == "note"]
-    assert notes == ["going on from batch 0", "going on from batch 0", "going on from batch 3"]
+    assert notes == ["resuming from batch 0", "resuming from batch 0", "resuming from batch 3"]
     log = folder.paths.log.read_text()
     for attempt in (1, 2):
         told = f"attempt {attempt} of 4 crashed: Rank 0 was ended by signal 9. Log: {folder.paths.rank_log(0)}"
@@ -100,14 +100,14 @@ def test_a_class_that_breaks_the_api_is_not_started_again(folder: Folder, stand_
     assert (folder.record["attempts"], folder.record["reason"]) == (1, end.reason)
 
 
-def test_a_stopped_training_is_gone_on_with_in_the_same_folder_and_the_same_run(folder: Folder, stand_in: None) -> None:
+def test_a_stopped_training_is_resumed_in_the_same_folder_and_the_same_run(folder: Folder, stand_in: None) -> None:
     arguments = folder.write_class(batches=1000, period=2, hparams={"step_seconds": 0.1})
     first = new_full_experiment(arguments, folder.root)
     first.begin()
     while "batch 3: training" not in folder.paths.log.read_text():
         assert first.wait(0.05) is None
     with pytest.raises(InputError, match="another process drives this full experiment"):
-        go_on_with_newest(arguments, folder.root)
+        resume_newest(arguments, folder.root)
     first.stop()
     first.finish(StudyStatus.CANCELLED, "interrupted")
     first.close()
@@ -117,13 +117,13 @@ def test_a_stopped_training_is_gone_on_with_in_the_same_folder_and_the_same_run(
     assert before.info.status == "KILLED"
 
     arguments = folder.write_class(batches=saved + 4, period=2)  # another length may be asked for
-    assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
+    assert run_to_its_end(resume_newest(arguments, folder.root)).completed
     (run,) = folder.runs
     assert (run.info.run_id, run.info.status) == (before.info.run_id, "FINISHED")
     assert run.data.tags["best_checkpoint"] == f"batch-{saved + 4:08d}"
     assert folder.history("training.loss") == [(batch, 1 / batch) for batch in range(1, saved + 5)]
     with pytest.raises(InputError, match="there is no full experiment named tiny here"):
-        go_on_with_newest(arguments, folder.root)
+        resume_newest(arguments, folder.root)
 
 
 @pytest.mark.devices(2)
@@ -241,13 +241,13 @@ def test_more_slots_than_the_host_has_are_refused(folder: Folder, home: Path) ->
     assert_refused(folder, home, "slots_per_trial is 4096, but this host has")
 
 
-def test_a_changed_configuration_is_not_gone_on_with(folder: Folder) -> None:
+def test_a_changed_configuration_is_not_resumed(folder: Folder) -> None:
     arguments = folder.write_script("--crashes", "1")
     assert not run_to_its_end(new_full_experiment(arguments, folder.root)).completed
     config = folder.model / "ds_config.json"
     config.write_text(config.read_text().replace("1e-3", "1e-4"))
     with pytest.raises(InputError, match="the DeepSpeed configuration has changed since the full experiment began"):
-        go_on_with_newest(arguments, folder.root)
+        resume_newest(arguments, folder.root)
 
 
 @pytest.mark.long
@@ -265,7 +265,7 @@ def test_a_configuration_that_deepspeed_has_refused_may_be_mended(folder: Folder
     assert "DeepSpeed refuses the configuration: sparse_attention: DeepSpeed 0." in end.reason
     assert folder.record["attempts"] == 1
     config.write_text(sound)
-    assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
+    assert run_to_its_end(resume_newest(arguments, folder.root)).completed
     assert "sparse_attention" not in folder.record["ds_config"]
 
 

@@ -1,4 +1,4 @@
-"""When a full experiment is started again, when it is not, and how one that has failed is gone on with."""
+"""When a full experiment is started again, when it is not, and how one that has failed is resumed."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from study_fixtures import Zerotune
 
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.full_experiment import driver
-from trial_lib.full_experiment.open import go_on_with_newest, new_full_experiment
+from trial_lib.full_experiment.open import new_full_experiment, resume_newest
 from trial_lib.launch import full_training
 from trial_lib.launch.cold import ColdLauncher
 from trial_lib.records.study_folder import StudyStatus
@@ -93,10 +93,10 @@ def test_a_folder_stays_locked_until_the_training_s_processes_are_gone(
     running.close()
     assert "processes of the training still run" in folder.paths.log.read_text()
     with pytest.raises(InputError, match="another process drives this full experiment"):
-        go_on_with_newest(arguments, folder.root)
+        resume_newest(arguments, folder.root)
     may_end.set()
     running._thread.join(10)
-    assert run_to_its_end(go_on_with_newest(arguments, folder.root)).completed
+    assert run_to_its_end(resume_newest(arguments, folder.root)).completed
 
 
 def test_what_holds_hyperparameters_is_for_the_user_alone(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,7 @@ def test_what_holds_hyperparameters_is_for_the_user_alone(folder: Folder, monkey
 
 
 @pytest.mark.long
-def test_a_study_s_full_experiment_that_failed_is_gone_on_with_by_resume(
-    tmp_path: Path, home: Path, server: PrefectServer
-) -> None:
+def test_a_study_s_full_experiment_that_failed_is_resumed(tmp_path: Path, home: Path, server: PrefectServer) -> None:
     zerotune = Zerotune(tmp_path, home, program="--num_steps 300")
     script = zerotune.model / "train.py"
     unmended = script.read_text()

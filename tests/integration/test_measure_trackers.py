@@ -45,7 +45,7 @@ USES = {
     assert mlflow.MlflowClient("http://127.0.0.1:9").get_run(run.info.run_id).data.metrics == {"loss": 1.0}
     assert "scratch" in mlflow.get_tracking_uri()
     """,
-    "mlflow, a run that goes on": """
+    "mlflow, a run that is resumed": """
     import mlflow
     mlflow.set_experiment(experiment_id="7")
     mlflow.start_run(run_id="0123456789abcdef0123456789abcdef")

@@ -1,4 +1,4 @@
-"""`zerotune record`: a whole grid measured into one file, which goes on where it was cut short."""
+"""`zerotune record`: a whole grid measured into one file, which is resumed where it was cut short."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_every_lineage_is_measured_at_every_size_and_what_fails_once(zerotune: Z
     assert not (zerotune.folder / "zerotune-studies").exists()
 
 
-def test_a_recording_goes_on_with_what_is_missing(zerotune: Zerotune) -> None:
+def test_a_resumed_recording_measures_what_is_missing(zerotune: Zerotune) -> None:
     path = zerotune.folder / "table.jsonl"
     assert zerotune.run(*record(zerotune, "-b", "2", "--repeats", "1")).returncode == 0
     before = path.read_text()

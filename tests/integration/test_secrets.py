@@ -109,7 +109,7 @@ def test_no_secret_leaves_the_folder_of_a_study_that_trains_with_its_winner(zero
     ended = zerotune.run("tune", *options, *command(), timeout=900)
     assert ended.returncode == 0, ended.stderr
     study = zerotune.study
-    # The program had them all, and the folder has what it takes to go on.
+    # The program had them all, and the folder has what a resume needs.
     log = study.paths.trial(0).log(0).read_text()
     assert all(secret in log for secret in SECRETS.values())
     assert SECRETS["configuration"] in study.paths.best_ds_config.read_text()

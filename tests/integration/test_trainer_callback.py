@@ -84,7 +84,7 @@ def test_the_callback_reports_saves_and_ends_at_the_experiments_length(trainings
     )
 
 
-def test_a_stopped_trainer_saves_and_is_gone_on_with(trainings: Trainings) -> None:
+def test_a_stopped_trainer_saves_and_is_resumed(trainings: Trainings) -> None:
     stop = StopRequest(trainings.root / "training" / "stop")
     stop.make()
     training = train(trainings, length={"batches": 3})

@@ -39,7 +39,7 @@ def test_it_trains_as_long_as_the_script_says_and_validates_and_saves(trainings:
     assert training.said()[-1] == "batches of 2 times 2"
 
 
-def test_the_experiments_length_counts_and_a_second_start_goes_on(trainings: Trainings, config: Path) -> None:
+def test_the_experiments_length_counts_and_a_second_start_resumes(trainings: Trainings, config: Path) -> None:
     first = train(trainings, config, "--batches", "9", length={"batches": 2})
     assert first.finished is not None, first.logs
     assert first.finished["batches"] == 2

@@ -1,4 +1,4 @@
-"""A trial class on real ranks: checkpoints, going on from them to the last bit, and pipelines."""
+"""A trial class on real ranks: checkpoints, resuming from them to the last bit, and pipelines."""
 
 import json
 from typing import Any
@@ -47,7 +47,7 @@ def test_a_metric_that_the_validation_does_not_have_is_told_and_costs_nothing(tr
 
 
 @pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.long) for stage in (1, 2)), 3])
-def test_a_killed_training_goes_on_with_the_same_losses_to_the_last_bit(trainings: Trainings, stage: int) -> None:
+def test_a_killed_training_resumes_with_the_same_losses_to_the_last_bit(trainings: Trainings, stage: int) -> None:
     config = {**DS_CONFIG, "zero_optimization": {**DS_CONFIG["zero_optimization"], "stage": stage}}
     options: dict[str, Any] = {
         "slots": 2,
@@ -69,7 +69,7 @@ def test_a_killed_training_goes_on_with_the_same_losses_to_the_last_bit(training
     assert resumed.metric("validation_loss", "validation") == whole.metric("validation_loss", "validation")
 
 
-def test_a_training_of_two_engines_goes_on_with_the_same_losses(trainings: Trainings) -> None:
+def test_a_training_of_two_engines_resumes_with_the_same_losses(trainings: Trainings) -> None:
     example = EXAMPLES / "gan_two_engines"
     config = json.loads((example / "ds_config.json").read_text())
 
@@ -96,7 +96,7 @@ def test_a_training_of_two_engines_goes_on_with_the_same_losses(trainings: Train
         assert parts.metric(metric) == whole.metric(metric)
 
 
-def test_a_trial_that_takes_two_batches_a_call_goes_on_where_it_was_in_the_data(trainings: Trainings) -> None:
+def test_a_trial_that_takes_two_batches_a_call_resumes_where_it_was_in_the_data(trainings: Trainings) -> None:
     whole = trainings.run("TakesTwo", "whole", length={"batches": 6}, checkpoint_period={"batches": 3})
     trainings.run("TakesTwo", "parts", length={"batches": 3})
     parts = trainings.run("TakesTwo", "parts", length={"batches": 6})
@@ -124,9 +124,7 @@ def test_what_a_trial_saves_itself_belongs_to_the_checkpoint(trainings: Training
 
 @pytest.mark.long
 @pytest.mark.parametrize(("stage", "first", "then"), [(1, 2, 1), pytest.param(3, 1, 2, marks=pytest.mark.long)])
-def test_a_training_goes_on_with_another_number_of_ranks(
-    trainings: Trainings, stage: int, first: int, then: int
-) -> None:
+def test_a_training_resumes_on_another_number_of_ranks(trainings: Trainings, stage: int, first: int, then: int) -> None:
     def run(name: str, slots: int, batches: int) -> Training:
         config = {**DS_CONFIG, "gradient_accumulation_steps": 4 // slots, "zero_optimization": {"stage": stage}}
         return trainings.run("Exact", name, slots=slots, ds_config=config, length={"batches": batches})
@@ -167,7 +165,7 @@ def test_a_stage_in_the_middle_of_a_pipeline_builds_no_loader_and_reports_nothin
     assert sorted(training.metric("loss")) == [1, 2]
 
 
-def test_a_pipeline_goes_on_with_the_same_losses(trainings: Trainings) -> None:
+def test_a_pipeline_resumes_with_the_same_losses(trainings: Trainings) -> None:
     options: dict[str, Any] = {"slots": 2, "ds_config": PIPELINE}
     whole = trainings.run("TwoStages", "whole", length={"batches": 6}, checkpoint_period={"batches": 3}, **options)
     trainings.run("TwoStages", "parts", length={"batches": 3}, **options)

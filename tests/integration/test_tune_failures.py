@@ -56,7 +56,7 @@ def test_a_study_whose_trials_all_fail_says_so(tmp_path: Path, home: Path) -> No
 
 
 @pytest.mark.long
-def test_a_search_that_fails_goes_on_where_it_was(tmp_path: Path, home: Path) -> None:
+def test_a_search_that_fails_is_resumed(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home)
     words = [sys.executable, "-c", FAILS_TWICE, "asha", str(zerotune.config), str(zerotune.model), "-mt", "3"]
     ended = Running([*words, "--max-search-runner-restarts", "2"], tmp_path, zerotune.environment).end()

@@ -1,4 +1,4 @@
-"""Training goes on with another number of ranks: real engines of every ZeRO stage, saved by some and loaded by others.
+"""Training resumes on another number of ranks: real engines of every ZeRO stage, saved by some and loaded by others.
 
 Run as a program this file is the ranks: it imports once, and forks a world for each step.
 """
@@ -105,7 +105,7 @@ def save(ranks, root):
     return {name: train_batches(engine, ranks, rest) for name, engine in engines.items()}
 
 
-def go_on(ranks, root):
+def resume(ranks, root):
     from trial_lib.training.saved.checkpoints import Checkpoint, CheckpointStore
     from trial_lib.training.saved.universal import loadable, world_size_problem
 
@@ -161,7 +161,7 @@ def run_worlds(root):
 
     for before, after in ((2, 1), (1, 2)):
         run_world(save, before, f"{root}/{before}", f"{root}/{before}.json")
-        run_world(go_on, after, f"{root}/{before}", f"{root}/{before}-{after}.json")
+        run_world(resume, after, f"{root}/{before}", f"{root}/{before}-{after}.json")
 
 
 if __name__ == "__main__":
@@ -173,7 +173,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """The losses of each world, by what it was: `2` saved, `2-1` went on alone."""
+    """The losses of each world, by what it was: `2` saved, `2-1` resumed alone."""
     root = tmp_path_factory.mktemp("worlds")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -188,7 +188,7 @@ def losses(tmp_path_factory):
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_losses_go_on_with_another_number_of_ranks(losses, engine, before, after):
+def test_the_losses_continue_on_another_number_of_ranks(losses, engine, before, after):
     tolerance = 1e-2 if "bf16" in engine else 1e-5
     assert losses[f"{before}-{after}"][engine] == pytest.approx(losses[f"{before}"][engine], rel=tolerance)
 

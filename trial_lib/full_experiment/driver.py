@@ -311,7 +311,7 @@ class FullExperiment:
         self._update(attempts=self._record.attempts + 1)
 
     def _latest_checkpoint(self) -> str | None:
-        """Returns the checkpoint that a script goes on from; the loop of a trial class looks for itself."""
+        """Returns the checkpoint that a script resumes from; the loop of a trial class looks for itself."""
         if self._spec.trial is not None or not self.paths.checkpoints.exists():
             return None
         # Here: they bring torch, which a driver has no other use for.

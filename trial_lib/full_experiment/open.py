@@ -1,4 +1,4 @@
-"""Opening a full experiment: a new one, one to go on with, or that of a study."""
+"""Opens a full experiment: a new one, one to resume, or that of a study."""
 
 import dataclasses
 import json
@@ -63,8 +63,8 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_i
     return _open(record, experiment, environment, host, paths, tracking_uri)
 
 
-def go_on_with_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
-    """Opens the newest full experiment of the same name that has not completed; it goes on where it was.
+def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
+    """Resumes the newest full experiment of the same name that has not completed.
 
     What the YAML says now counts, but for the DeepSpeed configuration, which has to be the same; one that DeepSpeed has
     refused may be mended.
@@ -215,14 +215,14 @@ def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperim
         paths = FullExperimentPaths(file.parent)
         record = _read_record(paths)
         if record.name == name and record.status is not StudyStatus.COMPLETED:
-            is_own = not told_apart(record, file, goes_on=False)[1]
+            is_own = not told_apart(record, file, resumes=False)[1]
             found.append(((record.started_at, is_own), paths, record))
     if not found:
         raise InputError(
             f"there is no full experiment named {name} here that has not come to its end.",
             where=str(work_dir / FULL_EXPERIMENTS),
             remedy="Leave --resume out to start one, or run zerotune in the folder where it was started; "
-            "a study's goes on by `zerotune resume STUDY`.",
+            "a study's is resumed by `zerotune resume STUDY`.",
         )
     _, paths, record = max(found, key=lambda one: one[0])
     return paths, record
@@ -285,7 +285,7 @@ def _open(
     tracking_uri: str,
 ) -> FullExperiment:
     lock = hold_lock(paths.lock, "full experiment")
-    record, copied = told_apart(record, paths.record, goes_on=True) if record.study_id is None else (record, "")
+    record, copied = told_apart(record, paths.record, resumes=True) if record.study_id is None else (record, "")
     record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     write_record(paths, record)
     write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")

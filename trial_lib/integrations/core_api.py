@@ -188,7 +188,7 @@ class PreemptContext:
         self._heeds = False
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Returns whether to save a checkpoint and return: somebody stops the full experiment, to go on later.
+        """Returns whether to save a checkpoint and return: a user stops the full experiment, to resume it later.
 
         A full experiment that asks is given some seconds to do so when it is stopped (Ctrl-C); another is not.
 

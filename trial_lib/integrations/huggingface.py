@@ -32,7 +32,7 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
 
     Args:
         core_context: what `core.init` returned.
-        args: the Trainer's `TrainingArguments`. Where the training goes on, `args.resume_from_checkpoint` is set: pass
+        args: the Trainer's `TrainingArguments`. When a training is resumed, `args.resume_from_checkpoint` is set: pass
             it to `trainer.train(resume_from_checkpoint=...)`.
         filter_metrics: report only metrics whose names have one of these in them, and the experiment's own; None for
             all.
@@ -59,9 +59,9 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
         self.current_op: SearcherOperation | None = None
         if core_context.searcher.has_length:
             self.current_op = next(core_context.searcher.operations())
-        self._go_on(args)
+        self._resume(args)
 
-    def _go_on(self, args: Any) -> None:
+    def _resume(self, args: Any) -> None:
         """Has the Trainer resume from the newest checkpoint that was kept, if there is one."""
         info = get_cluster_info()
         if info is None or info.latest_checkpoint is None or getattr(args, "overwrite_output_dir", False):

@@ -15,7 +15,7 @@ other's files.
 New files that the program had when it took its first optimizer step are its preparation. They are moved to where it
 has put them when the trial has ended, a folder at once, and the next trial finds them; a trial that never came to
 train leaves nothing half prepared. What is new since then is the training's output. It goes with the layer, as do
-changes of what was there before: no trial takes the checkpoint of another for one to go on from.
+changes of what was there before: no trial resumes from the checkpoint of another.
 """
 
 import contextlib

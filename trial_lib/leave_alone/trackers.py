@@ -15,7 +15,7 @@ from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 from trial_lib.leave_alone.user_files import UserFiles
 
-# A run or an experiment that is to go on: there is none in an empty store.
+# A run or an experiment to resume: there is none in an empty store.
 _OF_A_RUN = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "WANDB_RUN_ID", "WANDB_RESUME")
 
 

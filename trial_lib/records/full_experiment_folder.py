@@ -109,7 +109,7 @@ class FullExperimentRecord(BaseModel):
         model_dir: the model directory, absolute.
         ds_config: the DeepSpeed configuration that it trains with.
         hparams: the experiment's hyperparameters, without the DeepSpeed configuration.
-        arguments: what it was asked for, as JSON: one that is gone on with takes them from here.
+        arguments: what it was asked for, as JSON: one that is resumed takes them from here.
         status: where it stands.
         reason: why it failed or stopped; empty otherwise.
         attempts: how often the training was started, over all resumes.
@@ -118,7 +118,7 @@ class FullExperimentRecord(BaseModel):
         batches: optimizer steps done, as far as the training tells.
         best_checkpoint: the name of the best checkpoint so far.
         best_metric: the validation metric of that checkpoint.
-        flow_run_id: the Prefect flow run that began it, and goes on with it when it is retried; None for a command's,
+        flow_run_id: the Prefect flow run that began it, and resumes it when retried; None for a command's,
             and for a study's.
         whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
     """

@@ -236,7 +236,7 @@ class StudyRecord(BaseModel):
             sentence; empty where it is not, beyond the noise.
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
-        flow_run_id: the Prefect flow run that began it, and goes on with it when it is retried; None for a command's.
+        flow_run_id: the Prefect flow run that began it, and resumes it when retried; None for a command's.
         whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
     """
 

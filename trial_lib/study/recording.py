@@ -22,7 +22,7 @@ def record_table(
     output: Path,
     tell: Callable[[int, int, Candidate, TrialResult], None] = lambda done, total, candidate, result: None,
 ) -> RecordedTable:
-    """Measures every candidate and writes one line for each trial, so that an interrupted recording goes on.
+    """Measures every candidate and writes one line for each trial, so that an interrupted recording can be resumed.
 
     The repeats of a candidate are apart in time, and each pass has an order of its own: what drifts on the machine
     falls on all alike. A candidate that does not complete is not repeated.

@@ -1,7 +1,7 @@
 """Making MLflow have what a full experiment's folder holds: its record, and its metrics as they come.
 
 One run for one full experiment, looked for by its record's id. Metrics are sent as far as the run's `sent` tag does not
-say that they are there: a restarted driver goes on where the one before stopped, and what it sends twice, for the other
+say that they are there: a restarted driver resumes where the one before stopped, and what it sends twice, for the other
 was killed in between, is the same by name, step and time.
 """
 

@@ -83,7 +83,7 @@ class Runs:
         if self._tags.get(_EXPERIMENT_KIND, "") in _GUESSED_KINDS:
             self.tag_experiment(_EXPERIMENT_KIND, _MODEL_TRAINING)
         self.found: dict[str, Any] = {}
-        # A run whose creation was answered too late has been created once more: the one that was gone on with stays.
+        # A run whose creation was answered too late has been created once more: the one in use stays.
         for run in sorted(self.search(wanted), key=lambda run: SENT not in run.data.tags):
             if run.data.tags.get(KIND) != kind:
                 continue

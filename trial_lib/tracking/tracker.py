@@ -117,7 +117,7 @@ class Tracker:
     def _send(self) -> bool:
         try:
             self._sync.run()
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong with MLflow, the work goes on
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with MLflow, the work continues
             self.last_error = str(error).replace(self._uri, self.tracking_uri)
             self._sync = self._new_sync()
             return False

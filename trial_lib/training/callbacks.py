@@ -18,8 +18,8 @@ class PyTorchCallback:
         """Called once, before everything else: the trial and its data loaders are built, no checkpoint is loaded yet.
 
         Args:
-            first_batch_idx: the optimizer step that the training goes on with; 0 for a new one.
-            checkpoint_uuid: the checkpoint that it goes on from; None for a new one.
+            first_batch_idx: the optimizer step that the training resumes at; 0 for a new one.
+            checkpoint_uuid: the checkpoint that it resumes from; None for a new one.
         """
 
     def on_training_start(self) -> None:

@@ -282,13 +282,13 @@ class TrainingLoop:
         if checkpoint.state["train_batch_size"] != self._pace.train_batch_size:
             raise InvalidTrialError(
                 f"{checkpoint.path} was written with a train_batch_size of {checkpoint.state['train_batch_size']}, and "
-                f"this training has {self._pace.train_batch_size}. Go on with the configuration that it began with."
+                f"this training has {self._pace.train_batch_size}. Resume with the configuration that it began with."
             )
         self._callbacks.call("on_checkpoint_load_start", dict(checkpoint.state))
         with loadable(checkpoint, context.models, context.distributed) as folder:
             self._trial.load(context, folder)
         saved_one = rank < checkpoint.world_size
-        # Callbacks see the same on every rank, so that a new one goes on from the first one's.
+        # Callbacks see the same on every rank, so that a new rank resumes from the first rank's.
         states = load_rank_state(checkpoint.path, rank if saved_one else 0)
         self._callbacks.load_state_dict(states["callbacks"])
         self._first_micro_batch = states["micro_batches_read"]
@@ -305,8 +305,8 @@ class TrainingLoop:
             raise InvalidTrialError(
                 f"{checkpoint.path} was saved by {checkpoint.world_size} ranks and cannot be loaded by "
                 f"{self._context.distributed.size}: train_batch has read {micro_batches_read} micro-batches for "
-                f"{checkpoint.batch} batches of {checkpoint.state['accumulation']}, so that nobody can tell where "
-                f"other replicas go on. Resume on {checkpoint.world_size} slots."
+                f"{checkpoint.batch} batches of {checkpoint.state['accumulation']}, so the place of "
+                f"other replicas is unknown. Resume on {checkpoint.world_size} slots."
             )
         return checkpoint.batch * self._pace.accumulation
 

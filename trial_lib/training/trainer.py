@@ -118,7 +118,7 @@ class Trainer:
             validation_period: how often to validate at least.
             max_length: how long to train.
             reporting_period: batches from one report of the training metrics to the next.
-            others: Determined's other arguments, which have no effect: a training goes on from its newest intact
+            others: Determined's other arguments, which have no effect: a training resumes from its newest intact
                 checkpoint, and its best and last two are kept.
 
         Raises:

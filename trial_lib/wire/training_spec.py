@@ -35,7 +35,7 @@ class TrainingSpec:
         records_per_epoch: samples of an epoch; None: what the training loader holds.
         metric: the validation metric that says which checkpoint is best.
         smaller_is_better: whether a smaller value of it is better.
-        checkpoints: the folder of the checkpoints; the training goes on from the newest intact one. None in a trial,
+        checkpoints: the folder of the checkpoints; the training resumes from the newest intact one. None in a trial,
             which keeps nothing.
         latest_checkpoint: the name of that newest intact one, for a script: a trial class looks for it itself.
         metrics: the file that rank 0 appends records to, one JSON object a line.

@@ -42,7 +42,7 @@ def main(core_context, hparams, latest_checkpoint, max_length):
         with core_context.checkpoint.restore_path(storage_id=latest_checkpoint) as path:
             _, state = engine.load_checkpoint(path)
         steps_completed = state["steps_completed"]
-        print(f"goes on after {steps_completed} steps", flush=True)
+        print(f"resumes after {steps_completed} steps", flush=True)
 
     samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
     stopwatch = Stopwatch()

@@ -40,7 +40,7 @@ def crash(batch: int) -> None:
 
 saved = sorted(int(path.name.removeprefix("batch-")) for path in checkpoints.iterdir())
 start = saved[-1] if saved else 0
-tell("note", text=f"going on from batch {start}")
+tell("note", text=f"resuming from batch {start}")
 best = min((1.0 / batch for batch in saved), default=None)
 for batch in range(start + 1, spec.length["batches"] + 1):
     time.sleep(spec.hparams.get("step_seconds", 0.0))

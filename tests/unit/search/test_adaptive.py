@@ -327,7 +327,7 @@ def test_as_many_groups_run_at_once_as_may():
 
 
 @pytest.mark.parametrize(("can_sweep", "concurrency"), [(False, 1), (True, 1), (True, 3)])
-def test_a_resumed_search_goes_on_as_if_nothing_had_happened_from_every_point(can_sweep, concurrency):
+def test_a_resumed_search_continues_as_if_nothing_had_happened_from_every_point(can_sweep, concurrency):
     def fresh():
         return adaptive(problem(can_sweep=can_sweep), seed=3, concurrency=concurrency, max_trials=14)
 

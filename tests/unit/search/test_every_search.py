@@ -182,7 +182,7 @@ def test_another_seed_searches_elsewhere(method):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1000), concurrency=st.sampled_from([1, 4, 9]), cut=st.floats(0, 1), small=st.booleans())
-def test_a_replayed_history_goes_on_as_if_nothing_had_happened(method, seed, concurrency, cut, small):
+def test_a_replayed_history_continues_as_if_nothing_had_happened(method, seed, concurrency, cut, small):
     arguments = {"seed": seed, "concurrency": concurrency, "max_trials": 60}
     if small:
         arguments["profile"] = SMALL

@@ -75,7 +75,7 @@ def test_the_users_knobs_and_accumulation_stay():
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_replayed_search_goes_on_as_the_first_would_have(concurrency):
+def test_a_replayed_search_continues_as_the_first_would_have(concurrency):
     def new():
         return search("micro_batch", concurrency=concurrency, metric="throughput")
 

@@ -31,7 +31,7 @@ def test_where_no_flops_are_counted_the_study_goes_by_throughput_and_says_so(tea
     assert answer.finding.lines[0] == INSTEAD
 
 
-def test_a_study_of_no_flops_that_was_cut_short_goes_on_by_throughput(team: Experiment) -> None:
+def test_a_study_of_no_flops_that_was_cut_short_is_resumed_by_throughput(team: Experiment) -> None:
     team.profile = PROFILE.model_copy(update={"flops_per_sample": 0.0})
     with team.opened(**ASKED) as study:
         driver = study.driver

@@ -1,4 +1,4 @@
-"""What is left of a study that was cut short: of a sweep, what its process group would have gone on to."""
+"""What is left of a study that was cut short: of a sweep, what its process group would have continued with."""
 
 from pathlib import Path
 

@@ -105,7 +105,7 @@ def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -
 class Confirmation:
     """Which configuration to measure again next, and what that has found.
 
-    A function of its arguments and of what it was told: a resumed study tells it the same results, and goes on.
+    A function of its arguments and of what it was told: a resumed study tells it the same results, and continues.
 
     Args:
         own: the user's own configuration; None where it did not complete.

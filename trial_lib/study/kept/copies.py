@@ -5,8 +5,8 @@ last opened. A folder that stands elsewhere was moved, or is a copy:
 
     the original can be seen         it is a copy
     it cannot, on the same host      it was moved
-    ... on another host              one cannot know: whoever goes on with it might do so beside the original, and so it
-                                     is a copy; sent as it is, it says what the original says
+    ... on another host              one cannot know: it may be resumed beside the original, so it is a copy. If it
+                                     is only sent to MLflow, it keeps the original's id
 """
 
 import hashlib
@@ -23,13 +23,13 @@ _RecordT = TypeVar("_RecordT", StudyRecord, FullExperimentRecord)
 _DIGITS = 6
 
 
-def told_apart(record: _RecordT, file: Path, goes_on: bool) -> tuple[_RecordT, str]:
-    """Returns a folder's record as its own: that of a copy has another id, and no flow run that goes on with it.
+def told_apart(record: _RecordT, file: Path, resumes: bool) -> tuple[_RecordT, str]:
+    """Returns a folder's record as its own: that of a copy has another id, and no flow run that resumes it.
 
     Args:
         record: of a study, or of a full experiment that is no study's; written by whoever opens it.
         file: that the record stands in.
-        goes_on: whether the work is to be gone on with, rather than sent as it is.
+        resumes: whether the work is to be resumed, rather than sent to MLflow as it is.
 
     Returns:
         The record, and what people are to be told of it; empty where it is no copy.
@@ -37,7 +37,7 @@ def told_apart(record: _RecordT, file: Path, goes_on: bool) -> tuple[_RecordT, s
     its_name = "study_id" if isinstance(record, StudyRecord) else "experiment_id"
     own_id: str = getattr(record, its_name)
     kept = record.whereabouts
-    if kept is None or not is_copy(kept, file, own_id, goes_on):
+    if kept is None or not is_copy(kept, file, own_id, resumes):
         return record, ""
     now = whereabouts_of(file.parent)
     # The same each time that the original is copied to this place again.
@@ -47,14 +47,14 @@ def told_apart(record: _RecordT, file: Path, goes_on: bool) -> tuple[_RecordT, s
     return record.model_copy(update=changes), note
 
 
-def is_copy(kept: Whereabouts, file: Path, own_id: str, goes_on: bool) -> bool:
+def is_copy(kept: Whereabouts, file: Path, own_id: str, resumes: bool) -> bool:
     """Returns whether a folder is a copy.
 
     Args:
         kept: where it stood when it was last opened.
         file: its record.
         own_id: what the record is known by.
-        goes_on: see `told_apart`.
+        resumes: see `told_apart`.
     """
     now = whereabouts_of(file.parent)
     # A copy on another file system may have the original's number by chance.
@@ -62,7 +62,7 @@ def is_copy(kept: Whereabouts, file: Path, own_id: str, goes_on: bool) -> bool:
     original = Path(kept.path)
     if _has_another(original, file, own_id):
         return not has_its_number or _number(original) in (kept.inode, None)
-    return goes_on and not has_its_number and now.host != kept.host
+    return resumes and not has_its_number and now.host != kept.host
 
 
 def _has_another(original: Path, file: Path, own_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""A full disk: a study stops before it loses anything, says so, and can be gone on with once there is room.
+"""A full disk: a study stops before it loses anything, says so, and can be resumed once there is room.
 
 A trial that fails for want of room has said nothing about its configuration: it is not told, and runs again.
 """
@@ -23,7 +23,7 @@ class DiskFullError(Exception):
         free = shutil.disk_usage(root).free // 2**20
         super().__init__(
             f"The disk is full: {free} MiB are free for {root}, or its quota is used up. Nothing is lost. Make room, "
-            f"{_RESERVE // 2**20} MiB at least, then go on with: zerotune resume {root}"
+            f"{_RESERVE // 2**20} MiB at least, then resume with: zerotune resume {root}"
         )
 
 

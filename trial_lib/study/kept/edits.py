@@ -67,7 +67,7 @@ class Edits:
     def _tell(self, name: str) -> None:
         if self._files[name] == self._config:
             self._log.warning(
-                "%s was edited while the study runs: the study goes on with what it said at its start.", name
+                "%s was edited while the study runs: the study continues with the file as it was at its start.", name
             )
         else:
             self._log.warning(

@@ -34,7 +34,7 @@ class FinishedError(InputError):
 
 
 def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
-    """Returns the folder of what a Prefect flow run has begun, if it has: when it is retried, it goes on with that.
+    """Returns the folder of what a Prefect flow run has begun, if it has: a retried flow run resumes that.
 
     Args:
         flow_run_id: the flow run.
@@ -52,7 +52,7 @@ def _is_copy(begun: dict[str, Any], record: Path) -> bool:
     if begun.get("whereabouts") is None:
         return False
     own_id = begun.get("study_id") or begun.get("experiment_id", "")
-    return is_copy(Whereabouts.model_validate(begun["whereabouts"]), record, own_id, goes_on=False)
+    return is_copy(Whereabouts.model_validate(begun["whereabouts"]), record, own_id, resumes=False)
 
 
 def new_id(name: str) -> str:

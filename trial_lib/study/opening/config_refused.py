@@ -53,7 +53,7 @@ class ConfigCheck:
         try:
             slots = self._experiment.config.resources.slots_per_trial
             self._judgement = self._launcher.check(_judged_part(self._experiment), slots)
-        except Exception:  # noqa: BLE001 - the study goes on without an answer
+        except Exception:  # noqa: BLE001 - the study continues without an answer
             self._log.debug("DeepSpeed was not asked about the configuration", exc_info=True)
 
     def refusal(self) -> InputError | None:

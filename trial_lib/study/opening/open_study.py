@@ -127,7 +127,7 @@ class OpenStudy:
             self._update()
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
-        """Writes how the study ended; on a full disk it stays as it was, and can be gone on with."""
+        """Writes how the study ended; on a full disk it stays as it was, and can be resumed."""
         answer = answer_of(self.driver)
         finding = None if answer is None else answer.finding
         compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
@@ -288,7 +288,7 @@ def _read_experiment(arguments: StudyArguments, host: Host) -> Experiment:
 
 
 def resume_study(root: Path) -> OpenStudy:
-    """Opens a study that was interrupted, or whose full experiment has failed; it goes on where it was.
+    """Resumes a study that was interrupted, or whose full experiment has failed.
 
     Args:
         root: the study's folder.
@@ -405,9 +405,9 @@ def _open(
     is_new: bool = False,
 ) -> OpenStudy:
     lock = hold_lock(paths.lock, "study")
-    record, copied = told_apart(record, paths.record, goes_on=True)
+    record, copied = told_apart(record, paths.record, resumes=True)
     record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
-    # From here on `resume` goes on with it, whatever ends this process.
+    # From here on `resume` finds it, whatever ends this process.
     with disk_full_told(paths.root):
         write_study_record(paths, record)
     log = file_logger(record.study_id, paths.log)

@@ -1,4 +1,4 @@
-"""The states of all that draws at random in a rank, so that a training goes on as if it had not been interrupted.
+"""The states of everything that draws random numbers in a rank: a resumed training draws as an uninterrupted one does.
 
 What is captured consists of numbers, strings, lists, dicts and tensors: it is read back without pickle.
 """

@@ -39,7 +39,7 @@ def loadable(checkpoint: Checkpoint, engines: Sequence[Any], distributed: Distri
         distributed: the ranks of now.
 
     Raises:
-        InvalidTrialError: this number of ranks cannot go on from it; on all ranks.
+        InvalidTrialError: this number of ranks cannot resume from it; on all ranks.
         OSError: the copy cannot be written, or a rank does not see it; on all ranks.
     """
     problem = world_size_problem(checkpoint, distributed.size, engines)
@@ -56,7 +56,7 @@ def loadable(checkpoint: Checkpoint, engines: Sequence[Any], distributed: Distri
 
 
 def world_size_problem(checkpoint: Checkpoint, world_size: int, engines: Sequence[Any]) -> str | None:
-    """Returns why so many ranks cannot go on from a checkpoint and what to do, or None where they can."""
+    """Returns why so many ranks cannot resume from a checkpoint and what to do, or None where they can."""
     if checkpoint.world_size == world_size:
         return None
     reasons = [reason for reason in map(_hindrance, engines) if reason is not None]

@@ -75,7 +75,7 @@ def test_the_log_that_a_failure_names_is_there_when_the_message_is_read(
 
 
 @COMMANDS
-def test_a_trial_that_cannot_be_started_is_not_said_to_have_been_killed_or_to_be_gone_on_with(
+def test_a_trial_that_cannot_be_started_is_not_said_to_have_been_killed_or_to_be_resumed(
     command: Callable[[Path], int], work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(launcher: ColdLauncher, request: LaunchRequest) -> None:

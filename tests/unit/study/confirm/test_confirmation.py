@@ -332,7 +332,7 @@ def test_a_candidate_that_is_killed_every_time_is_out() -> None:
     assert found.winner.verdict == "own"
 
 
-def test_a_resumed_confirmation_goes_on_where_it_was() -> None:
+def test_a_resumed_confirmation_continues_where_it_was() -> None:
     ranked = [contender("a", 102.0)]
     one = Confirmation(OWN, ranked, "throughput", "cuda", 60.0)
     other = Confirmation(OWN, ranked, "throughput", "cuda", 60.0)

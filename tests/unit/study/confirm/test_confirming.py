@@ -1,4 +1,4 @@
-"""A study's last step over its record: what is told is not run again, what was cut short goes on, and the answer."""
+"""A study's last step over its record: what is told is not run again, what was cut short is resumed, and the answer."""
 
 import logging
 from pathlib import Path

@@ -40,7 +40,7 @@ def test_a_second_reading_is_run_and_has_a_number_and_a_result_of_its_own(tmp_pa
         assert len(read) == len(set(numbers)) == len(numbers)
 
 
-def test_a_study_that_is_cut_short_in_a_second_reading_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_study_that_is_cut_short_in_a_second_reading_is_resumed_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole, cut = unsteady(tmp_path / "whole"), unsteady(tmp_path / "cut")
     whole.tune(**STUDY)
     searched = [key if purpose is Purpose.SEARCH else None for _, purpose, key in named(whole)]

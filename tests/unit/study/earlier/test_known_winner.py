@@ -228,7 +228,9 @@ def test_a_study_that_is_not_to_learn_takes_no_notice(tuned: Experiment) -> None
 
 
 @pytest.mark.parametrize("ended", [1, 2, 5, 8, 9, 10, 11, 14])
-def test_a_study_that_is_cut_short_goes_on_as_if_it_had_not_been(tuned: Experiment, ended: int, tmp_path: Path) -> None:
+def test_a_study_that_is_cut_short_is_resumed_as_if_it_had_not_been(
+    tuned: Experiment, ended: int, tmp_path: Path
+) -> None:
     tuned.speed = slower
     with tuned.opened() as study:
         root = study.paths.root

@@ -24,8 +24,8 @@ def original(tmp_path: Path) -> StudyPaths:
     return paths
 
 
-def id_of(paths: StudyPaths, goes_on: bool = True) -> str:
-    return told_apart(read_record(paths), paths.record, goes_on)[0].study_id
+def id_of(paths: StudyPaths, resumes: bool = True) -> str:
+    return told_apart(read_record(paths), paths.record, resumes)[0].study_id
 
 
 def copied(paths: StudyPaths, to: Path) -> StudyPaths:
@@ -33,18 +33,18 @@ def copied(paths: StudyPaths, to: Path) -> StudyPaths:
     return StudyPaths(to)
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("resumes", [True, False])
 def test_a_copy_beside_its_original_is_another_study_and_the_original_is_the_same(
-    original: StudyPaths, goes_on: bool
+    original: StudyPaths, resumes: bool
 ) -> None:
     beside = copied(original, original.root.with_name("again"))
-    record, note = told_apart(read_record(beside), beside.record, goes_on)
+    record, note = told_apart(read_record(beside), beside.record, resumes)
     assert record.study_id.startswith("s-1-")
     assert record.flow_run_id is None
     assert record.whereabouts == whereabouts_of(beside.root)
     assert "copy of s-1" in note
     assert str(original.root) in note
-    assert told_apart(read_record(original), original.record, goes_on) == (read_record(original), "")
+    assert told_apart(read_record(original), original.record, resumes) == (read_record(original), "")
 
 
 def test_each_copy_has_an_id_of_its_own_and_the_same_each_time_that_it_is_made(original: StudyPaths) -> None:
@@ -57,10 +57,10 @@ def test_each_copy_has_an_id_of_its_own_and_the_same_each_time_that_it_is_made(o
 
 def test_a_copy_that_is_told_apart_stays_what_it_is_when_it_is_moved(original: StudyPaths) -> None:
     beside = copied(original, original.root.with_name("a"))
-    record, _ = told_apart(read_record(beside), beside.record, goes_on=True)
+    record, _ = told_apart(read_record(beside), beside.record, resumes=True)
     write_study_record(beside, record)
     moved = StudyPaths(beside.root.rename(original.root.with_name("c")))
-    assert told_apart(read_record(moved), moved.record, goes_on=True) == (record, "")
+    assert told_apart(read_record(moved), moved.record, resumes=True) == (record, "")
 
 
 def test_a_folder_that_is_moved_is_the_same_study_even_where_a_copy_takes_its_place(original: StudyPaths) -> None:
@@ -87,15 +87,15 @@ def test_a_link_to_the_folder_and_a_folder_that_was_restored_in_its_place_are_th
     assert id_of(copied(backup, original.root)) == "s-1"
 
 
-def test_on_another_host_a_shared_folder_is_the_same_study_and_a_copy_is_one_once_it_is_gone_on_with(
+def test_on_another_host_a_shared_folder_is_the_same_study_and_a_copy_is_one_once_it_is_resumed(
     original: StudyPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("trial_lib.records.whereabouts.platform.node", lambda: "elsewhere")
     assert id_of(original) == "s-1"
     arrived = copied(original, tmp_path / "arrived")
     shutil.rmtree(original.root)
-    assert id_of(arrived, goes_on=False) == "s-1"
-    assert id_of(arrived, goes_on=True) != "s-1"
+    assert id_of(arrived, resumes=False) == "s-1"
+    assert id_of(arrived, resumes=True) != "s-1"
 
 
 def test_a_copy_of_what_another_user_has_is_a_copy(original: StudyPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +130,12 @@ def test_a_full_experiment_is_told_from_its_copy_as_well(tmp_path: Path) -> None
     record = FullExperimentRecord(experiment_id="e-1", name="e", whereabouts=whereabouts_of(root))
     (root / "record.json").write_text(record.model_dump_json(indent=2))
     shutil.copytree(root, tmp_path / "e-2")
-    assert told_apart(record, root / "record.json", goes_on=True)[0].experiment_id == "e-1"
-    own, note = told_apart(record, tmp_path / "e-2" / "record.json", goes_on=True)
+    assert told_apart(record, root / "record.json", resumes=True)[0].experiment_id == "e-1"
+    own, note = told_apart(record, tmp_path / "e-2" / "record.json", resumes=True)
     assert own.experiment_id.startswith("e-1-")
     assert note
 
 
-def test_a_flow_run_that_is_retried_goes_on_with_the_original(original: StudyPaths) -> None:
+def test_a_flow_run_that_is_retried_resumes_the_original(original: StudyPaths) -> None:
     beside = copied(original, original.root.with_name("a"))
     assert begun_by("run-1", [beside.record, original.record]) == original.root

@@ -112,7 +112,7 @@ def test_arguments_that_were_damaged_are_told_of(max_trials: Any, command: str, 
     assert raised.value.where == str(paths.record)
 
 
-def test_what_a_version_with_other_arguments_has_written_is_shown_and_not_gone_on_with(tmp_path: Path) -> None:
+def test_what_a_version_with_other_arguments_has_written_is_shown_and_not_resumed(tmp_path: Path) -> None:
     paths = recorded_study(tmp_path, status="cancelled", arguments={"max_trials": 5, "of_another_version": 1})
     assert COMMANDS["show"](paths.root) == 0
     with pytest.raises(InputError, match="another version"):

@@ -33,7 +33,7 @@ def give_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(disk_room.shutil, "disk_usage", lambda _: Usage(free))
 
 
-def test_a_disk_with_little_room_is_full_and_the_message_says_how_to_go_on(
+def test_a_disk_with_little_room_is_full_and_the_message_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_room(monkeypatch, 2**30)
@@ -67,7 +67,7 @@ def test_errors_of_a_full_disk_are_told_as_such_and_others_are_not(tmp_path: Pat
         raise PermissionError(errno.EACCES, "not yours")
 
 
-def test_a_trial_that_crashed_on_a_full_disk_is_not_found_by_the_study_that_goes_on(
+def test_a_trial_that_crashed_on_a_full_disk_is_not_found_by_the_resumed_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FullHost(ThisHost):
