@@ -33,7 +33,7 @@ def accelerate_words(
 ) -> list[str]:
     """Returns the words, the script among them, that start the program with another DeepSpeed configuration.
 
-    They are the user's own, but for the option that names the configuration. A configuration file of accelerate's with
+    They are the user's, but for the option that names the configuration. A configuration file of accelerate's with
     settings of its own for DeepSpeed is refused beside that option: a copy without them takes its place.
 
     Args:

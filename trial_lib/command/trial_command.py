@@ -1,4 +1,4 @@
-"""The command of one trial: the user's own, with the trial's DeepSpeed configuration and its batch in it."""
+"""The command of one trial: the user's, with the trial's DeepSpeed configuration and its batch in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -43,7 +43,7 @@ def merged_hparams(
 
 
 def with_derived_batch(ds_config: Mapping[str, Any], own: Mapping[str, Any], slots: int) -> dict[str, Any]:
-    """Returns a trial's configuration for code to read: with the `train_batch_size` that the user's own has.
+    """Returns a trial's configuration for code to read: with a `train_batch_size` if the user's configuration has one.
 
     What the code hands to DeepSpeed is stripped of it again: a pipeline has fewer replicas than slots.
 

@@ -29,7 +29,7 @@ class HostMemory:
         device: `cuda` or `cpu`.
 
     Attributes:
-        own: bytes that a rank keeps there by the user's own configuration, which has run.
+        own: bytes that a rank keeps there by the user's configuration, which has run.
         limit: bytes that a rank may have offloaded; None where that is not known, or there is no such budget.
     """
 
@@ -45,7 +45,7 @@ class HostMemory:
         steps = base_config.get(ACCUMULATION)
         accumulates = isinstance(steps, int) and steps > 1
         self.own = host_bytes(base_config, profile, slots, accumulates).held if self._on_cuda else 0.0
-        # What the user's own offloads was there while the rest was free.
+        # What the user's configuration offloads was there while the rest was free.
         self.limit = (1 - RESERVE) * profile.host_mem + self.own if self._on_cuda and profile.host_mem else None
 
     def needed(self, candidate: Candidate) -> float:

@@ -68,7 +68,7 @@ class Candidate(BaseModel):
         return size if self.zero_stage is None else f"z{self.zero_stage}-{size}"
 
     def complete(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the complete DeepSpeed configuration that this candidate makes of the user's own."""
+        """Returns the complete DeepSpeed configuration of this candidate, merged into the user's."""
         return overwrite_deepspeed_config(base, self.overrides)
 
     def config_hash(self, base: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ class FullExperimentPaths:
 
     @property
     def ds_config(self) -> Path:
-        """The DeepSpeed configuration that it trains with: the user's own with another one merged in."""
+        """The DeepSpeed configuration that it trains with: the user's configuration with another one merged in."""
         return self.root / "ds_config.json"
 
     @property

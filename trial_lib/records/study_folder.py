@@ -163,7 +163,7 @@ class StudyPaths:
 
     @property
     def best_ds_metrics(self) -> Path:
-        """What the winner measured, and its gain over the submitted configuration."""
+        """What the winner measured, and its gain over the user's configuration."""
         return self.root / "best_ds_metrics.json"
 
     @property
@@ -224,11 +224,11 @@ class StudyRecord(BaseModel):
         metric: what is optimised.
         arguments: of the search and the flow, as JSON: a resumed study takes them from here.
         model_dir: the model directory, absolute.
-        ds_config: the user's own DeepSpeed configuration.
+        ds_config: the user's DeepSpeed configuration.
         status: where the study stands.
         reason: why it failed or stopped; empty otherwise.
         best_number: the winning trial.
-        gain: how many times better than the submitted configuration the winner is, so that 1.5 is half as fast again;
+        gain: how many times better than the user's configuration the winner is, so that 1.5 is half as fast again;
             None where that did not complete.
         gain_interval: the ends of the gain's confidence interval; None where it was not confirmed.
         finding: the answer in one sentence; empty where nothing was confirmed.

@@ -9,7 +9,7 @@ from trial_lib.study.confirm.finding import Confirmed, Estimate, Finding
 
 
 def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
-    """Returns the configurations of a finding that were measured again, the user's own first.
+    """Returns the configurations of a finding that were measured again, the user's configuration first.
 
     Args:
         finding: the study's.

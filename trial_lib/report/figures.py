@@ -173,7 +173,7 @@ def memory_figure(view: StudyView) -> Drawn:
 
 
 def progress_figure(view: StudyView) -> Drawn:
-    """Returns the best value so far over time, with every trial and the user's own level."""
+    """Returns the best value so far over time, with every trial and the level of the user's configuration."""
     key, title = "progress", "Best so far"
     ended = sorted((trial for trial in view.trials if not trial.is_profile), key=lambda trial: trial.ended)
     told = [(trial, trial.row.value) for trial in ended if trial.row.value is not None]

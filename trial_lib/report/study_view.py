@@ -91,11 +91,11 @@ class ConfirmedView:
 
     Attributes:
         name: for people.
-        verdict: as in `Finding`; `own` for the user's own configuration.
+        verdict: as in `Finding`; `own` for the user's configuration.
         trials: the numbers of its confirming trials.
         micro_batch_size: samples.
         throughput: samples/s, the median over the fresh processes; the interval is the study's metric's.
-        gain: over the user's own configuration; None where there is nothing to compare.
+        gain: over the user's configuration; None where there is nothing to compare.
         is_winner: whether it is the answer.
         note: why it failed, or what its losses say.
     """
@@ -136,14 +136,14 @@ class StudyView:
         smaller_is_better: its direction.
         headline: the answer in a sentence, or where the study stands.
         notes: how it was found, and what else to know.
-        gain: how many times better than the user's own configuration the winner is.
+        gain: how many times better than the user's configuration the winner is.
         gain_interval: its ends; None where it was not confirmed.
         best_number: the winning trial.
-        before: what the user's own configuration measured, by metric; empty where it did not.
+        before: what the user's configuration measured, by metric; empty where it did not.
         after: what the winner measured, by metric; empty where there is none.
         best_config: the winner's DeepSpeed configuration, without secrets.
         best_command: what to type to train with it, without secrets.
-        changes: what it changes in the user's own.
+        changes: what it changes in the user's configuration.
         trials: those that have ended, in the order of their numbers.
         running: those that have not, with their names.
         withdrawn: sizes of sweeps that were not measured after all.
@@ -153,7 +153,7 @@ class StudyView:
         failed: trials that did not complete.
         seconds: from the start to the end, or until now.
         started_at: seconds since the epoch.
-        confirmed: what was measured again, the user's own first.
+        confirmed: what was measured again, the user's configuration first.
         facts: what it ran with, each with its values: versions, hosts, the model, the arguments.
     """
 

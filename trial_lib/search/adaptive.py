@@ -127,7 +127,7 @@ class AdaptiveSearch(Search):
             self._limits[point.arm].withdraw(point.size, reason)
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in a trial that the search has not asked for: the profile, the submitted configuration, older ones.
+        """Takes in a trial that the search has not asked for: the profile, the user's configuration, older ones.
 
         It is no candidate of the search, and never its best. One without the metric tells of its memory alone.
         """

@@ -82,7 +82,7 @@ class Failures:
         Where memory would hold millions of samples, neither a data set nor a deadline does.
 
         Args:
-            own: the submitted configuration's size, where that is a number.
+            own: the size of the user's configuration, where that is a number.
         """
         return max(_LARGEST_FIRST, _GROWTH * max(self._largest_run, own if isinstance(own, int) else 0))
 

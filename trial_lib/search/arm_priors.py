@@ -19,7 +19,7 @@ _RECOMPUTED = 1 / 3
 def prior_costs(arms: Sequence[Arm]) -> list[float]:
     """Returns the expected cost of each arm of a space beside the cheapest, as a logarithm.
 
-    The user's own has no advantage: it is measured in every study, and another one tells more.
+    The user's arm gets no advantage. Every study measures it anyway, so another arm teaches more.
     """
     return [_prior_cost(arm) for arm in arms]
 

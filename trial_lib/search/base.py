@@ -114,7 +114,7 @@ class Search(ABC):
         raise NotImplementedError("this method asks for no sweeps")
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in a trial that the search has not asked for: the profile, the submitted configuration, older ones."""
+        """Takes in a trial that the search has not asked for: the profile, the user's configuration, older ones."""
         self._shared.tell(candidate, result, asked=False)
 
     @property

@@ -12,7 +12,7 @@ def memory_risk(asked: int, ran_out: int, in_flight: int) -> float:
 
     Args:
         asked: trials that were asked for.
-        ran_out: trials that ran out of memory, what earlier studies and the user's own configuration did among them.
+        ran_out: trials that ran out of memory, what earlier studies and the user's configuration did among them.
         in_flight: those that still run: each may.
     """
     left = _SHARE * (asked + 1) - ran_out - USUAL_RISK * in_flight

@@ -27,7 +27,7 @@ class Method:
         has_catalogue: whether it searches the catalogue's knobs; else those of dsat.
         has_batch_policy: whether it keeps to a global batch, to multiples of a micro-batch and to a memory headroom.
         ends_hopeless_trials: whether a trial may end before it is measured because it cannot win any more.
-        confirms_winner: whether it ends with one winner, which is measured again beside the user's own configuration.
+        confirms_winner: whether it ends with one winner, which is measured again beside the user's configuration.
             Else its answer is the table of its trials, and it has a command of its own.
     """
 

@@ -56,7 +56,7 @@ def build_space(
         here: what decides on effects.
         requests: the user's.
         catalogue: whether the space is the catalogue's; else it is dsat's. In the catalogue's every knob has
-            its best guess first: the user's own value, else DeepSpeed's default, no larger than the model.
+            its best guess first: the user's value, else DeepSpeed's default, no larger than the model.
     """
     return SearchSpace.of_arms(arm for _, arm in _arms(zero_stages, here, requests, catalogue))
 
@@ -158,7 +158,7 @@ def _without_refused(
 
 
 def _refuses(knobs: Mapping[str, Any], fine: Mapping[str, Any], here: Surroundings) -> bool:
-    """Returns whether DeepSpeed refuses a candidate for a reason that the user's own configuration does not give."""
+    """Returns whether DeepSpeed refuses a candidate for a reason that the user's configuration does not give."""
     overrides = copy.deepcopy(dict(knobs))
     for path, value in fine.items():
         set_knob(overrides, path, value)
@@ -231,7 +231,7 @@ def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]
 
 
 def _effective(setting: dict[str, Any], asked: Mapping[str, RequestedKnob], here: Surroundings) -> CoarseSetting:
-    """Returns a setting without what has no effect in it: the user's own value stands there."""
+    """Returns a setting without what has no effect in it: the user's value stands there."""
     while True:
         kept = {
             path: value

@@ -61,7 +61,7 @@ class Surroundings:
 
 
 ValuesOf = Callable[[Surroundings, Any], tuple[Any, ...]]
-"""The values to try unasked, the best guess first, from the surroundings and the user's own value (None without)."""
+"""The values to try unasked, the best guess first, from the surroundings and the user's value (None without)."""
 
 
 def read_at(stages: Iterable[int]) -> str:

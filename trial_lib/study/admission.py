@@ -81,7 +81,7 @@ class Admission:
     def why_not(self, plan: TrialPlan) -> NotRun | None:
         """Returns why a trial need not run; None where it has to.
 
-        Its configuration breaks a rule that the user's own does not, or it offloads more than the host has.
+        Its configuration breaks a rule that the user's does not, or it offloads more than the host has.
         """
         if self._model is None or self._memory is None or plan.purpose not in (Purpose.SEARCH, Purpose.CONFIRM):
             return None
@@ -95,7 +95,7 @@ class Admission:
         reason = memory.lack(candidate)
         if reason:
             return NotRun(Outcome.OUT_OF_HOST_MEMORY, f"Not tried: {reason}")
-        # What is no more than the user's own has run: a sum that is too large may not stop it.
+        # The user's configuration has run with as much. A sum that is too large may not stop this one.
         needed = memory.needed(candidate) * self._slots if memory.needed(candidate) > memory.own else 0.0
         free = available_bytes() if needed and self._is_here else None
         if free is None or needed <= (1 - RESERVE) * free:
@@ -110,7 +110,7 @@ class Admission:
 def _broken_rule(
     ds_config: Mapping[str, Any], base_config: Mapping[str, Any], model: ModelProfile, device: Literal["cpu", "cuda"]
 ) -> str | None:
-    """Returns why a configuration breaks a rule that the user's own does not break; None where it does not."""
+    """Returns why a configuration breaks a rule that the user's does not break; None where it does not."""
     pipeline, replicas = model.pipeline_parallel, model.data_parallel_size
     own = {rule.name for rule in broken_rules(base_config, device, pipeline, replicas)}
     rules = broken_rules(ds_config, device, pipeline, replicas)

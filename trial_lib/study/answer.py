@@ -17,7 +17,7 @@ TUNING_KEYS = ("autotuning",)
 
 
 def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | None:
-    """Returns the best completed trial, the submitted configuration's included; the earlier of equals."""
+    """Returns the best completed trial, the user's configuration's included; the earlier of equals."""
     best: TrialResult | None = None
     for result in results:
         if result.outcome is not Outcome.COMPLETED or result.purpose is Purpose.PROFILE or metric not in result.metrics:
@@ -46,7 +46,7 @@ def ignored_batch_reason(results: Mapping[int, TrialResult], candidates: Mapping
 
 
 def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float | None:
-    """Returns how many times better than the submitted configuration the best is; None where that did not complete."""
+    """Returns how many times better than the user's configuration the best is; None where that did not complete."""
     if submitted is None or submitted.outcome is not Outcome.COMPLETED:
         return None
     ours, theirs = best.metrics[metric], submitted.metrics[metric]
@@ -62,7 +62,7 @@ def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def winning_config(base_config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
-    """Returns the configuration to train with: the user's own with the candidate merged in, and no tuning key."""
+    """Returns the configuration to train with: the user's with the candidate merged in, and no tuning key."""
     return candidate.complete(without_tuning_keys(base_config))
 
 

@@ -131,7 +131,7 @@ class StudyDriver:
         return with_ops_built(profiled, self.experiment, self.arguments, device, self.place.build)
 
     def submitted_plan(self) -> TrialPlan | None:
-        """Returns the trial of the submitted configuration as it is; None where its batch is for the code to decide."""
+        """Returns the trial of the user's configuration as it is; None where its batch is for the code to decide."""
         slots = self.experiment.config.resources.slots_per_trial
         try:
             candidate = submitted_candidate(self.base_config, slots, self._profile.profile)
@@ -309,7 +309,7 @@ class StudyDriver:
 
     @property
     def best(self) -> TrialResult | None:
-        """The best reading so far, the submitted configuration's included."""
+        """The best reading so far, the user's configuration's included."""
         return best_result(self.state.results.values(), self.arguments.metric)
 
     @property

@@ -89,7 +89,7 @@ class TrialPlans:
             window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
             deadline = deadline_s(*profiled, candidate, window, self._offloaded(candidate, known, profiled[0]))
         paths = self._paths.trial(number)
-        # What was typed is what it says: the submitted configuration is not put together again.
+        # What was typed is what it says: the user's configuration is not put together again.
         as_typed = purpose is Purpose.SUBMITTED
         return TrialPlan(
             trial_id=f"{self._study_id}-{number:04d}",
@@ -149,7 +149,7 @@ def on_same_devices(plan: TrialPlan, results: Iterable[TrialResult]) -> TrialPla
 
 
 def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: ModelProfile | None) -> Candidate:
-    """Returns the submitted configuration as it is.
+    """Returns the user's configuration as it is.
 
     Args:
         base_config: the user's DeepSpeed configuration, as far as it is known.

@@ -84,7 +84,7 @@ class StudyState:
 
     @property
     def submitted(self) -> TrialResult | None:
-        """The result of the submitted configuration's trial; None while it has not ended."""
+        """The result of the user's configuration's trial; None while it has not ended."""
         return self._results.get(SUBMITTED_NUMBER)
 
     @property

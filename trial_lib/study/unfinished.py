@@ -16,7 +16,7 @@ class ElsewhereError(Exception):
 
 def stays_open(result: TrialResult) -> bool:
     """Returns whether a trial is to run again as if it never had: it was cut short, or came to another kind of device;
-    or it was killed from outside, and is the profile, which all the rest stands on, or the submitted configuration's,
+    or it was killed from outside, and is the profile, which all the rest stands on, or the user's configuration,
     which all gains are against.
     """
     is_stood_on = result.purpose in (Purpose.PROFILE, Purpose.SUBMITTED)

@@ -1,8 +1,8 @@
-"""Confirming: the best few and the user's own configuration are measured again until their intervals part. Pure.
+"""Confirming: the best few and the user's configuration are measured again until their intervals part. Pure.
 
 The best of many readings is the luckiest. What a person is promised is measured anew: each contender once a
 round, one at a time, each in fresh processes, the order another in each round. After some rounds (`_LOOKS`) the
-intervals are looked at. It ends when the best of the candidates has parted from the user's own configuration, or the
+intervals are looked at. It ends when the best of the candidates has parted from the user's configuration, or the
 rounds are over: as many as cost half of what the search took (or a minute), at least three and at most eight.
 
 Two contenders that are the same are to be called different in at most 5 of 100 confirmations. So the intervals' error
@@ -64,7 +64,7 @@ class Contender:
     Attributes:
         candidate: the configuration, with its slots.
         config: the complete DeepSpeed configuration.
-        reading: how it ended in the search, or as the submitted configuration.
+        reading: how it ended in the search, or as the user's configuration.
         expected: what the search expects the metric to be, in its unit; None where it believes the reading.
     """
 
@@ -84,7 +84,7 @@ class Contender:
 
 
 def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
-    """Returns the configurations that have completed in the search, best first, each once, without the user's own.
+    """Returns the configurations that have completed in the search, best first, each once, without the user's.
 
     Those that have failed another time come last.
     """
@@ -108,12 +108,12 @@ class Confirmation:
     A function of its arguments and of what it was told: a resumed study tells it the same results, and continues.
 
     Args:
-        own: the user's own configuration; None where it did not complete.
+        own: the user's configuration; None where it did not complete.
         ranked: the search's, best first.
         metric: what the study optimises.
         device: `cuda` or `cpu`.
         search_seconds: what the search took.
-        submitted: the user's own configuration, whether it completed or not.
+        submitted: the user's configuration, whether it completed or not.
         formats: of the numbers that the program computes with, as `ProgramProfile` has them.
     """
 
@@ -174,7 +174,7 @@ class Confirmation:
             self._end_round()
 
     def _is_bad_luck(self, contender: Contender, result: TrialResult) -> bool:
-        """Returns whether the user's own configuration, without which nothing is compared, failed by chance perhaps."""
+        """Returns whether the user's configuration, without which nothing is compared, failed by chance perhaps."""
         is_failure = result.outcome not in _NO_CHANCE and not self._is_measured(result)
         return contender is self._own and is_failure
 
@@ -207,7 +207,7 @@ class Confirmation:
         self._begin_round()
 
     def _cut_as_own(self, left: list[Contender]) -> list[Contender]:
-        """Returns those that cut the batch as the user's own does, if any, where another cut has trained otherwise.
+        """Returns those that cut the batch as the user's does, if any, where another cut has trained otherwise.
 
         The loss may depend on the micro-batch, as one that sets the samples of a micro-batch against each other does.
         """
@@ -218,7 +218,7 @@ class Confirmation:
         return [one for one in left if cuts_alike(one.candidate, own.candidate)] or left
 
     def _cost(self, candidates: Sequence[Contender]) -> float:
-        """Returns the seconds of a round: a swept reading has not paid for its start, which the user's own has."""
+        """Returns the seconds of a round: a swept reading has not paid for its start, which the user's has."""
         seconds = [sum(one.reading.phases.values()) for one in self._with_own(candidates)]
         own = sum(self._own.reading.phases.values()) if self._own is not None else 0.0
         return sum(max(own, each) for each in seconds)
@@ -283,7 +283,7 @@ class Confirmation:
         ]
 
     def _gains(self) -> tuple[dict[str, Ratio], dict[str, Ratio]]:
-        """Returns the gains over the user's own configuration by what decides, and by the metric if that is not it."""
+        """Returns the gains over the user's configuration by what decides, and by the metric if that is not it."""
         assert self._living_own is not None
         own, members = self._living_own.key, self._with_own(self._live)
         metric = SEARCH_METRICS[self._metric]

@@ -1,4 +1,4 @@
-"""What confirmation has found: which configuration trains faster than the user's own, how much, and how surely."""
+"""What confirmation has found: which configuration trains faster than the user's, how much, and how surely."""
 
 import math
 from collections.abc import Mapping
@@ -42,9 +42,9 @@ class Confirmed(_Record):
         number: the one of them that measured its median; None where none completed.
         metrics: the median of each metric over those that completed: what training will give.
         value: of the study's metric; None where fewer than two of them completed.
-        gain: how many times better than the user's own configuration; None where there is nothing to compare.
+        gain: how many times better than the user's configuration; None where there is nothing to compare.
         clock_gain: the same by the metric itself, where another quantity decides.
-        verdict: `own` for the user's own configuration, `uncompared` where that gave nothing to compare with.
+        verdict: `own` for the user's configuration, `uncompared` where that gave nothing to compare with.
         reason: why it failed; empty otherwise.
         losses: what its losses say.
     """
@@ -69,7 +69,7 @@ class Finding(_Record):
         quantity: what was compared, in words.
         rounds: in each of which every contender was measured once, in a fresh process.
         error: probability that any of the intervals leaves out the truth.
-        own: the user's own configuration; None where it was not measured.
+        own: the user's configuration; None where it was not measured.
         candidates: the others, best first.
         winner: what to train with; None where nothing could be measured again.
         advice: on the learning rate, where the winner has another global batch; empty otherwise.
@@ -77,7 +77,7 @@ class Finding(_Record):
         in_code: what the winner needs of the code, where a trial has stood in for it; else empty.
         left_out: what was not tried any more because two trials had failed alike, a sentence each.
         instead: why the metric is not the one that was asked for; empty where it is.
-        left_unmeasured: what the measurement of the user's own configuration leaves out; empty where nothing.
+        left_unmeasured: what the measurement of the user's configuration leaves out; empty where nothing.
         on_devices: what of the devices may have told the trials apart, a sentence each.
     """
 

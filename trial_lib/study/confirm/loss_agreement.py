@@ -1,12 +1,12 @@
-"""Whether a candidate trains as the user's own configuration does, by the losses of the first optimizer steps. Pure.
+"""Whether a candidate trains as the user's configuration does, by the losses of the first optimizer steps. Pure.
 
-A candidate of the same global batch and the same precision only does the same arithmetic elsewhere or in another
-order. So its losses are the user's own but for rounding, which grows from step to step; for what the program draws at
-random; for a factor that the program gives them by itself; for other initial weights, where the candidate has these.
+A candidate of the same global batch and the same precision does the same arithmetic in another place or order. Its
+losses differ from the user's for four reasons only. Rounding differs, and grows from step to step. The program draws
+random numbers. The program multiplies its loss by a factor. The candidate starts from other initial weights.
 
-How much rounding may do: the unit roundoff of bfloat16 is 2**-8, 0.4 %, that of float32 2**-24, of TF32 2**-11, an
-eighth of bfloat16's; `torch.testing.assert_close` takes 1.6 % for bfloat16. On a CPU in float32, ZeRO 0 to 3 with and
-without offload differ by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
+Rounding is bounded as follows. The unit roundoff of bfloat16 is 2**-8, 0.4 %, that of float32 2**-24, of TF32 2**-11,
+an eighth of bfloat16's; `torch.testing.assert_close` takes 1.6 % for bfloat16. On a CPU in float32, ZeRO 0 to 3 with
+and without offload differ by less than 2e-7 over ten steps (the recorded tables of `benchmarks/replay`).
 """
 
 import itertools
@@ -30,7 +30,7 @@ _WIDE = ("float32", "float64", "tf32")
 _OTHER_NUMBERS = (*_HALF_PRECISION, "data_types", "communication_data_type", "compression_training")
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 _NOISE_WIDTH = 4.0  # standard errors
-_SPREADS = 2.0  # times what the user's own repeats differ by, at most
+_SPREADS = 2.0  # times what repeats of the user's configuration differ by, at most
 # Of the ratio of two accumulations: what a program's losses may change by. A sum over samples, a division that is left
 # out or made twice each count for one.
 _POWERS = (0, 1, -1, 2, -2)
@@ -65,7 +65,7 @@ class LossCourse:
         config: the complete DeepSpeed configuration.
         losses: of each repeat, from step 1 on.
         weights: of each repeat, what tells its initial weights from others; empty where unknown.
-        formats: of the numbers that the program's model is kept in and computes with, by its code and by the user's own
+        formats: of the numbers that the program's model is kept in and computes with, by its code and by the user's
             configuration, as `ProgramProfile` has them.
         skipped: of each repeat, the steps that have changed no weight, from 1 on.
     """
@@ -125,7 +125,7 @@ def cuts_alike(one: Candidate, other: Candidate) -> bool:
 
 
 def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
-    """Returns whether a candidate's losses agree with those of the user's own configuration.
+    """Returns whether a candidate's losses agree with those of the user's configuration.
 
     What a program draws at random (dropout, the order of its data) is drawn alike only where the micro-batches are
     alike. Where these differ and the first losses do too, the comparison is of the mean over the steps, with the noise

@@ -31,7 +31,7 @@ class Answer:
     Attributes:
         best: the winner's trial; where it was confirmed, the median one of these, with the medians of their metrics.
         finding: what confirmation found; None where there was none to make.
-        gain: the winner's over the user's own configuration; None where there is nothing to compare.
+        gain: the winner's over the user's configuration; None where there is nothing to compare.
     """
 
     best: TrialResult

@@ -69,7 +69,7 @@ class EarlierStudy(_Record):
         ended_at: seconds since the epoch.
         fingerprint: what the experiment was then.
         profile: what the profile trial found.
-        own: the user's own configuration; None where it did not complete.
+        own: the user's configuration; None where it did not complete.
         other: the best of the others.
         winner: which of the two it is that the study chose.
         regressed: whether its winner was slower than the last known one beyond the noise.

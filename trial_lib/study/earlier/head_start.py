@@ -55,7 +55,7 @@ class HeadStart:
             slots: of a trial.
 
         Returns:
-            None where there is no winner, where it is the user's own configuration or none of the search's space any
+            None where there is no winner, where it is the user's configuration or none of the search's space any
             more, and where its micro-batch size does not go into that batch.
         """
         last, profile = self.last, self._model

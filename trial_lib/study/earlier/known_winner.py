@@ -45,7 +45,7 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
 
 
 def next_known_plan(driver: StudyDriver) -> TrialPlan | None:
-    """Returns the next trial of the last study's winner or of the user's own; None when that is over or needless."""
+    """Returns the next trial to measure the last winner or the user's configuration again; None when that is over."""
     confirmation = known_confirmation(driver)
     candidate = None if confirmation is None else confirmation.next
     return None if candidate is None else driver.plan_again(Purpose.CONFIRM, candidate)

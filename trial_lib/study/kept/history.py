@@ -92,7 +92,7 @@ Event = Asked | AskedSweep | Withdrawn | Told | Stopped
 
 
 _REMEDY = "Restore the file, or start a new study."
-# The user's own configuration has this number, whenever it is measured; what a search decides on counts from the next.
+# The user's configuration has this number, whenever it is measured; what a search decides on counts from the next.
 _PROFILE, _SUBMITTED = 0, 1
 
 

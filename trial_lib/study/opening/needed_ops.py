@@ -26,7 +26,7 @@ _USUAL_OPTIMIZER = "adam"
 
 
 def own_ops(experiment: Experiment, device: str) -> list[str]:
-    """Returns the ops that the user's own configuration needs.
+    """Returns the ops that the user's configuration needs.
 
     Args:
         experiment: what they submitted.
@@ -131,7 +131,7 @@ def without_unbuildable(
 ) -> tuple[SearchSpace, list[str]]:
     """Returns a space without the arms that need an op that cannot be built, and a sentence for each such op.
 
-    What the user's own configuration needs is left: its trials say what is wrong. So it is where nothing would be left.
+    What the user's configuration needs is left: its trials say what is wrong. So it is where nothing would be left.
 
     Args:
         space: what a study may search.

@@ -39,7 +39,7 @@ def open_search(
         device: `cuda` or `cpu`.
         concurrency: trials that may run at once.
         can_sweep: whether one process group may measure several micro-batch sizes.
-        known: the profile trial, which has completed, and the submitted configuration's where it has ended.
+        known: the profile trial, which has completed, and that of the user's configuration if it has ended.
         log: for people: which of their knobs have no effect, and which batch is kept.
 
     Raises:
