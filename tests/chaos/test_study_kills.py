@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,13 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
+from server_fixtures import free_port
 from study_fixtures import Running, Study, Zerotune, is_alive, query, words_of
 from worker_fixtures import alive, is_training, pids_of, wait_until, with_sessions_of_its_own
 
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
 from trial_lib.study.state import PROFILE_NUMBER, SUBMITTED_NUMBER
-from trial_lib.tracking.sync import sync_study
+from trial_lib.tracking.sync import StudySync
 
 pytestmark = pytest.mark.long
 
@@ -43,12 +43,6 @@ def command(zerotune: Zerotune, server: PrefectServer) -> Running:
     command = zerotune.start(*SEARCH, PREFECT_API_URL=server.api_url)
     command.wait_until(lambda: is_training(zerotune, FITS), "a trial that fits", 120)
     return command
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(url: str) -> bool:
@@ -202,7 +196,7 @@ def test_a_study_is_recorded_once_whether_its_mlflow_server_comes_back_or_not(
         if not comes_back:
             assert "Some records have not reached MLflow" in command.said
             mlflow.start()
-            sync_study(study.paths, mlflow.url)
+            StudySync(study.paths, mlflow.url).run()
         assert mlflow.trials_of(study) == sorted(study.results)
     finally:
         mlflow.kill()

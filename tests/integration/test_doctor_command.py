@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_fixtures import free_port
 from tls_fixtures import serve_by_https
 
 from flows.servers.prefect_check import check_prefect
@@ -47,12 +47,6 @@ def doctor(folder: Path, **environment: str) -> tuple[int, dict[str, Any]]:
     document = json.loads(ended.stdout)
     document["checks"] = {check["name"]: check for check in document["checks"]}
     return ended.returncode, document
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def test_everything_that_is_broken_is_told_with_how_to_mend_it(tmp_path: Path) -> None:

@@ -4,24 +4,18 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from server_fixtures import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hello_deepspeed"
 pytestmark = pytest.mark.devices(2)
 
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
 SMALL = ["--layers", "1", "--hidden", "32", "--log_every", "1"]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def train(*arguments: str) -> dict[int, float]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import CONFIG, PROGRAMS
+from server_fixtures import free_port
 
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
@@ -22,12 +22,6 @@ WAYS = ["fullgraph", "flex", *(pytest.param(way, marks=pytest.mark.long) for way
 # Two products of matrices, of which the first has no gradient of its inputs.
 FORWARD = 2 * (24 * 64 + 64 * 8)
 FLOPS = 3 * FORWARD - 2 * 24 * 64
-
-
-def free_port() -> int:
-    with socket.socket() as unbound:
-        unbound.bind(("127.0.0.1", 0))
-        return int(unbound.getsockname()[1])
 
 
 def graphs(log: str) -> list[int]:

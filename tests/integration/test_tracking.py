@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
+from server_fixtures import free_port
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, Outcome, TrialResult
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.tracking.sync import sync_study
+from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 from trial_lib.tracking.trials_view import trials_view
@@ -31,16 +32,10 @@ SYNC = """
 import sys
 from pathlib import Path
 from trial_lib.records.study_folder import StudyPaths
-from trial_lib.tracking.sync import sync_study
+from trial_lib.tracking.sync import StudySync
 print("ready", flush=True)
-sync_study(StudyPaths(Path(sys.argv[1])), sys.argv[2])
+StudySync(StudyPaths(Path(sys.argv[1])), sys.argv[2]).run()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +164,7 @@ def test_all_of_a_study_arrives(where: str, request: pytest.FixtureRequest, tmp_
     uri = request.getfixturevalue(where)
     paths = new_study(tmp_path, trials=3, study_id="whole")
     finish(paths, best_number=2)
-    sync_study(paths, uri)
+    StudySync(paths, uri).run()
     assert_there_once(uri, 3, "whole")
     parent = parent_of(runs_of(uri, "whole"))
     assert parent.info.status == "FINISHED"
@@ -185,27 +180,27 @@ def test_all_of_a_study_arrives(where: str, request: pytest.FixtureRequest, tmp_
 
 
 def test_artifacts_stand_beside_the_store(store: str, tmp_path: Path) -> None:
-    sync_study(new_study(tmp_path, trials=1), store)
+    StudySync(new_study(tmp_path, trials=1), store).run()
     assert len(list((tmp_path / "mlartifacts").glob("*/artifacts/rank0.log"))) == 1
 
 
 def test_sent_twice_it_is_there_once(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=3)
-    sync_study(paths, store)
-    sync_study(paths, store)
+    StudySync(paths, store).run()
+    StudySync(paths, store).run()
     assert_there_once(store, 3)
 
 
 def test_what_grows_is_sent_as_it_grows(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=1)
     add_trial(paths, 1, ended=False)
-    sync_study(paths, store)
+    StudySync(paths, store).run()
     assert_there_once(store, 1)
     assert parent_of(runs_of(store)).info.status == "RUNNING"
     (paths.trial(1).root.rename(tmp_path / "unfinished"))
     add_trial(paths, 1)
     finish(paths, best_number=1)
-    sync_study(paths, store)
+    StudySync(paths, store).run()
     assert_there_once(store, 2)
     assert parent_of(runs_of(store)).info.status == "FINISHED"
 
@@ -213,20 +208,20 @@ def test_what_grows_is_sent_as_it_grows(store: str, tmp_path: Path) -> None:
 def test_a_trial_that_ran_again_after_a_resume_is_sent_again(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=0)
     add_trial(paths, 0, outcome=Outcome.CANCELLED)
-    sync_study(paths, store)
+    StudySync(paths, store).run()
     paths.trial(0).root.rename(tmp_path / "cancelled")
     add_trial(paths, 0)
-    sync_study(paths, store)
+    StudySync(paths, store).run()
     assert_there_once(store, 1)
 
 
 def test_a_run_that_was_created_twice_is_there_once(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=1)
-    sync_study(paths, store)
+    StudySync(paths, store).run()
     parent = parent_of(runs_of(store))
     tags = {"study_id": "hello-1", "record_id": "hello-1/0000", "mlflow.parentRunId": parent.info.run_id}
     MlflowClient(tracking_uri=store).create_run(parent.info.experiment_id, tags=tags)
-    sync_study(paths, store)
+    StudySync(paths, store).run()
     assert_there_once(store, 1)
 
 
@@ -234,7 +229,7 @@ def test_the_experiment_is_one_of_model_training_and_has_a_view_of_the_trials(st
     client = MlflowClient(tracking_uri=store)
     client.create_experiment("hello", tags={"mlflow.experimentKind": "genai_development_inferred"})
     record = StudyRecord.model_validate_json(new_study(tmp_path, trials=2).record.read_text())
-    sync_study(StudyPaths(tmp_path / "hello-1"), store)
+    StudySync(StudyPaths(tmp_path / "hello-1"), store).run()
     name, value = trials_view(record)
     experiment = client.get_experiment_by_name("hello")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
@@ -250,12 +245,12 @@ def test_the_experiment_is_one_of_model_training_and_has_a_view_of_the_trials(st
 def test_a_kind_that_a_person_has_chosen_stays(store: str, tmp_path: Path) -> None:
     client = MlflowClient(tracking_uri=store)
     client.create_experiment("hello", tags={"mlflow.experimentKind": "finetuning"})
-    sync_study(new_study(tmp_path, trials=1), store)
+    StudySync(new_study(tmp_path, trials=1), store).run()
     assert client.get_experiment_by_name("hello").tags["mlflow.experimentKind"] == "finetuning"
 
 
 def test_the_best_trial_is_found_by_its_parent(store: str, tmp_path: Path) -> None:
-    sync_study(new_study(tmp_path, trials=4), store)
+    StudySync(new_study(tmp_path, trials=4), store).run()
     parent = parent_of(runs_of(store))
     children = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
     [best] = MlflowClient(tracking_uri=store).search_runs(
@@ -274,7 +269,7 @@ def test_killed_again_and_again_it_is_there_once(server: str, tmp_path: Path) ->
             process.stdout.readline()
             time.sleep(draw.uniform(1.0, 3.0))  # MLflow's import takes the first second
             process.kill()
-    sync_study(paths, server)
+    StudySync(paths, server).run()
     assert_there_once(server, trials, "killed")
 
 
@@ -301,7 +296,7 @@ def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> N
     assert not tracker.close(timeout_s=2)
     assert time.monotonic() - started < 3
     assert tracker.last_error is not None
-    sync_study(paths, store)
+    StudySync(paths, store).run()
     assert_there_once(store, 2)
 
 
@@ -343,7 +338,7 @@ def test_a_folder_may_be_called_anything(name: str, tmp_path: Path, monkeypatch:
     folder = tmp_path / name
     paths = new_study(folder / "zerotune-studies", trials=1)
     monkeypatch.chdir(folder)
-    sync_study(paths, default_tracking_uri(folder))
+    StudySync(paths, default_tracking_uri(folder)).run()
     assert (folder / "mlflow.db").stat().st_mode & 0o077 == 0
     assert (folder / "mlartifacts").stat().st_mode & 0o077 == 0
     assert len(list((folder / "mlartifacts").rglob("ds_config.json"))) == 1

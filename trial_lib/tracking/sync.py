@@ -19,19 +19,6 @@ from trial_lib.tracking.tracking_uri import run_page, trials_page
 from trial_lib.tracking.trials_view import trials_view, view_key
 
 
-def sync_study(paths: StudyPaths, tracking_uri: str) -> None:
-    """Sends what a study's folder holds and MLflow has not. Trials that have not ended are left for later.
-
-    Args:
-        paths: the study's folder.
-        tracking_uri: MLflow's store or server.
-
-    Raises:
-        Exception: whatever MLflow raises. What has arrived by then stays, and is completed next time.
-    """
-    StudySync(paths, tracking_uri).run()
-
-
 class StudySync:
     """Sends a study's folder to MLflow, again and again as it grows. After an error, take a new one.
 

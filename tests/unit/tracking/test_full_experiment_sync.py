@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync, NoStudyRunError
-from trial_lib.tracking.sync import sync_study
+from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracking_uri import run_page
 
 RECORD = FullExperimentRecord(
@@ -171,9 +171,9 @@ def test_a_study_s_full_experiment_is_its_child_and_the_study_leaves_it_alone(
     study.record.write_text(
         StudyRecord(study_id="study-1", name="hello", method="asha", metric="throughput").model_dump_json()
     )
-    sync_study(study, store)
+    StudySync(study, store).run()
     FullExperimentSync(paths, store).run()
-    sync_study(study, store)
+    StudySync(study, store).run()
     runs = {run.data.tags["record_id"]: run for run in runs_of(store)}
     assert set(runs) == {"study-1", "hello-1"}
     assert runs["hello-1"].data.tags["mlflow.parentRunId"] == runs["study-1"].info.run_id
