@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.device.host.base import Host
@@ -20,6 +19,7 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.full_experiment.system_metrics import SystemMonitor
 from trial_lib.launch.full_training import TrainingEnd, TrainingPlan, run_training
 from trial_lib.launch.rank_starter import Launcher
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.kept.folder import INTERRUPTED
@@ -44,7 +44,7 @@ _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
 
 
-class TrainingArguments(BaseModel):
+class TrainingArguments(FrozenRecord):
     """The arguments of a full experiment, as the command line, a deployment or a record gives them.
 
     Attributes:
@@ -54,8 +54,6 @@ class TrainingArguments(BaseModel):
             `best_ds_config.json`; None trains with the experiment's own.
         include: files and folders that the code imports from outside the model directory.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config_path: Path
     model_dir: Path

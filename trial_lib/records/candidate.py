@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
@@ -17,9 +17,10 @@ from trial_lib.deepspeed_config.overrides import (
     config_hash,
     overwrite_deepspeed_config,
 )
+from trial_lib.records.frozen_record import FrozenRecord
 
 
-class Candidate(BaseModel):
+class Candidate(FrozenRecord):
     """One setting of all knobs.
 
     Candidates that differ in the micro-batch size alone are of one lineage.
@@ -32,8 +33,6 @@ class Candidate(BaseModel):
         slots: devices the trial takes.
         data_parallel_size: model replicas; None before the profile has counted them (a pipeline has fewer than slots).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     knobs: dict[str, Any] = Field(default_factory=dict)
     micro_batch_size: PositiveInt

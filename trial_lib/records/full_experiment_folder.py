@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.records.whereabouts import Whereabouts
 
@@ -99,7 +100,7 @@ class FullExperimentPaths:
         return self.root / f"rank{rank}.failure.json"
 
 
-class FullExperimentRecord(BaseModel):
+class FullExperimentRecord(FrozenRecord):
     """A full experiment's own record, written anew whenever it changes.
 
     Attributes:
@@ -122,8 +123,6 @@ class FullExperimentRecord(BaseModel):
             and for a study's.
         whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     experiment_id: str
     name: str

@@ -3,10 +3,11 @@
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.records.candidate import Purpose
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.wire.arrival import Arrival
 
 
@@ -29,11 +30,7 @@ class Outcome(str, Enum):
     CANCELLED = "cancelled"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelProfile(_Record):
+class ModelProfile(FrozenRecord):
     """What the profile trial found out about the model and the device.
 
     Attributes:
@@ -66,7 +63,7 @@ class ModelProfile(_Record):
     bytes_per_param: int | None = None
 
 
-class ProgramProfile(_Record):
+class ProgramProfile(FrozenRecord):
     """What the profile trial found out about the user's program.
 
     Attributes:
@@ -147,7 +144,7 @@ class ProgramProfile(_Record):
         )
 
 
-class Memory(_Record):
+class Memory(FrozenRecord):
     """Bytes, one value a rank, in rank order.
 
     Attributes:
@@ -192,7 +189,7 @@ class Memory(_Record):
         return max((available - above - free for available, above, free in ranks), default=0)
 
 
-class Neighbour(_Record):
+class Neighbour(FrozenRecord):
     """A process of somebody else's that computed on a trial's device.
 
     Attributes:
@@ -206,7 +203,7 @@ class Neighbour(_Record):
     memory: int | None = None
 
 
-class TrialDevice(_Record):
+class TrialDevice(FrozenRecord):
     """One device of a trial, and how it was meanwhile. What nobody can tell is None, or empty.
 
     Attributes:
@@ -228,7 +225,7 @@ class TrialDevice(_Record):
     company: list[Neighbour] = Field(default_factory=list)
 
 
-class TrialResult(_Record):
+class TrialResult(FrozenRecord):
     """One trial's record, complete: what ran, how it ended, what it measured.
 
     Attributes:

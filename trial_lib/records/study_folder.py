@@ -5,8 +5,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.whereabouts import Whereabouts
 
@@ -214,7 +215,7 @@ def work_dir_of(root: Path) -> Path:
     return parent.parent if parent.name in (STUDIES, FULL_EXPERIMENTS) else parent
 
 
-class StudyRecord(BaseModel):
+class StudyRecord(FrozenRecord):
     """A study's own record, written anew whenever it changes.
 
     Attributes:
@@ -239,8 +240,6 @@ class StudyRecord(BaseModel):
         flow_run_id: the Prefect flow run that began it, and resumes it when retried; None for a command's.
         whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     study_id: str
     name: str

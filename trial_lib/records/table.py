@@ -10,20 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from trial_lib.records.candidate import Candidate
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 from trial_lib.wire.errors import InputError
 
 VERSION = 1
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TableHead(_Line):
+class TableHead(FrozenRecord):
     """What a table is of.
 
     Attributes:
@@ -49,7 +46,7 @@ class TableHead(_Line):
     machine: dict[str, str] = Field(default_factory=dict)
 
 
-class TableRow(_Line):
+class TableRow(FrozenRecord):
     """One trial: what of its result can be compared. Units as in `TrialResult`.
 
     Attributes:

@@ -3,10 +3,10 @@
 import platform
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from trial_lib.records.frozen_record import FrozenRecord
 
 
-class Whereabouts(BaseModel):
+class Whereabouts(FrozenRecord):
     """Where a folder stands.
 
     Attributes:
@@ -14,8 +14,6 @@ class Whereabouts(BaseModel):
         path: of the folder, without links.
         inode: the folder's number on its file system, which it keeps when it is moved there, and no copy has.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str
     path: str

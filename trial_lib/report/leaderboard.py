@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 
 
-class LeaderboardRow(BaseModel):
+class LeaderboardRow(FrozenRecord):
     """One trial.
 
     Attributes:
@@ -27,8 +26,6 @@ class LeaderboardRow(BaseModel):
         peak_memory: bytes, of the rank that needed most.
         knobs: what it set beside the batch.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     trial: int
     purpose: Purpose

@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.search_metrics import MetricName
 from trial_lib.space.knobs import ZeroStage
 
@@ -15,7 +16,7 @@ def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:
 ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), AfterValidator(_ascending)]
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(FrozenRecord):
     """What every search can be told.
 
     Attributes:
@@ -26,8 +27,6 @@ class SearchSettings(BaseModel):
         concurrency: trials that may run at once.
         max_micro_batch: the largest micro-batch size (samples) that may be tried; None for no limit but memory.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_trials: PositiveInt = 50
     zero_stages: ZeroStages = (1, 2, 3)

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.search_metrics import MetricName
 from trial_lib.search.methods import METHODS, MethodName
 from trial_lib.space.knobs import ZeroStage
@@ -15,7 +16,7 @@ BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headro
 _DEFAULT = METHODS["adaptive"]
 
 
-class StudyArguments(BaseModel):
+class StudyArguments(FrozenRecord):
     """The arguments of a study, as the command line, a deployment or a resumed study's record gives them.
 
     Attributes:
@@ -49,8 +50,6 @@ class StudyArguments(BaseModel):
             given.
         launcher: how ranks start: warm forks them from a primed interpreter, cold starts fresh ones.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config_path: Path | None = None
     command: tuple[str, ...] = ()

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
 from trial_lib.device.host.this_host import kind_of
@@ -12,6 +10,7 @@ from trial_lib.memory.host_memory import HostMemory
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.memory.zero_settings import arm_key, arm_label
 from trial_lib.records.candidate import Candidate
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.space.knobs import ZERO_STAGES
 from trial_lib.study.earlier.known_trials import KnownTrials
@@ -24,11 +23,7 @@ _TO_CPU = {"device": "cpu"}
 _PIPELINES_STAGES = (0, 1)
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MeasuredArm(_Record):
+class MeasuredArm(FrozenRecord):
     """What trials have shown of a row's configurations, whatever their buckets.
 
     Attributes:
@@ -46,7 +41,7 @@ class MeasuredArm(_Record):
     total: int | None = None
 
 
-class ArmEstimate(_Record):
+class ArmEstimate(FrozenRecord):
     """One stage with one way of offloading; bytes on one device.
 
     Attributes:
@@ -77,7 +72,7 @@ class ArmEstimate(_Record):
     measured: MeasuredArm | None = None
 
 
-class EstimateReport(_Record):
+class EstimateReport(FrozenRecord):
     """The whole table.
 
     Attributes:

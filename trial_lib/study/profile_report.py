@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trial_lib.memory.states import first_guess, on_a_device, precision_of, state_bytes
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.records.units import bytes_shown
 from trial_lib.space.knobs import ZERO_STAGES
@@ -13,7 +12,7 @@ from trial_lib.space.knobs import ZERO_STAGES
 _MOST_NAMED = 4
 
 
-class StageEstimate(BaseModel):
+class StageEstimate(FrozenRecord):
     """What one ZeRO stage would need.
 
     Attributes:
@@ -22,17 +21,13 @@ class StageEstimate(BaseModel):
         largest_micro_batch: samples that fit beside them by the first guess.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     stage: int
     states: int
     largest_micro_batch: int
 
 
-class ProfileReport(BaseModel):
+class ProfileReport(FrozenRecord):
     """The profile and its consequences."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile: ModelProfile
     stages: list[StageEstimate]

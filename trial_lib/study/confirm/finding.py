@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from trial_lib.records.candidate import Candidate
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.units import interval
 
@@ -16,11 +15,7 @@ _WORTH_SAYING = 1.05
 ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Estimate(_Record):
+class Estimate(FrozenRecord):
     """A geometric mean over fresh processes, with the ends of its interval."""
 
     value: float
@@ -33,7 +28,7 @@ class Estimate(_Record):
         return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
-class Confirmed(_Record):
+class Confirmed(FrozenRecord):
     """One configuration that was measured again.
 
     Attributes:
@@ -61,7 +56,7 @@ class Confirmed(_Record):
     losses: str = ""
 
 
-class Finding(_Record):
+class Finding(FrozenRecord):
     """What a study's last step has found.
 
     Attributes:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trial_lib.records.candidate import Candidate
+from trial_lib.records.frozen_record import FrozenRecord
 
 _TOLERANCE = 1e-3  # of the first step's loss, where all is float32
 _TOLERANCE_HALF = 2e-2  # ... where a part is bfloat16, float16, or narrower
@@ -40,7 +39,7 @@ _MOST_APART = 3.0
 _SAME_WEIGHTS = 1e-6  # of their norm: the sums are of the same numbers, added in another order
 
 
-class LossAgreement(BaseModel):
+class LossAgreement(FrozenRecord):
     """What the losses say.
 
     Attributes:
@@ -48,8 +47,6 @@ class LossAgreement(BaseModel):
         agrees: False if they were compared and differ, or one is not finite.
         said: one sentence or two, with both numbers where they differ.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     is_compared: bool
     agrees: bool

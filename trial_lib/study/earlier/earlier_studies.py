@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.study.arguments import StudyArguments
@@ -32,18 +33,14 @@ _MOST_STUDIES = 20
 _MOST_SEARCHES = 3
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class KnownTrial(_Record):
+class KnownTrial(FrozenRecord):
     """A trial of an earlier study; of its result what a search learns from."""
 
     candidate: Candidate
     result: TrialResult
 
 
-class EarlierConfirmed(_Record):
+class EarlierConfirmed(FrozenRecord):
     """A configuration that an earlier study has measured again and again to confirm it.
 
     Attributes:
@@ -61,7 +58,7 @@ class EarlierConfirmed(_Record):
         return in_order[(len(in_order) - 1) // 2]
 
 
-class EarlierStudy(_Record):
+class EarlierStudy(FrozenRecord):
     """What one earlier study found.
 
     Attributes:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import ModelProfile, TrialResult
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
@@ -60,7 +61,7 @@ _NOT_SPEED = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TORCH_HOME", "TRITON_CACHE_D
 _MOST_SAID = 8
 
 
-class Fingerprint(BaseModel):
+class Fingerprint(FrozenRecord):
     """An experiment as one study found it; each section by name.
 
     Attributes:
@@ -73,8 +74,6 @@ class Fingerprint(BaseModel):
         search: what says how thoroughly was searched.
         is_mixed: whether the study was resumed after some of that had changed, so that its trials are of several.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     code: dict[str, str] = Field(default_factory=dict)
     configuration: dict[str, str] = Field(default_factory=dict)

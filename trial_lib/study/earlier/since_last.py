@@ -4,9 +4,8 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from trial_lib.device.host.this_host import kind_of
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import TrialResult
 from trial_lib.statistics.paired_ratios import Ratio
 from trial_lib.statistics.study_ratios import ratio_between
@@ -20,7 +19,7 @@ _GPU, _PROCESSOR_TIME, _CLOCK_ON_A_CPU = 0.01, 0.05, 0.10
 _NEGLIGIBLE = 0.02  # less than that is nobody's business, however surely it is measured
 
 
-class SinceLast(BaseModel):
+class SinceLast(FrozenRecord):
     """A study's winner beside that of the last study.
 
     Attributes:
@@ -32,8 +31,6 @@ class SinceLast(BaseModel):
         ratio: how many times the last known throughput this one is.
         changes: what has changed between the two studies.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     last_study_id: str
     last_ended_at: float
