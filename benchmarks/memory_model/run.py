@@ -16,10 +16,12 @@ from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.table import RecordedTable, TableRow, read_table
+from trial_lib.search.settings import SearchSettings
 
 TABLES = Path(__file__).parents[1] / "replay" / "tables"
 RESULTS = Path(__file__).parents[1] / "results" / "memory_model.json"
 CONFIDENCE = 0.9
+HEADROOM = SearchSettings().memory_headroom
 OTHER_TRIALS = 2  # of each other arm, as a race between arms leaves behind
 
 SHOWN = (
@@ -107,7 +109,7 @@ def foresee(model: MemoryModel, told: Sequence[TableRow], rows: Sequence[TableRo
     """Compares what the model says of trials, after what it was told, with what was recorded of them."""
     guess = mean(measured(row) for row in told) if told else None
     for row in rows:
-        fits = model.probability_fits(row.candidate) >= CONFIDENCE
+        fits = model.probability_fits(row.candidate, HEADROOM) >= CONFIDENCE
         completed = row.outcome is Outcome.COMPLETED
         if fits:
             tally.let_run.append(completed)

@@ -228,7 +228,7 @@ def test_every_rule_has_a_witness() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_the_table_finds_its_witnesses(rule: Any) -> None:
     for witness in WITNESSES[rule.name]:
-        broken = {found.name: found for found in broken_rules(witness.config, "cpu", witness.pipeline)}
+        broken = {found.name: found for found in broken_rules(witness.config, "cpu", witness.pipeline, None)}
         assert rule.name in broken, witness
         assert broken[rule.name].reason.endswith("."), broken[rule.name].reason
 

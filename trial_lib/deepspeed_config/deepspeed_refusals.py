@@ -78,7 +78,7 @@ def complaints_in(text: str) -> list[Complaint]:
     return complaints
 
 
-def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str] = (), slots: int = 1) -> tuple[str, str]:
+def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots: int) -> tuple[str, str]:
     """Returns what is wrong, and the remedy.
 
     Args:

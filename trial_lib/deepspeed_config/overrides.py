@@ -25,6 +25,8 @@ TRAINING_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: 
 """What Hugging Face's `TrainingArguments` call the batch keys."""
 
 _ZERO = "zero_optimization"
+# Sections that only a tuner reads.
+_TUNING_KEYS = ("autotuning",)
 # Older names, as switches, of what DeepSpeed now has a section for: it refuses both side by side (zero/config.py).
 _OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
@@ -155,3 +157,8 @@ def config_hash(config: Mapping[str, Any]) -> str:
     """Returns 16 hexadecimal digits that name a complete DeepSpeed configuration, whatever the order of its keys."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration without the sections that only a tuner reads; one ends the process after a few steps."""
+    return {key: value for key, value in config.items() if key not in _TUNING_KEYS}

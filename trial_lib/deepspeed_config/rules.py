@@ -37,8 +37,8 @@ class Rule:
 def broken_rules(
     ds_config: Mapping[str, Any],
     device: DeviceName,
-    pipeline_parallel: bool | None = None,
-    data_parallel_size: int | None = None,
+    pipeline_parallel: bool | None,
+    data_parallel_size: int | None,
     code_optimizer: str = "",
 ) -> list[Rule]:
     """Returns the rules that a complete DeepSpeed configuration breaks, what was found in each one's reason.
@@ -52,7 +52,7 @@ def broken_rules(
             none, or that is not known.
 
     Example:
-        >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", pipeline_parallel=True)]
+        >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", True, 2)]
         ['pipeline_with_zero_2_or_3']
     """
     setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size, code_optimizer)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
-from trial_lib.deepspeed_config.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config, without_tuning_keys
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
@@ -22,7 +22,6 @@ from trial_lib.records.study_folder import FULL_EXPERIMENTS, StudyStatus, work_d
 from trial_lib.records.whereabouts import whereabouts_of
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.slots.lock_dir import host_lock_dir
-from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.build_program import environment_of, program_of
 from trial_lib.study.kept.copies import told_apart
 from trial_lib.study.kept.folder import FinishedError, file_logger, hold_lock, keep_experiment, new_folder, new_id

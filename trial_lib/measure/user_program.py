@@ -16,6 +16,9 @@ _OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep fo
 _OF_PACKAGES = ("/site-packages/", "/dist-packages/")
 _IMPORT = "<frozen importlib._bootstrap"
 _RUNPY = ("<frozen runpy>", runpy.__file__)
+# Of a longer traceback the beginning and the end are kept.
+_MOST_CHARACTERS = 200_000
+_HALF = _MOST_CHARACTERS // 2
 
 
 def run_program(program: dict[str, str], arguments: list[str]) -> None:
@@ -148,7 +151,7 @@ def say(error: BaseException) -> None:
         sys.stderr.flush()
 
 
-def text_of(error: BaseException, most: int = 200_000) -> str:
-    """Returns the traceback as text; of one that is longer than `most` characters, the beginning and the end."""
+def text_of(error: BaseException) -> str:
+    """Returns the traceback as text: of a long one the beginning and the end."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return text if len(text) <= most else f"{text[: most // 2]}\n...\n{text[-most // 2 :]}"
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_HALF]}\n...\n{text[-_HALF:]}"

@@ -160,7 +160,7 @@ class MemoryModel:
         left = self._budget.left(described.arm, self._allocations(described, candidate.micro_batch_size).initialize)
         return None if left is None else int(left.mean)
 
-    def probability_fits(self, candidate: Candidate, headroom: float = 0.05) -> float:
+    def probability_fits(self, candidate: Candidate, headroom: float) -> float:
         """Returns how likely a candidate is to run without going out of memory.
 
         A candidate that is expected to need at least what one of its arm needed that ran out of memory does not fit;
@@ -194,7 +194,7 @@ class MemoryModel:
         moments = [self._predict(described, needed, moment) for moment in (_BACKWARD, _UPDATE)]
         return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
 
-    def group_headroom(self, candidate: Candidate, headroom: float = 0.05) -> float:
+    def group_headroom(self, candidate: Candidate, headroom: float) -> float:
         """Returns what a sweep's group should keep free, as a share of what initialisation leaves.
 
         The group sees for itself what is left and what its sizes take, but not how much less than that really fits.
@@ -217,8 +217,8 @@ class MemoryModel:
         knobs: Mapping[str, Any],
         batch: Callable[[int], Candidate],
         at_most: int,
-        headroom: float = 0.05,
-        confidence: float = 0.9,
+        headroom: float,
+        confidence: float,
     ) -> int:
         """Returns the largest micro-batch size (samples) that fits; 0 if none does.
 

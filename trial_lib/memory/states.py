@@ -39,7 +39,7 @@ FULL = Precision(bytes_per_param=4, master_copies=False)
 HALF = Precision(bytes_per_param=2, master_copies=True)
 
 
-def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> Precision:
+def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> Precision:
     """Returns the precision that a DeepSpeed configuration asks for, or else that the code has given the model.
 
     fp16 and bf16 (also under its older name `bfloat16`) are 16-bit where they are enabled; "auto", which only the

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -24,7 +25,6 @@ from trial_lib.report.study_view import INTERRUPTED, Interval, SettingChange, St
 from trial_lib.secrets.by_name import redact
 from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.space.knobs import get_knob, leaves
-from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.confirm.finding import Finding
 from trial_lib.study.kept.history import read_history
 from trial_lib.study.kept.record_file import read_own_text, read_record

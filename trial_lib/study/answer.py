@@ -4,16 +4,15 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.whole_files import write_whole
-
-# Sections of a DeepSpeed configuration that only a tuner reads.
-TUNING_KEYS = ("autotuning",)
 
 
 def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | None:
@@ -56,11 +55,6 @@ def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float
     return ours / theirs if theirs else None
 
 
-def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration without the sections that only a tuner reads; one ends the process after a few steps."""
-    return {key: value for key, value in config.items() if key not in TUNING_KEYS}
-
-
 def winning_config(base_config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
     """Returns the configuration to train with: the user's with the candidate merged in, and no tuning key."""
     return candidate.complete(without_tuning_keys(base_config))
@@ -73,9 +67,7 @@ def write_answer(
     paths: StudyPaths,
     device: str,
     environment: Mapping[str, str],
-    base_config: Mapping[str, Any] | None = None,
-    arg_mappings: Mapping[Any, str] | None = None,
-    is_batch_in_code: bool = False,
+    known: KnownProgram,
 ) -> None:
     """Writes the winning configuration, what it measured, and the command to train with it.
 
@@ -86,14 +78,10 @@ def write_answer(
         paths: the study's files.
         device: `cuda` or `cpu`.
         environment: what the trials' ranks started from.
-        base_config: the user's DeepSpeed configuration as the study knows it; None for the experiment's.
-        arg_mappings: as for `training_command`.
-        is_batch_in_code: as for `training_command`.
+        known: the user's program, as far as the study knows it.
     """
-    config = winning_config(experiment.ds_config if base_config is None else base_config, candidate)
+    config = winning_config(known.base_config, candidate)
     write_whole(paths.best_ds_config, json.dumps(config, indent=2) + "\n")
     write_whole(paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
-    command = training_command(
-        experiment, config, paths, device, environment, arg_mappings, is_batch_in_code, base_config
-    )
+    command = training_command(experiment, config, paths, device, environment, known)
     write_whole(paths.best_command, command)

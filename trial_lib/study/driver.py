@@ -252,9 +252,7 @@ class StudyDriver:
             self.paths,
             self.host.device,
             self.environment,
-            self.base_config,
-            self.arg_mappings,
-            self._known.is_batch_in_code,
+            self._known,
         )
 
     def prime(self) -> None:

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    overwrite_deepspeed_config,
+    without_tuning_keys,
+)
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.result import ProgramProfile
-from trial_lib.study.answer import without_tuning_keys
 
 
 @dataclass(frozen=True)

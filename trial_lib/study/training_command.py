@@ -18,6 +18,7 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
 from trial_lib.study.build_program import interpreter_of
+from trial_lib.study.known_program import KnownProgram
 from trial_lib.wire.whole_files import write_all
 
 
@@ -27,9 +28,7 @@ def training_command(
     paths: StudyPaths,
     device: str,
     environment: Mapping[str, str],
-    arg_mappings: Mapping[Any, str] | None = None,
-    is_batch_in_code: bool = False,
-    base_config: Mapping[str, Any] | None = None,
+    known: KnownProgram,
 ) -> str:
     """Returns what to type to train with the winning configuration, under the conditions it was measured in.
 
@@ -41,19 +40,16 @@ def training_command(
         paths: the study's files, that configuration's among them.
         device: `cuda` or `cpu`.
         environment: what the trials' ranks started from.
-        arg_mappings: what in the command sets each DeepSpeed key; None for the experiment's own.
-        is_batch_in_code: whether Hugging Face's training arguments stand in the code, where nothing else sets them.
-        base_config: the user's DeepSpeed configuration as the study knows it; None for the experiment's.
+        known: the user's program, as far as the study knows it.
     """
     entrypoint = experiment.entrypoint
-    mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     variables, secrets = _environment(experiment, environment)
     words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
     command = trial_command(
-        entrypoint, paths.best_ds_config, mappings, config, environment, folder=experiment.model_dir
+        entrypoint, paths.best_ds_config, known.arg_mappings, config, environment, folder=experiment.model_dir
     )
     write_all(command.files)
     # Its launcher sets these, as it is told.
@@ -63,9 +59,8 @@ def training_command(
     )
     typed = _assignments(variables) + shlex.join([*words, *command.arguments])
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
-    base = experiment.ds_config if base_config is None else base_config
-    to_write = [] if _is_told(entrypoint) else _to_set_in_code(base, config, mappings, paths)
-    if is_batch_in_code:
+    to_write = [] if _is_told(entrypoint) else _to_set_in_code(known, config, paths)
+    if known.is_batch_in_code:
         to_write.append(
             "The training arguments stand in the code: set "
             f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
@@ -84,11 +79,9 @@ def _is_told(entrypoint: Entrypoint) -> bool:
     return bool(entrypoint.config_positions) or entrypoint.launched_by == "accelerate"
 
 
-def _to_set_in_code(
-    base: Mapping[str, Any], config: Mapping[str, Any], arg_mappings: Mapping[Any, str], paths: StudyPaths
-) -> list[str]:
-    """Returns what a person has to change of the configuration in the code: nothing where the command sets it all."""
-    by_command = {str(key) for key in arg_mappings}
+def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
+    """Returns what you have to change in the configuration in the code; nothing if the command sets it all."""
+    base, by_command = known.base_config, set(known.arg_mappings)
     if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
         # It follows from the two others, in DeepSpeed or in the code that takes both from its command.
         by_command.add(TRAIN_BATCH)

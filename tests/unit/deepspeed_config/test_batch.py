@@ -53,6 +53,6 @@ def test_auto_counts_as_missing(config: dict[str, object], batch: BatchSizes) ->
 )
 def test_a_batch_that_cannot_be_is_refused_with_the_whole_equation(config: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as refused:
-        resolve_batch(config, 2, where="ds_config.json")
+        resolve_batch(config, 2)
     assert message in refused.value.what
-    assert refused.value.where == "ds_config.json"
+    assert refused.value.where == "the DeepSpeed configuration"

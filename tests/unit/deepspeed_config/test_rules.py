@@ -32,8 +32,8 @@ CONFIGS = st.builds(
 )
 
 
-def names(config: dict[str, Any], *args: Any) -> list[str]:
-    return [rule.name for rule in broken_rules(config, *args)]
+def names(config: dict[str, Any], device: Any, pipeline: bool | None = None, replicas: int | None = None) -> list[str]:
+    return [rule.name for rule in broken_rules(config, device, pipeline, replicas)]
 
 
 @given(
@@ -52,7 +52,7 @@ def test_names_are_unique() -> None:
 
 
 def test_a_reason_says_what_was_found() -> None:
-    (rule,) = broken_rules({"zero_optimization": {"stage": 3}}, "cuda", True)
+    (rule,) = broken_rules({"zero_optimization": {"stage": 3}}, "cuda", True, None)
     assert rule.reason == "Pipeline parallelism works with ZeRO stages 0 and 1, not with stage 3."
 
 
@@ -77,7 +77,7 @@ def test_what_a_cpu_cannot_do_a_gpu_can(config: dict[str, Any]) -> None:
 
 def test_a_key_of_a_newer_deepspeed_is_left_alone() -> None:
     assert names({"zero_optimization": {"stage": 2, "quite_another_thing": 1}}, "cuda") == []
-    (rule,) = broken_rules({"zero_optimization": {"stage": 2, "reduce_bucket_sise": 1}}, "cuda")
+    (rule,) = broken_rules({"zero_optimization": {"stage": 2, "reduce_bucket_sise": 1}}, "cuda", None, None)
     assert rule.reason == "zero_optimization has no key reduce_bucket_sise; reduce_bucket_size may be meant."
 
 

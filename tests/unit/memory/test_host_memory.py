@@ -10,6 +10,7 @@ from trial_lib.space.knobs import Arm, Knob
 
 GIB = 2**30
 SLOTS = 8
+HEADROOM = 0.05
 # 7 billion parameters on eight devices of 80 GiB: a rank offloads some 17 GB.
 PROFILE = ModelProfile(
     num_params=7_000_000_000,
@@ -126,7 +127,7 @@ def test_why_an_arm_is_not_tried_is_said() -> None:
 def test_the_devices_model_learns_nothing_of_the_host() -> None:
     def largest(model: MemoryModel, stage: int) -> int:
         knobs = candidate(stage).knobs
-        return model.largest_micro_batch(knobs, lambda size: candidate(stage, size=size), 64)
+        return model.largest_micro_batch(knobs, lambda size: candidate(stage, size=size), 64, HEADROOM, 0.9)
 
     model = MemoryModel(PROFILE, BASE, SLOTS, "cuda")
     for stage, size in ((2, 2), (2, 4), (3, 2), (3, 4)):

@@ -9,6 +9,7 @@ from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 
 MIB = 2**20
 GIB = 2**30
+HEADROOM = 0.05
 PROFILE = ModelProfile(
     num_params=500_000_000,
     trainable_num_params=500_000_000,
@@ -122,26 +123,27 @@ def test_of_the_failures_only_out_of_memory_teaches_anything(outcome):
     taught.observe(candidate(4), result(outcome))
     for size in (1, 4, 64):
         assert taught.above_initialize(candidate(size)) == untaught.above_initialize(candidate(size))
-        assert taught.probability_fits(candidate(size)) == untaught.probability_fits(candidate(size))
+        chances = [model.probability_fits(candidate(size), HEADROOM) for model in (taught, untaught)]
+        assert chances[0] == chances[1]
 
 
 def test_a_trial_that_runs_out_of_memory_bounds_its_arm():
     model = new_model()
     model.observe(candidate(20), OUT_OF_MEMORY)
-    assert model.probability_fits(candidate(20)) == 0
-    assert model.probability_fits(candidate(21)) == 0
+    assert model.probability_fits(candidate(20), HEADROOM) == 0
+    assert model.probability_fits(candidate(21), HEADROOM) == 0
     # Larger buckets and overlap need more.
-    assert model.probability_fits(candidate(20, reduce_bucket_size=100_000_000)) == 0
-    assert model.probability_fits(candidate(20, overlap_comm=True)) == 0
-    assert model.probability_fits(candidate(2)) > 0
+    assert model.probability_fits(candidate(20, reduce_bucket_size=100_000_000), HEADROOM) == 0
+    assert model.probability_fits(candidate(20, overlap_comm=True), HEADROOM) == 0
+    assert model.probability_fits(candidate(2), HEADROOM) > 0
 
 
 def test_a_trial_that_runs_out_of_memory_makes_arms_that_need_more_less_likely_to_fit():
     model = new_model()
     stage1, stage3 = candidate(12, stage=1), candidate(12, stage=3)
-    before = model.probability_fits(stage1), model.above_initialize(stage1).value
+    before = model.probability_fits(stage1, HEADROOM), model.above_initialize(stage1).value
     model.observe(stage3, OUT_OF_MEMORY)
-    assert model.probability_fits(stage1) < before[0]
+    assert model.probability_fits(stage1, HEADROOM) < before[0]
     assert model.above_initialize(stage1).value > before[1]
 
 
@@ -166,22 +168,22 @@ def test_a_failure_that_was_expected_changes_little():
 def test_what_needs_no_more_than_a_completed_trial_of_its_lineage_fits():
     model = new_model()
     model.observe(candidate(30), ran(19.9 * GIB))
-    assert all(model.probability_fits(candidate(size)) > 0.99 for size in (1, 15, 30))
-    assert model.probability_fits(candidate(60)) < 0.1
+    assert all(model.probability_fits(candidate(size), HEADROOM) > 0.99 for size in (1, 15, 30))
+    assert model.probability_fits(candidate(60), HEADROOM) < 0.1
 
 
 def test_what_completed_once_and_ran_out_of_memory_another_time_does_not_fit():
     model = new_model()
     for result in (ran(19.9 * GIB), OUT_OF_MEMORY):
         model.observe(candidate(30), result)
-    assert model.probability_fits(candidate(30)) == 0
-    assert model.largest_micro_batch(candidate(1).knobs, candidate, at_most=100) == 29
+    assert model.probability_fits(candidate(30), HEADROOM) == 0
+    assert model.largest_micro_batch(candidate(1).knobs, candidate, 100, HEADROOM, 0.9) == 29
 
 
 def test_the_users_own_configuration_and_knobs_that_say_it_again_are_one_lineage():
     model = new_model(base={**BASE, "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}})
     model.observe(Candidate(micro_batch_size=30, slots=4), ran(19.9 * GIB))
-    assert model.probability_fits(candidate(30)) > 0.99
+    assert model.probability_fits(candidate(30), HEADROOM) > 0.99
 
 
 def test_a_smaller_size_of_a_lineage_is_never_less_likely_to_fit():
@@ -193,7 +195,7 @@ def test_a_smaller_size_of_a_lineage_is_never_less_likely_to_fit():
             fits = truth(size, stage) < 20 * GIB
             model.observe(candidate(size, stage), ran(truth(size, stage)) if fits else OUT_OF_MEMORY)
         for stage in range(4):
-            chances = [model.probability_fits(candidate(size, stage)) for size in range(1, 100, 3)]
+            chances = [model.probability_fits(candidate(size, stage), HEADROOM) for size in range(1, 100, 3)]
             assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(chances))
 
 
@@ -208,26 +210,28 @@ def test_the_largest_micro_batch_is_the_last_one_that_fits_with_the_confidence()
     for size in (2, 6, 12):
         model.observe(candidate(size), ran(truth(size)))
     knobs = candidate(1).knobs
-    largest = model.largest_micro_batch(knobs, candidate, at_most=1000)
-    assert model.probability_fits(candidate(largest)) >= 0.9 > model.probability_fits(candidate(largest + 1))
+    largest = model.largest_micro_batch(knobs, candidate, 1000, HEADROOM, 0.9)
+    assert model.probability_fits(candidate(largest), HEADROOM) >= 0.9
+    assert model.probability_fits(candidate(largest + 1), HEADROOM) < 0.9
     assert truth(largest) < 20 * GIB
     assert truth(largest * 1.3) > 0.95 * 20 * GIB
-    assert model.largest_micro_batch(knobs, candidate, at_most=5) == 5
-    assert model.largest_micro_batch(knobs, candidate, at_most=1000, confidence=0.5) >= largest
+    assert model.largest_micro_batch(knobs, candidate, 5, HEADROOM, 0.9) == 5
+    assert model.largest_micro_batch(knobs, candidate, 1000, HEADROOM, 0.5) >= largest
 
 
 def test_no_size_fits_where_the_states_leave_nothing():
     model = new_model(PROFILE.model_copy(update={"gpu_mem": 2 * GIB}))
-    assert model.largest_micro_batch(candidate(1, stage=0).knobs, lambda size: candidate(size, stage=0), 100) == 0
+    knobs = candidate(1, stage=0).knobs
+    assert model.largest_micro_batch(knobs, lambda size: candidate(size, stage=0), 100, HEADROOM, 0.9) == 0
 
 
 def test_where_nobody_knows_a_limit_everything_fits():
     model = new_model(PROFILE.model_copy(update={"gpu_mem": 0}), device="cpu")
     assert model.available(candidate(1)) is None
-    assert model.probability_fits(candidate(1000)) == 1
+    assert model.probability_fits(candidate(1000), HEADROOM) == 1
     model.observe(candidate(500), OUT_OF_MEMORY)
-    assert model.probability_fits(candidate(500)) == 0
-    assert model.probability_fits(candidate(100)) == 1
+    assert model.probability_fits(candidate(500), HEADROOM) == 0
+    assert model.probability_fits(candidate(100), HEADROOM) == 1
 
 
 def test_what_an_arm_leaves_follows_for_others_from_the_states_that_they_have():
@@ -271,7 +275,7 @@ def test_the_model_is_a_function_of_what_it_was_told():
         model.observe(candidate(90), OUT_OF_MEMORY)
         model.above_initialize(candidate(7, stage=3))
     assert one.above_initialize(candidate(40)) == other.above_initialize(candidate(40))
-    assert one.probability_fits(candidate(40)) == other.probability_fits(candidate(40))
+    assert one.probability_fits(candidate(40), HEADROOM) == other.probability_fits(candidate(40), HEADROOM)
 
 
 def test_the_interval_holds_nine_of_ten_noisy_measurements():

@@ -56,12 +56,12 @@ def test_a_share_that_is_no_whole_byte_is_rounded_up():
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "bfloat16"])
 def test_bf16_is_16_bit_as_fp16_is(name):
-    assert precision_of({name: {"enabled": True}}) == HALF
+    assert precision_of({name: {"enabled": True}}, bytes_per_param=None) == HALF
 
 
 @pytest.mark.parametrize("config", [{}, {"bf16": {"enabled": False}}, {"bf16": {"enabled": "auto"}}, {"fp16": {}}])
 def test_a_configuration_that_enables_neither_is_32_bit(config):
-    assert precision_of(config) == FULL
+    assert precision_of(config, bytes_per_param=None) == FULL
 
 
 def test_where_no_section_decides_the_code_s_own_precision_counts():

@@ -2,9 +2,10 @@
 
 import pytest
 
+from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.answer import best_result, gain, ignored_batch_reason, without_tuning_keys
+from trial_lib.study.answer import best_result, gain, ignored_batch_reason
 
 
 def trial(

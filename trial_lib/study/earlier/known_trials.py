@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord
-from trial_lib.study.answer import without_tuning_keys
 from trial_lib.study.earlier.earlier_studies import record_of, trials_of
 from trial_lib.study.known_program import completed_config
 from trial_lib.study.opening.open_study import OpenStudy

@@ -12,14 +12,13 @@ from typing import Any
 
 from trial_lib.command.config_hand_over import is_handed_over
 from trial_lib.deepspeed_config.deepspeed_refusals import Refusal, sentence_of
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.yaml_mistakes import one_error
 from trial_lib.launch.processes.config_check import Judgement
 from trial_lib.launch.rank_starter import Launcher
 from trial_lib.secrets.by_name import redact
-from trial_lib.study.answer import without_tuning_keys
 from trial_lib.wire.errors import InputError
 
 

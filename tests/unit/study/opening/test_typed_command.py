@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from trial_lib.device.host import cuda
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
+from trial_lib.records.result import ProgramProfile
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.build_program import environment_of, interpreter_of, program_of
+from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.opening.typed_command import check_mappings, devices_of, read_command
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.errors import InputError
@@ -275,7 +278,9 @@ def test_the_best_command_is_the_users_own(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     paths = StudyPaths(folder / "study")
     experiment = read(folder, command, **mappings)
-    written = training_command(experiment, {MICRO_BATCH: 8}, paths, "cuda", environment_of(experiment, (), "cuda"))
+    written = training_command(
+        experiment, {MICRO_BATCH: 8}, paths, "cuda", environment_of(experiment, (), "cuda"), KnownProgram.of(experiment)
+    )
     assert written.splitlines() == [f"cd {folder}", line.format(best=paths.best_ds_config)]
 
 
@@ -284,7 +289,9 @@ def test_where_the_configuration_is_in_the_code_the_best_command_is_one_that_nee
 ) -> None:
     paths = StudyPaths(folder / "study")
     config = {MICRO_BATCH: 8, "zero_optimization": {"stage": 2}}
-    *told, command = training_command(read(folder, "python train.py"), config, paths, "cuda", {}).splitlines()
+    experiment = read(folder, "python train.py")
+    written = training_command(experiment, config, paths, "cuda", {}, KnownProgram.of(experiment))
+    *told, command = written.splitlines()
     assert f"# The DeepSpeed configuration stands in the code. Set there, as {paths.best_ds_config} has it:" in told
     assert {f"#   {MICRO_BATCH}: 8", "#   zero_optimization.stage: 2"} <= set(told)
     assert any(line.endswith("python train.py") for line in told)
@@ -327,10 +334,11 @@ def test_where_the_command_sets_all_that_was_won_the_best_command_is_the_users_o
     base = {MICRO_BATCH: 8, ACCUMULATION: 2, TRAIN_BATCH: 32, "zero_optimization": {"stage": 1}}
     config = {**base, MICRO_BATCH: 16, ACCUMULATION: 4, TRAIN_BATCH: 128}
     environment = environment_of(experiment, (), "cuda")
-    written = training_command(experiment, config, paths, "cuda", environment, base_config=base)
+    known = replace(KnownProgram.of(experiment), base_config=base)
+    written = training_command(experiment, config, paths, "cuda", environment, known)
     assert written.splitlines() == [f"cd {folder}", line]
     faster = {**config, "zero_optimization": {"stage": 2, "overlap_comm": False}}
-    told = training_command(experiment, faster, paths, "cuda", environment, base_config=base).splitlines()
+    told = training_command(experiment, faster, paths, "cuda", environment, known).splitlines()
     assert told[1:3] == ["#   zero_optimization.stage: 2", "#   zero_optimization.overlap_comm: false"]
     assert f"# {line}" in told
     assert all(text.startswith("#") for text in told[:-1])
@@ -340,9 +348,8 @@ def test_a_value_in_a_file_of_the_command_is_won_in_a_copy_of_that_file(folder: 
     (folder / "conf.yaml").write_text("trainer: {batch: 8}  # small\n")
     paths = StudyPaths(folder / "study")
     experiment = read(folder, "python train.py --config conf.yaml", **{MICRO_BATCH: "conf.yaml:trainer.batch"})
-    *_, line = training_command(
-        experiment, {MICRO_BATCH: 16}, paths, "cuda", {}, base_config={MICRO_BATCH: 8}
-    ).splitlines()
+    known = replace(KnownProgram.of(experiment), base_config={MICRO_BATCH: 8})
+    *_, line = training_command(experiment, {MICRO_BATCH: 16}, paths, "cuda", {}, known).splitlines()
     copy = Path(line.split()[-1])
     assert line.endswith(f"python train.py --config {copy}")
     assert copy.is_relative_to(paths.root)
@@ -353,6 +360,7 @@ def test_where_the_training_arguments_are_in_the_code_the_best_command_says_what
     paths = StudyPaths(folder / "study")
     config = {MICRO_BATCH: 8, "gradient_accumulation_steps": 2}
     experiment = read(folder, "python train.py --deepspeed ds.json")
-    written = training_command(experiment, config, paths, "cuda", {}, is_batch_in_code=True)
+    known = KnownProgram.of(experiment).learned(ProgramProfile(batch=config))
+    written = training_command(experiment, config, paths, "cuda", {}, known)
     assert "set per_device_train_batch_size=8, gradient_accumulation_steps=2." in written
     assert written.splitlines()[-1].endswith(f"--ds-config {paths.best_ds_config}")
