@@ -9,7 +9,7 @@ from flows.options import Decorator, option
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.search.settings import SearchSettings
-from trial_lib.study.arguments import BATCH_POLICY, StudyArguments
+from trial_lib.study.arguments import BATCH_POLICY, OLDER_NAMES, StudyArguments
 
 EXPERIMENT: list[Decorator] = [
     click.argument("config_path", type=click.Path(path_type=Path)),
@@ -30,7 +30,8 @@ JSON: Decorator = click.option(
 
 
 def _of_study(field: str, *flags: str, more: str = "") -> Decorator:
-    return option(StudyArguments, field, *flags, more=more)
+    older = tuple(f"--{name}" for name, present in OLDER_NAMES.items() if present == field)
+    return option(StudyArguments, field, *flags, more=more, older=older)
 
 
 def _zero_stages(default: str) -> Decorator:
@@ -46,7 +47,7 @@ _MAX_TRIALS = _of_study("max_trials", "-mt", "--max-trials")
 _MAX_SLOTS = _of_study("max_slots", "-ms", "--max-slots")
 _MAX_MICRO_BATCH = _of_study("max_micro_batch")
 _WINDOW = [_of_study("start_profile_step"), _of_study("end_profile_step")]
-_LAUNCHER = _of_study("launcher")
+_START = _of_study("start")
 _OPTIONS: list[Decorator] = [
     INCLUDE,
     _MAX_TRIALS,
@@ -61,7 +62,7 @@ _OPTIONS: list[Decorator] = [
     *_WINDOW,
     _of_study("random_seed", "-r", "--random-seed"),
     _of_study("max_search_runner_restarts"),
-    _LAUNCHER,
+    _START,
     JSON,
 ]
 _BATCH_POLICY = [_of_study(field) for field in BATCH_POLICY]
@@ -90,7 +91,7 @@ def tune_options() -> list[Decorator]:
     return [method, _MAP, _zero_stages(_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
 
 
-MICRO_BATCH_OPTIONS: list[Decorator] = [_MAP, _MAX_TRIALS, _MAX_SLOTS, _MAX_MICRO_BATCH, *_WINDOW, _LAUNCHER, JSON]
+MICRO_BATCH_OPTIONS: list[Decorator] = [_MAP, _MAX_TRIALS, _MAX_SLOTS, _MAX_MICRO_BATCH, *_WINDOW, _START, JSON]
 
 
 def method_options(method: Method) -> list[Decorator]:
@@ -135,7 +136,7 @@ RECORD_OPTIONS: list[Decorator] = [
     _zero_stages("0 1 2 3"),
     INCLUDE,
     *_WINDOW,
-    _LAUNCHER,
+    _START,
 ]
 
 ESTIMATE_OPTIONS: list[Decorator] = [*EXPERIMENT, INCLUDE, _MAX_MICRO_BATCH, _of_study("memory_headroom"), JSON]

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,7 +20,34 @@ _NAME = re.compile(r"    (\w+): ")
 _OTHERWISE = " if not given."
 
 
-def option(model: type[BaseModel], field: str, *flags: str, default: str | None = None, more: str = "") -> Decorator:
+class FlagWithOlderNames(click.Option):
+    """An option that older spellings give as well. The help does not list them.
+
+    Args:
+        *arguments: of click's option.
+        older: the older spellings.
+        **options: of click's option.
+    """
+
+    def __init__(self, *arguments: Any, older: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.older = older
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Adds the option to a command's parser."""
+        super().add_to_parser(parser, ctx)
+        if self.older:
+            parser.add_option(obj=self, opts=list(self.older), dest=self.name, action="store")
+
+
+def option(
+    model: type[BaseModel],
+    field: str,
+    *flags: str,
+    default: str | None = None,
+    more: str = "",
+    older: Sequence[str] = (),
+) -> Decorator:
     """Returns the flag of one field.
 
     Args:
@@ -29,6 +56,7 @@ def option(model: type[BaseModel], field: str, *flags: str, default: str | None 
         flags: the flag's spellings. Without any it is `--` and the field's name.
         default: the default to show in the help, if the record computes it.
         more: a sentence to add to the field's description.
+        older: spellings that still work, and that the help does not list. They take a value.
     """
     said, otherwise = _said_of(model, field)
     help_text, told_default = f"{said} {more}".rstrip(), default or otherwise
@@ -38,7 +66,7 @@ def option(model: type[BaseModel], field: str, *flags: str, default: str | None 
     elif value not in (None, PydanticUndefined, ()) and not options.get("is_flag"):
         options |= {"default": value, "show_default": True}
     names = flags or (f"--{field.replace('_', '-')}",)
-    return click.option(*names, field, help=help_text, **options)
+    return click.option(*names, field, cls=FlagWithOlderNames, older=older, help=help_text, **options)
 
 
 def descriptions(model: type[BaseModel]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import SkipJsonSchema
 
 from trial_lib.wire.errors import InputError
 
@@ -13,7 +14,9 @@ _ArgumentsT = TypeVar("_ArgumentsT", bound=BaseModel)
 _Function = Callable[..., Any]
 
 
-def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_Function], _Function]:
+def shows(
+    model: type[BaseModel], derived: Collection[str] = (), older: Mapping[str, str] | None = None
+) -> Callable[[_Function], _Function]:
     """Replaces `**arguments` in a function's signature by the fields of a record.
 
     The types, defaults and descriptions are the record's, so they are written down once.
@@ -21,6 +24,8 @@ def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_F
     Args:
         model: the record, whose docstring describes its fields.
         derived: fields whose default depends on other fields. The form leaves them empty.
+        older: names that fields had once, with their present names. A deployment that gives one still runs. The form
+            does not show them.
     """
 
     def with_fields(function: _Function) -> _Function:
@@ -30,7 +35,8 @@ def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_F
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         fields = [_parameter(model, name, name in derived) for name in model.model_fields]
-        function.__signature__ = inspect.Signature([*fields, *own])  # type: ignore[attr-defined]
+        hidden = [_hidden(model, name, present) for name, present in (older or {}).items()]
+        function.__signature__ = inspect.Signature([*fields, *own, *hidden])  # type: ignore[attr-defined]
         described = (inspect.getdoc(model) or "").partition("Attributes:\n")[2]
         function.__doc__ = f"{inspect.getdoc(function)}\n{described}"
         return function
@@ -48,6 +54,12 @@ def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.P
     else:
         default = field.get_default(call_default_factory=True)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _hidden(model: type[BaseModel], name: str, present: str) -> inspect.Parameter:
+    """Returns the parameter of a field under a name that it had once. Prefect leaves it out of the form's schema."""
+    annotation = SkipJsonSchema[model.__annotations__[present] | None]  # type: ignore[misc]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:

@@ -27,7 +27,7 @@ from trial_lib.full_experiment.open import full_experiment_of
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyStatus
-from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
 from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan, no_answer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import record_of
@@ -46,7 +46,7 @@ Running = list[tuple[Work, TrialFuture]]
 
 
 @flow(name="tune", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
-@shows(StudyArguments, derived=("zero_stages",))
+@shows(StudyArguments, derived=("zero_stages",), older=OLDER_NAMES)
 def tune(work_dir: Path | None = None, study_dir: Path | None = None, **arguments: Any) -> State[Any]:
     """Finds the DeepSpeed configuration that trains fastest.
 

@@ -1,4 +1,4 @@
-"""What the tests of real trials share: one warm launcher, one cold one, and a way to run a program under either."""
+"""What the tests of real trials share: one warm starter, one cold one, and a way to run a program under either."""
 
 import os
 import re
@@ -20,11 +20,11 @@ from training_fixtures import Trainings
 
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdLauncher, rank_environment
-from trial_lib.launch.rank_starter import Launcher
+from trial_lib.launch.cold import ColdStarter, rank_environment
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.launch.trial import Program, TrialPlan, run_trial
 from trial_lib.launch.trial_files import layer_refusal
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import TrialResult
 from trial_lib.records.study_folder import TrialPaths
@@ -58,14 +58,14 @@ class Trials:
 
     Attributes:
         root: the folder of this test's trials.
-        notes: what the launchers said.
+        notes: what the starters said.
     """
 
-    def __init__(self, root: Path, launcher: Callable[[str], Launcher], notes: list[str]) -> None:
+    def __init__(self, root: Path, starter: Callable[[str], RankStarter], notes: list[str]) -> None:
         self.root = root
         self.notes = notes
         self.lock_dir = root / "locks"
-        self._launcher = launcher
+        self._starter = starter
         self._count = 0
 
     def plan(
@@ -119,13 +119,13 @@ class Trials:
             patience_s=patience_s,
         )
 
-    def start(self, plan: TrialPlan, launcher: str = "warm") -> "RunningTrial":
+    def start(self, plan: TrialPlan, starter: str = "warm") -> "RunningTrial":
         """Runs a plan beside the test."""
-        return RunningTrial(plan, self._launcher(launcher), self.lock_dir)
+        return RunningTrial(plan, self._starter(starter), self.lock_dir)
 
-    def run(self, script: str, *arguments: str, launcher: str = "warm", **options: Any) -> TrialResult:
+    def run(self, script: str, *arguments: str, starter: str = "warm", **options: Any) -> TrialResult:
         """Runs a trial of `script` to its end; options as in `plan`."""
-        return self.start(self.plan(script, *arguments, **options), launcher).result()
+        return self.start(self.plan(script, *arguments, **options), starter).result()
 
     def log(self, result: TrialResult, rank: int = 0) -> str:
         """Returns what a rank has printed."""
@@ -152,11 +152,11 @@ class Trials:
 class RunningTrial:
     """A trial that runs in a thread of its own."""
 
-    def __init__(self, plan: TrialPlan, launcher: Launcher, lock_dir: Path) -> None:
+    def __init__(self, plan: TrialPlan, starter: RankStarter, lock_dir: Path) -> None:
         self.plan = plan
         self._cancelled = threading.Event()
         self._thread = ThreadPoolExecutor(1)
-        self._future = self._thread.submit(run_trial, plan, launcher, this_host(), lock_dir, self._cancelled)
+        self._future = self._thread.submit(run_trial, plan, starter, this_host(), lock_dir, self._cancelled)
         self._thread.shutdown(wait=False)
 
     def result(self) -> TrialResult:
@@ -184,29 +184,29 @@ class RunningTrial:
 
 
 @pytest.fixture(scope="session")
-def launcher_notes() -> list[str]:
+def starter_notes() -> list[str]:
     return []
 
 
 @pytest.fixture(scope="session")
-def warm_launcher(tmp_path_factory: pytest.TempPathFactory, launcher_notes: list[str]) -> Iterator[WarmLauncher]:
+def warm_starter(tmp_path_factory: pytest.TempPathFactory, starter_notes: list[str]) -> Iterator[WarmStarter]:
     """One for all tests: priming takes seconds."""
     log = tmp_path_factory.mktemp("server") / "server.log"
     environment = {**rank_environment(), "PYTHONPATH": str(PROGRAMS / "library")}
-    launcher = WarmLauncher(sys.executable, BUILDERS, environment, str(log), launcher_notes.append)
-    launcher.start()
-    yield launcher
-    launcher.close()
+    starter = WarmStarter(sys.executable, BUILDERS, environment, str(log), starter_notes.append)
+    starter.start()
+    yield starter
+    starter.close()
 
 
 @pytest.fixture(scope="session")
-def cold_launcher(launcher_notes: list[str]) -> ColdLauncher:
-    return ColdLauncher(sys.executable, BUILDERS, rank_environment(), launcher_notes.append)
+def cold_starter(starter_notes: list[str]) -> ColdStarter:
+    return ColdStarter(sys.executable, BUILDERS, rank_environment(), starter_notes.append)
 
 
 @pytest.fixture
-def trials(tmp_path: Path, request: pytest.FixtureRequest, launcher_notes: list[str]) -> Trials:
-    return Trials(tmp_path, lambda name: request.getfixturevalue(f"{name}_launcher"), launcher_notes)
+def trials(tmp_path: Path, request: pytest.FixtureRequest, starter_notes: list[str]) -> Trials:
+    return Trials(tmp_path, lambda name: request.getfixturevalue(f"{name}_starter"), starter_notes)
 
 
 @pytest.fixture(params=["layered", "intercepted"])
@@ -241,8 +241,8 @@ def prepares(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trainings(tmp_path: Path, warm_launcher: WarmLauncher) -> Trainings:
-    return Trainings(tmp_path, warm_launcher)
+def trainings(tmp_path: Path, warm_starter: WarmStarter) -> Trainings:
+    return Trainings(tmp_path, warm_starter)
 
 
 @pytest.fixture(scope="session")
@@ -295,5 +295,5 @@ def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     # What this process starts itself needs none of DeepSpeed's ops, and looking for them takes seconds.
-    monkeypatch.setattr(ColdLauncher, "_build", lambda launcher: None)
+    monkeypatch.setattr(ColdStarter, "_build", lambda starter: None)
     return Folder(tmp_path, empty_store)

@@ -87,7 +87,7 @@ class Experiment:
 
     def arguments(self, **changed: Any) -> StudyArguments:
         """Returns the arguments of a study that learns."""
-        told = {"max_trials": 8, "metric": "throughput", "launcher": "cold", "from_earlier": True, **changed}
+        told = {"max_trials": 8, "metric": "throughput", "start": "cold", "from_earlier": True, **changed}
         return StudyArguments(config_path=self._config, model_dir=self.model, **told)
 
     @contextmanager

@@ -49,13 +49,13 @@ class Clock:
         return 1e9
 
 
-class TableLauncher:
+class TableStarter:
     """Has no processes: writes what the ranks would have written, a little later."""
 
     def __init__(self, world: TableWorld) -> None:
         self._world = world
 
-    def launch(self, request: LaunchRequest) -> "TableLauncher":
+    def launch(self, request: LaunchRequest) -> "TableStarter":
         self._request = request
         return self
 
@@ -180,8 +180,8 @@ def kill_after(pid: int, folder: Path, more: int, pause_s: float) -> int:
 
 def main(folder: Path, method: str, kills: int, seed: int) -> None:
     """Runs both, and prints how many lines the history of the second had when it was killed each time."""
-    launcher = TableLauncher(TableWorld.read(REPLAY / "tables" / "convnet.jsonl"))
-    open_study.launcher_of = lambda *_: launcher  # type: ignore[assignment]
+    starter = TableStarter(TableWorld.read(REPLAY / "tables" / "convnet.jsonl"))
+    open_study.starter_of = lambda *_: starter  # type: ignore[assignment]
     open_study.host_lock_dir = lambda: folder / "locks"
     trial.time = sweep.time = Clock()  # type: ignore[assignment]
     whole, killed = folder / "whole", folder / "killed"

@@ -15,7 +15,7 @@ from device_fixtures import need
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program, rank_requests
-from trial_lib.launch.rank_starter import Ending, Launcher, LaunchRequest
+from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter
 from trial_lib.slots.ports import reserved_port
 from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 
@@ -92,9 +92,9 @@ class Training:
 class Trainings:
     """Runs trial classes, each training in a folder of its own; the same name resumes in the same folder."""
 
-    def __init__(self, root: Path, launcher: Launcher) -> None:
+    def __init__(self, root: Path, starter: RankStarter) -> None:
         self.root = root
-        self._launcher = launcher
+        self._starter = starter
 
     def run(
         self,
@@ -194,7 +194,7 @@ class Trainings:
                 ranks,
                 deadline_s if deadline_s else math.inf,
             )
-            ending = self._launcher.launch(request).wait_or_cancel(threading.Event())
+            ending = self._starter.launch(request).wait_or_cancel(threading.Event())
         return Training(folder, ending, [log.read_text() for log in logs])
 
 

@@ -15,12 +15,12 @@ from benchmarks.gpu.report import Report
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import Launcher
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import TrialPaths
@@ -77,7 +77,7 @@ class Kit:
         report: of the stage.
         host: whose slots there are.
         is_toy: whether models and repeats are as small as they can be: on a processor, to run every line.
-        notes: what the launchers have said.
+        notes: what the starters have said.
     """
 
     def __init__(self, report: Report, host: Host, work: Path) -> None:
@@ -87,7 +87,7 @@ class Kit:
         self.is_toy = host.device == "cpu"
         self.notes: list[str] = []
         self._kind = kind_of(host.device)
-        self._launchers: dict[str, Launcher] = {}
+        self._starters: dict[str, RankStarter] = {}
         self._count = 0
 
     @property
@@ -121,23 +121,23 @@ class Kit:
             **sections,
         }
 
-    def launcher(self, name: str = "warm", builders: Sequence[str] | None = None) -> Launcher:
+    def starter(self, name: str = "warm", builders: Sequence[str] | None = None) -> RankStarter:
         """Returns what starts trials; the first call starts it."""
-        if name not in self._launchers:
+        if name not in self._starters:
             wanted = ["FusedAdamBuilder"] if self.is_cuda else ["ShareMemCommBuilder"]
             builders = wanted if builders is None else list(builders)
             environment = {**self.environment, **self._kind.primed_with(self.host, 1)}
             if name == "cold":
-                self._launchers[name] = ColdLauncher(sys.executable, builders, environment, self.say)
+                self._starters[name] = ColdStarter(sys.executable, builders, environment, self.say)
             else:
                 log = str(self.work / "fork_server.log")
-                warm = WarmLauncher(sys.executable, builders, environment, log, self.say)
+                warm = WarmStarter(sys.executable, builders, environment, log, self.say)
                 warm.start()
-                self._launchers[name] = warm
-        return self._launchers[name]
+                self._starters[name] = warm
+        return self._starters[name]
 
     def say(self, text: str) -> None:
-        """Notes what a launcher says."""
+        """Notes what a starter says."""
         self.notes.append(text)
         self.report.note(text)
 
@@ -192,10 +192,10 @@ class Kit:
             training_spec=spec,
         )
 
-    def run(self, shape: Shape, *options: str, launcher: str = "warm", **planned: Any) -> TrialResult:
+    def run(self, shape: Shape, *options: str, starter: str = "warm", **planned: Any) -> TrialResult:
         """Runs a trial to its end; see `plan`."""
         plan = self.plan(shape, *options, **planned)
-        return run_trial(plan, self.launcher(launcher), self.host, host_lock_dir(), threading.Event(), self.say)
+        return run_trial(plan, self.starter(starter), self.host, host_lock_dir(), threading.Event(), self.say)
 
     def completed(self, what: str, shape: Shape, *options: str, **planned: Any) -> TrialResult | None:
         """Runs a trial that should complete; returns its result where it did, and says so in the report."""
@@ -206,9 +206,9 @@ class Kit:
     def sweep(self, plans: Sequence[TrialPlan], bytes_per_sample: float = 0.0) -> list[Any]:
         """Runs the sizes of a sweep in one process group; returns each one's result, or why there is none."""
         sweep = Sweep(tuple(plan.candidate for plan in plans), bytes_per_sample, headroom=0.05)
-        launcher, cancelled = self.launcher(), threading.Event()
+        starter, cancelled = self.starter(), threading.Event()
         return run_sweep(
-            plans, sweep, launcher, self.host, host_lock_dir(), cancelled, self.say, lambda position, result: None
+            plans, sweep, starter, self.host, host_lock_dir(), cancelled, self.say, lambda position, result: None
         )
 
     def said(self, result: TrialResult, what: str) -> list[dict[str, Any]]:
@@ -262,6 +262,6 @@ class Kit:
         return answer
 
     def close(self) -> None:
-        """Ends the launchers."""
-        for launcher in self._launchers.values():
-            launcher.close()
+        """Ends the starters."""
+        for starter in self._starters.values():
+            starter.close()

@@ -66,7 +66,7 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     """Runs the command on a study in this process, in `folder`; returns the figures."""
     os.chdir(folder)
     os.environ["FORCE_COLOR"] = "1"  # the table, as in a terminal
-    from benchmarks.operations.instant_launcher import InstantLauncher, stand_in
+    from benchmarks.operations.instant_starter import InstantStarter, stand_in
     from flows import live
     from flows.commands import tuning
     from trial_lib.study.arguments import StudyArguments
@@ -88,8 +88,8 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
 
         return wrap
 
-    launched = InstantLauncher.launched
-    stand_in(choose_place, "WarmLauncher", lambda _: InstantLauncher)
+    launched = InstantStarter.launched
+    stand_in(choose_place, "WarmStarter", lambda _: InstantStarter)
     for step in ("_read", "_picture"):
         stand_in(live.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
     stand_in(sync.StudySync, "_send", timed(sends.append))

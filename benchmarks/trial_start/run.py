@@ -17,11 +17,11 @@ from unittest.mock import patch
 from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import Launcher
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import TrialResult
 from trial_lib.records.study_folder import TrialPaths
@@ -58,7 +58,7 @@ SCRIPTS = {
 
 
 def trial(
-    script: Script, launcher: Launcher, folder: Path, purpose: Purpose = Purpose.SEARCH, is_layered: bool = True
+    script: Script, starter: RankStarter, folder: Path, purpose: Purpose = Purpose.SEARCH, is_layered: bool = True
 ) -> TrialResult:
     """Runs one trial on two ranks, of one optimizer step, with or without a layer over the program's folder."""
     candidate = Candidate(micro_batch_size=4, gradient_accumulation_steps=1, slots=2)
@@ -72,7 +72,7 @@ def trial(
     plan = TrialPlan(folder.name, 0, purpose, candidate, config, config_hash(config), program, window, None, 300, paths)
     layer = nullcontext() if is_layered else patch("trial_lib.launch.trial.layer_for", lambda *_: None)
     with layer:
-        result = run_trial(plan, launcher, this_host(), folder.parent / "locks", threading.Event())
+        result = run_trial(plan, starter, this_host(), folder.parent / "locks", threading.Event())
     assert result.metrics, result.reason
     if not is_layered:
         assert result.files == "intercepted", result.files
@@ -104,21 +104,21 @@ def measure(script: Script, repeats: int, work: Path) -> dict[str, object]:
     # As a user has it: the trials' folders beside the program, on one file system.
     script = replace(script, folder=shutil.copytree(script.folder, work / "program"))
     environment = rank_environment()
-    warm = WarmLauncher(sys.executable, BUILDERS, environment, str(work / "server.log"), print)
-    launchers: dict[str, Launcher] = {"warm": warm, "cold": ColdLauncher(sys.executable, BUILDERS, environment, print)}
+    warm = WarmStarter(sys.executable, BUILDERS, environment, str(work / "server.log"), print)
+    starters: dict[str, RankStarter] = {"warm": warm, "cold": ColdStarter(sys.executable, BUILDERS, environment, print)}
     profiles: list[TrialResult] = []
     first = timed(lambda: profiles.append(trial(script, warm, work / "profile", Purpose.PROFILE)))
     own_imports = timed(lambda: warm.prime(profiles[0].imported))
-    trial(script, launchers["cold"], work / "first-cold")
+    trial(script, starters["cold"], work / "first-cold")
     ways = (("warm", True), (INTERCEPTED, False), ("cold", True))
     measured: dict[str, list[dict[str, float]]] = {name: [] for name, _ in ways}
     files = set[str]()
     for repeat in range(repeats):
         for name, is_layered in ways:
             results: list[TrialResult] = []
-            folder, launcher = work / f"{name}-{repeat}", launchers["cold" if name == "cold" else "warm"]
+            folder, starter = work / f"{name}-{repeat}", starters["cold" if name == "cold" else "warm"]
             whole = timed(
-                lambda: results.append(trial(script, launcher, folder, is_layered=is_layered))  # noqa: B023
+                lambda: results.append(trial(script, starter, folder, is_layered=is_layered))  # noqa: B023
             )
             measured[name].append(phases(results[0], whole))
             files.update([results[0].files] if is_layered else [])

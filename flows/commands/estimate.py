@@ -52,7 +52,7 @@ def estimate_command(
     if known is None:
         say("This folder has no earlier study of this experiment, so a profile trial runs now.")
         # For one trial a fork server would cost more time than it saves.
-        arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include, launcher="cold")
+        arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include, start="cold")
         try:
             with passing_study(arguments, "estimate") as study:
                 known = run_profile(study)

@@ -19,7 +19,7 @@ from study_fixtures import Zerotune, is_alive, words_of
 
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hosts.starter import HostfileLauncher
+from trial_lib.launch.hosts.starter import HostfileStarter
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.records.result import Outcome
 from trial_lib.wire.step_window import StepWindow
@@ -40,14 +40,14 @@ def kill_all(processes: list[psutil.Process]) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_host_that_dies_ends_the_trial_that_spans_it_and_the_next_one_runs(trials: Trials, victim: int) -> None:
     environment = {**rank_environment(), "GLOO_SOCKET_IFNAME": "lo"}
-    launcher = HostfileLauncher(HOSTS, sys.executable, ["ShareMemCommBuilder"], environment, trials.notes.append)
+    starter = HostfileStarter(HOSTS, sys.executable, ["ShareMemCommBuilder"], environment, trials.notes.append)
 
     def plan(script: str, window: StepWindow) -> TrialPlan:
         return trials.plan(script, slots=2, window=window, environment=environment)
 
     dying = plan("children.py", ENDLESS)
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(run_trial, dying, launcher, this_host(), trials.lock_dir, threading.Event())
+        running = thread.submit(run_trial, dying, starter, this_host(), trials.lock_dir, threading.Event())
         logs = [dying.paths.log(rank) for rank in range(2)]
         trials.wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 200, "the ranks")
         died, survives = part_of(victim), part_of(1 - victim)
@@ -63,7 +63,7 @@ def test_a_host_that_dies_ends_the_trial_that_spans_it_and_the_next_one_runs(tri
     assert len(printed) == 6
     assert not [line for line in printed if trials.is_alive(int(line.split()[1]))]
     assert not [process for process in (*died, *survives) if is_alive(process)]
-    again = run_trial(plan("plain.py", SHORT), launcher, this_host(), trials.lock_dir, threading.Event())
+    again = run_trial(plan("plain.py", SHORT), starter, this_host(), trials.lock_dir, threading.Event())
     assert again.outcome is Outcome.COMPLETED, again.reason
 
 

@@ -13,9 +13,9 @@ import pytest
 from conftest import PROGRAMS
 
 from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.trial import run_trial
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.step_window import StepWindow
 
@@ -27,19 +27,19 @@ ENDLESS = StepWindow(start_step=2, end_step=10**6, max_steps=10**6)
 
 def drive(kind, plan, root):
     """A driver of its own: runs one trial."""
-    launcher = {
-        "warm": lambda: WarmLauncher(sys.executable, BUILDERS, rank_environment(), str(root / "server.log"), print),
-        "cold": lambda: ColdLauncher(sys.executable, BUILDERS, rank_environment(), print),
+    starter = {
+        "warm": lambda: WarmStarter(sys.executable, BUILDERS, rank_environment(), str(root / "server.log"), print),
+        "cold": lambda: ColdStarter(sys.executable, BUILDERS, rank_environment(), print),
     }[kind]()
-    run_trial(plan, launcher, this_host(), root / "locks", threading.Event())
+    run_trial(plan, starter, this_host(), root / "locks", threading.Event())
 
 
 def gone(trials, pids, timeout_s=1.0):
     return trials.wait_until(lambda: not any(trials.is_alive(pid) for pid in pids), timeout_s, f"the end of {pids}")
 
 
-def started(trials, *arguments, launcher="warm", **options):
-    running = trials.start(trials.plan("children.py", *arguments, slots=2, **options), launcher)
+def started(trials, *arguments, starter="warm", **options):
+    running = trials.start(trials.plan("children.py", *arguments, slots=2, **options), starter)
     for rank in range(2):
         running.wait_for("ready", rank)
     assert len(running.pids()) == 6
@@ -57,8 +57,8 @@ def outside_trials():
     return {*temporary.glob("zerotune-workers-*"), *Path("/dev/shm").glob("deepspeed_allreduce_buffer_*")}
 
 
-def completes(trials, launcher="warm"):
-    result = trials.run("plain.py", slots=2, window=SHORT, launcher=launcher)
+def completes(trials, starter="warm"):
+    result = trials.run("plain.py", slots=2, window=SHORT, starter=starter)
     return result.outcome == "completed", result.reason
 
 
@@ -124,10 +124,10 @@ def test_a_guard_takes_no_time_from_its_ranks_while_they_train(trials):
     assert running.result().outcome == "cancelled"
 
 
-@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_a_killed_guard_is_a_crash_and_leaves_no_rank_and_no_file(trials, launcher):
+@pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_a_killed_guard_is_a_crash_and_leaves_no_rank_and_no_file(trials, starter):
     before = outside_trials()
-    running = started(trials, "--hang", "spin", launcher=launcher)
+    running = started(trials, "--hang", "spin", starter=starter)
     pids, ranks = running.pids(), ranks_of(running)
     guard = psutil.Process(ranks[0]).ppid()
     assert psutil.Process(ranks[1]).ppid() == guard
@@ -143,9 +143,9 @@ def test_a_killed_guard_is_a_crash_and_leaves_no_rank_and_no_file(trials, launch
     assert completes(trials) == (True, "")
 
 
-@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_a_killed_guard_s_slots_are_free_when_no_rank_is_left_and_then_at_once(trials, launcher):
-    running = started(trials, "--hang", "spin", launcher=launcher)
+@pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_a_killed_guard_s_slots_are_free_when_no_rank_is_left_and_then_at_once(trials, starter):
+    running = started(trials, "--hang", "spin", starter=starter)
     pids, killed_at = running.pids(), time.monotonic()
     psutil.Process(ranks_of(running)[0]).parent().kill()
     assert alive_when_all_slots_are_free(trials, pids) == set()
@@ -165,55 +165,55 @@ def test_so_they_are_when_the_driver_is_killed_with_it(trials, kind):
 
 
 @pytest.fixture
-def own_launcher(trials, tmp_path):
-    """A warm launcher of this test's own; its notes are in `notes`."""
+def own_starter(trials, tmp_path):
+    """A warm starter of this test's own; its notes are in `notes`."""
     notes = []
-    launcher = WarmLauncher(sys.executable, BUILDERS, rank_environment(), str(tmp_path / "server.log"), notes.append)
-    launcher.notes = notes
-    trials._launcher = lambda name: launcher
-    yield launcher
-    launcher.close()
+    starter = WarmStarter(sys.executable, BUILDERS, rank_environment(), str(tmp_path / "server.log"), notes.append)
+    starter.notes = notes
+    trials._starter = lambda name: starter
+    yield starter
+    starter.close()
 
 
 @pytest.mark.long
-def test_a_killed_fork_server_costs_the_running_trial_nothing_and_is_started_anew(trials, own_launcher):
+def test_a_killed_fork_server_costs_the_running_trial_nothing_and_is_started_anew(trials, own_starter):
     running = trials.start(trials.plan("slow_data.py", window=StepWindow(2, 150, max_steps=149)))
     trials.wait_until(lambda: running.plan.paths.log(0).exists(), 60, "the rank")
-    (server,) = psutil.Process(own_launcher._server.pid).children()
+    (server,) = psutil.Process(own_starter._server.pid).children()
     os.kill(server.pid, signal.SIGKILL)
     second = trials.start(trials.plan("plain.py", window=SHORT))
     assert second.result().outcome == "completed"
     first = running.result()
     assert first.outcome == "completed", first.reason
     assert first.metrics["measured_steps"] == 149
-    assert own_launcher.notes == []
+    assert own_starter.notes == []
 
 
 @pytest.mark.long
-def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_launcher, tmp_path, monkeypatch):
+def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_starter, tmp_path, monkeypatch):
     # Imported while priming; starts its thread only when it is told to.
     (tmp_path / "starts_a_thread.py").write_text(
         "import signal, threading, time\n"
         "def start(*_): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
         "signal.signal(signal.SIGUSR1, start)\n"
     )
-    own_launcher._environment["PYTHONPATH"] = str(tmp_path)
-    own_launcher.start()
-    own_launcher.prime(["starts_a_thread"])
+    own_starter._environment["PYTHONPATH"] = str(tmp_path)
+    own_starter.start()
+    own_starter.prime(["starts_a_thread"])
     assert completes(trials) == (True, "")
-    assert own_launcher.notes == []
-    (keeper,) = psutil.Process(own_launcher._server.pid).children()
+    assert own_starter.notes == []
+    (keeper,) = psutil.Process(own_starter._server.pid).children()
     os.kill(keeper.pid, signal.SIGUSR1)
     trials.wait_until(lambda: keeper.num_threads() == 2, 5, "the thread")
     assert completes(trials) == (True, "")
-    assert own_launcher.notes == ["starting cold: the fork server has 2 threads (docs/operations.md)"]
+    assert own_starter.notes == ["starting cold: the fork server has 2 threads (docs/operations.md)"]
     # It would only hold memory beside the trials.
-    assert own_launcher._server is None
+    assert own_starter._server is None
 
 
 @pytest.mark.long
 def test_a_module_that_starts_a_thread_is_left_to_the_trials_with_what_imports_it_and_no_other(
-    trials, own_launcher, tmp_path
+    trials, own_starter, tmp_path
 ):
     (tmp_path / "has_a_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
@@ -229,47 +229,47 @@ def test_a_module_that_starts_a_thread_is_left_to_the_trials_with_what_imports_i
         f"sys.path.insert(0, '{PROGRAMS}')\n"
         f"runpy.run_path('{PROGRAMS}/plain.py', run_name='__main__')\n"
     )
-    own_launcher._environment["PYTHONPATH"] = str(tmp_path)
-    own_launcher.start()
-    own_launcher.prime(["uses_it", "harmless"])
-    (note,) = own_launcher.notes
+    own_starter._environment["PYTHONPATH"] = str(tmp_path)
+    own_starter.start()
+    own_starter.prime(["uses_it", "harmless"])
+    (note,) = own_starter.notes
     assert "could not fork with has_a_thread: these and what imports them are paid in each trial" in note
     result = trials.run(str(tmp_path / "imports.py"), window=SHORT)
     assert result.outcome == "completed", result.reason
     assert "primed: True thread: True" in trials.log(result)
-    assert own_launcher.notes == [note]
+    assert own_starter.notes == [note]
 
 
 @pytest.mark.long
-def test_where_too_many_modules_start_a_thread_none_is_primed(trials, own_launcher, tmp_path):
+def test_where_too_many_modules_start_a_thread_none_is_primed(trials, own_starter, tmp_path):
     names = [f"threaded_{number}" for number in range(7)]
     for name in names:
         (tmp_path / f"{name}.py").write_text(
             "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
         )
-    own_launcher._environment["PYTHONPATH"] = str(tmp_path)
-    own_launcher.start()
-    own_launcher.prime(names)
-    (note,) = own_launcher.notes
+    own_starter._environment["PYTHONPATH"] = str(tmp_path)
+    own_starter.start()
+    own_starter.prime(names)
+    (note,) = own_starter.notes
     assert "these and all of the code's imports are paid in each trial" in note
     assert completes(trials) == (True, "")
-    assert own_launcher.notes == [note]
+    assert own_starter.notes == [note]
 
 
-def test_closing_does_not_wait_for_a_server_that_still_primes(trials, own_launcher):
+def test_closing_does_not_wait_for_a_server_that_still_primes(trials, own_starter):
     running = trials.start(trials.plan("plain.py"))
-    trials.wait_until(lambda: own_launcher._server is not None, 10, "the server")
-    server, closed_at = own_launcher._server.pid, time.monotonic()
-    own_launcher.close()
+    trials.wait_until(lambda: own_starter._server is not None, 10, "the server")
+    server, closed_at = own_starter._server.pid, time.monotonic()
+    own_starter.close()
     assert running.result().outcome == "cancelled"
     assert time.monotonic() - closed_at < 2
     assert not trials.is_alive(server)
 
 
 @pytest.mark.long
-def test_twenty_warm_trials_leak_no_descriptor_no_process_and_no_thread(trials, warm_launcher):
+def test_twenty_warm_trials_leak_no_descriptor_no_process_and_no_thread(trials, warm_starter):
     assert completes(trials) == (True, "")
-    server = psutil.Process(warm_launcher._server.pid).children()[0]
+    server = psutil.Process(warm_starter._server.pid).children()[0]
 
     def held():
         trials.wait_until(lambda: len(server.children()) == 0, 5, "the last guard")

@@ -22,7 +22,7 @@ def test_a_study_that_is_killed_again_and_again_ends_with_every_trial_run_once(
 ) -> None:
     zerotune = Zerotune(tmp_path, home, program="--largest_micro_batch 300 --step_seconds 0.02")
     moments = random.Random(3)
-    words: tuple[str | Path, ...] = ("binary", "-mt", "7", "-z", "1", "-mct", "1", "--launcher", "warm")
+    words: tuple[str | Path, ...] = ("binary", "-mt", "7", "-z", "1", "-mct", "1", "--start", "warm")
     finished: dict[int, int] = {}
     for _ in range(KILLS):
         command = zerotune.start(*words, PREFECT_API_URL=server.api_url)

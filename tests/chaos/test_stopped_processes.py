@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from test_launch_chaos import completes, driven, gone, own_launcher, ranks_of, started  # noqa: F401
+from test_launch_chaos import completes, driven, gone, own_starter, ranks_of, started  # noqa: F401
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def test_a_guard_that_stays_stopped_ends_as_crashed(trials):
 
 
 @pytest.mark.long
-def test_a_fork_server_that_stays_stopped_is_replaced_and_that_is_told(trials, own_launcher):  # noqa: F811
+def test_a_fork_server_that_stays_stopped_is_replaced_and_that_is_told(trials, own_starter):  # noqa: F811
     assert completes(trials) == (True, "")
-    (server,) = psutil.Process(own_launcher._server.pid).children()
+    (server,) = psutil.Process(own_starter._server.pid).children()
     stop(server)
     assert completes(trials) == (True, "")
-    assert own_launcher.notes == ["the fork server was stopped: another one is started in its place"]
+    assert own_starter.notes == ["the fork server was stopped: another one is started in its place"]
     gone(trials, [server.pid])
 
 

@@ -57,7 +57,7 @@ def test_the_fork_server_opens_no_gpu(trials: Any) -> None:
 
 
 def test_a_cold_trial_reads_what_a_warm_one_does(trials: Any) -> None:
-    warm, cold = (trials.run("plain.py", launcher=launcher, window=SHORT) for launcher in ("warm", "cold"))
+    warm, cold = (trials.run("plain.py", starter=starter, window=SHORT) for starter in ("warm", "cold"))
     assert (warm.outcome, cold.outcome) == ("completed", "completed"), warm.reason + cold.reason
     assert warm.memory.peak == cold.memory.peak
     assert warm.losses == pytest.approx(cold.losses, rel=1e-5)

@@ -7,7 +7,7 @@ import pytest
 from device_fixtures import host_of_tests
 
 from trial_lib.launch.sweep import run_sweep
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Sweep
 from trial_lib.records.result import TrialResult
 from trial_lib.wire.step_window import StepWindow
@@ -18,16 +18,14 @@ SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 SIZES = (2, 8, 32)
 
 
-def swept(
-    trials: Any, launcher: WarmLauncher, *words: str, sizes: tuple[int, ...] = SIZES, **options: Any
-) -> list[Any]:
+def swept(trials: Any, starter: WarmStarter, *words: str, sizes: tuple[int, ...] = SIZES, **options: Any) -> list[Any]:
     plans = [trials.plan(*words, micro_batch=size, window=SHORT, **options) for size in sizes]
     sweep = Sweep(tuple(plan.candidate for plan in plans), 0.0, headroom=0.05)
     notes: list[str] = []
     ends = run_sweep(
         plans,
         sweep,
-        launcher,
+        starter,
         host_of_tests(),
         trials.lock_dir,
         threading.Event(),
@@ -39,9 +37,9 @@ def swept(
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_memory_is_what_a_fresh_process_takes(trials: Any, warm_launcher: WarmLauncher, stage: int) -> None:
+def test_memory_is_what_a_fresh_process_takes(trials: Any, warm_starter: WarmStarter, stage: int) -> None:
     words, options = ("memory_use.py", "--mib_per_sample", "8"), {"zero": {"stage": stage}}
-    ends = swept(trials, warm_launcher, *words, **options)
+    ends = swept(trials, warm_starter, *words, **options)
     for size, end in zip(SIZES, ends, strict=True):
         assert end.outcome == "completed", end.reason
         fresh = trials.run(*words, micro_batch=size, window=SHORT, **options)
@@ -49,13 +47,13 @@ def test_memory_is_what_a_fresh_process_takes(trials: Any, warm_launcher: WarmLa
         assert end.memory.after_initialize[0] == pytest.approx(fresh.memory.after_initialize[0], rel=0.02)
 
 
-def test_retries_of_one_size_are_not_counted_for_the_next(trials: Any, warm_launcher: WarmLauncher) -> None:
-    ends = swept(trials, warm_launcher, "plain.py")
+def test_retries_of_one_size_are_not_counted_for_the_next(trials: Any, warm_starter: WarmStarter) -> None:
+    ends = swept(trials, warm_starter, "plain.py")
     assert [end.memory.allocator_retries for end in ends] == [[0]] * len(SIZES)
 
 
-def test_a_size_that_does_not_fit_ends_the_sweep_as_out_of_memory(trials: Any, warm_launcher: WarmLauncher) -> None:
+def test_a_size_that_does_not_fit_ends_the_sweep_as_out_of_memory(trials: Any, warm_starter: WarmStarter) -> None:
     words = ("memory_use.py", "--mib_per_sample", "32")
-    first, second = swept(trials, warm_launcher, *words, sizes=(2, 64), memory_limit=2**30)
+    first, second = swept(trials, warm_starter, *words, sizes=(2, 64), memory_limit=2**30)
     assert first.outcome == "completed", first.reason
     assert second.outcome == "out_of_memory", second.reason

@@ -27,7 +27,7 @@ from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import StudyPaths
@@ -155,10 +155,10 @@ ALL = [pytest.param(case, marks=[] if case in SOON else pytest.mark.long, id=f"{
 class Runs:
     """Runs the program of the batch's places, plainly and in a study of its own."""
 
-    def __init__(self, folder: Path, launcher: WarmLauncher) -> None:
+    def __init__(self, folder: Path, starter: WarmStarter) -> None:
         self.folder = folder / "program"
         self.lock_dir = folder / "locks"
-        self._launcher = launcher
+        self._starter = starter
         self._study = folder / "study"
         shutil.copytree(PROGRAMS / "batch_places", self.folder)
 
@@ -183,7 +183,7 @@ class Runs:
             payload = {"script": "train.py", "arguments": case.arguments}
             rank = RankRequest(environment, str(log), [])
             request = LaunchRequest(sys.executable, "plain_run:run", payload, str(self.folder), [rank], 60.0)
-            ending = self._launcher.launch(request).wait_or_cancel(threading.Event())
+            ending = self._starter.launch(request).wait_or_cancel(threading.Event())
         assert ending.statuses == [0], log.read_text()
         return engine_in(log.read_text())
 
@@ -207,15 +207,15 @@ class Runs:
         experiment = read_command(words, mappings, self.folder, host)
         paths = StudyPaths(self._study)
         paths.trials.mkdir(parents=True)
-        place = ThisHost(self._launcher, host, self.lock_dir)
+        place = ThisHost(self._starter, host, self.lock_dir)
         log = logging.getLogger(f"test.{self._study}")
         return StudyDriver("study", time.time(), experiment, arguments, paths, host, place, log)
 
 
 @pytest.fixture
-def runs(tmp_path: Path, warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(tmp_path: Path, warm_starter: WarmStarter, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    return Runs(tmp_path, warm_launcher)
+    return Runs(tmp_path, warm_starter)
 
 
 def measured(driver: StudyDriver, plan: TrialPlan | None) -> TrialResult:

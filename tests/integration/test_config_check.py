@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from study_fixtures import Zerotune
 
-from trial_lib.launch.cold import ColdLauncher
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.cold import ColdStarter
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.result import Outcome
 
 SOUND: dict[str, Any] = {
@@ -67,30 +67,30 @@ REFUSED: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
 }
 
 
-def refused(launcher: WarmLauncher | ColdLauncher, changes: dict[str, Any], slots: int = 4) -> list[list[str]]:
+def refused(starter: WarmStarter | ColdStarter, changes: dict[str, Any], slots: int = 4) -> list[list[str]]:
     config = {key: value for key, value in {**SOUND, **changes}.items() if value is not None}
-    judgement = launcher.check(config, slots)
+    judgement = starter.check(config, slots)
     assert judgement is not None
     return sorted(refusal["keys"] for refusal in judgement["refusals"])
 
 
 @pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_what_deepspeed_takes_is_not_refused(warm_launcher: WarmLauncher, changes: dict[str, Any]) -> None:
-    assert refused(warm_launcher, changes) == []
+def test_what_deepspeed_takes_is_not_refused(warm_starter: WarmStarter, changes: dict[str, Any]) -> None:
+    assert refused(warm_starter, changes) == []
 
 
 @pytest.mark.parametrize(("changes", "keys"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_deepspeed_refuses_is_named_by_its_key(
-    warm_launcher: WarmLauncher, changes: dict[str, Any], keys: list[list[str]]
+    warm_starter: WarmStarter, changes: dict[str, Any], keys: list[list[str]]
 ) -> None:
-    assert refused(warm_launcher, changes) == keys
+    assert refused(warm_starter, changes) == keys
 
 
 @pytest.mark.long
-def test_without_a_fork_server_a_process_of_its_own_is_asked(cold_launcher: ColdLauncher) -> None:
-    assert refused(cold_launcher, ACCEPTED["left to the Trainer"]) == []
+def test_without_a_fork_server_a_process_of_its_own_is_asked(cold_starter: ColdStarter) -> None:
+    assert refused(cold_starter, ACCEPTED["left to the Trainer"]) == []
     changes, keys = REFUSED["several at once"]
-    assert refused(cold_launcher, changes) == keys
+    assert refused(cold_starter, changes) == keys
 
 
 def test_what_the_code_itself_hands_over_is_named_by_its_key_as_well(trials: Any) -> None:
@@ -134,7 +134,7 @@ def test_a_command_ends_before_any_trial_and_leaves_nothing_behind(tmp_path: Pat
 
 @pytest.mark.long
 def test_a_command_without_a_fork_server_does_so_too(tmp_path: Path, home: Path) -> None:
-    refuse(Zerotune(tmp_path, home), "--launcher", "cold")
+    refuse(Zerotune(tmp_path, home), "--start", "cold")
 
 
 @pytest.mark.long

@@ -19,10 +19,12 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ParameterTypeError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.runner._workspace_resolver import prepare_workspace
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools import validate
 from prefect.workers.process import ProcessWorker
 from prefect_docker.worker import DockerWorker
 from prefect_kubernetes import KubernetesWorker
@@ -89,11 +91,22 @@ def test_the_form_offers_the_choices_and_keeps_the_limits() -> None:
     fields = parameter_schema(tune).properties
     assert fields["method"]["enum"] == ["adaptive", "asha", "binary", "random", "micro_batch"]
     assert fields["metric"]["enum"] == ["FLOPS_per_gpu", "throughput", "forward", "backward", "latency"]
-    assert fields["launcher"]["enum"] == ["warm", "cold"]
+    assert fields["start"]["enum"] == ["warm", "cold"]
     assert fields["zero_stages"]["anyOf"][0]["items"]["enum"] == [0, 1, 2, 3]
     assert fields["free_batch"]["type"] == "boolean"
     assert fields["max_trials"]["exclusiveMinimum"] == 0
     assert fields["memory_headroom"]["exclusiveMaximum"] == 1
+
+
+def test_a_deployment_may_give_a_parameter_by_its_older_name_which_the_form_does_not_show(tmp_path: Path) -> None:
+    form = parameter_schema(tune).model_dump_for_openapi()
+    assert "launcher" not in form["properties"]
+    given = {"launcher": "cold", "work_dir": str(tmp_path)}
+    # Prefect checks parameters twice: when a run is created, by the form's schema, and when it begins.
+    assert validate(given, form) == []
+    assert tune.validate_parameters(given)["launcher"] == "cold"
+    with pytest.raises(ParameterTypeError):
+        tune.validate_parameters({**given, "launcher": "tepid"})
 
 
 def test_each_deployment_is_of_a_flow_that_the_package_has_and_gives_parameters_that_it_knows() -> None:

@@ -137,10 +137,10 @@ def test_ranks_with_different_numbers_of_batches_are_measured_in_the_steps_that_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["warm", "cold"])
-def test_too_few_steps_in_common_are_out_of_data_and_the_ranks_are_named(trials, launcher):
+@pytest.mark.parametrize("starter", ["warm", "cold"])
+def test_too_few_steps_in_common_are_out_of_data_and_the_ranks_are_named(trials, starter):
     options = {"slots": 2, "window": UNTIL_THE_END, "patience_s": PATIENCE_S, "deadline_s": 300}
-    result = trials.run("uneven.py", "--rank_1", "3", launcher=launcher, **options)
+    result = trials.run("uneven.py", "--rank_1", "3", starter=starter, **options)
     assert result.outcome == "out_of_data", result.reason
     assert "rank 1 had 3 micro-batches and waits in all_reduce at uneven.py:14" in result.reason
 

@@ -15,7 +15,7 @@ from flows.servers.prefect_server import PrefectServer
 from trial_lib.full_experiment import driver
 from trial_lib.full_experiment.open import new_full_experiment, resume_newest
 from trial_lib.launch import full_training
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study import build_program
 from trial_lib.wire.errors import InputError
@@ -78,11 +78,11 @@ def test_a_folder_stays_locked_until_the_training_s_processes_are_gone(
 ) -> None:
     is_held, may_end = threading.Event(), threading.Event()
 
-    def held(launcher: ColdLauncher) -> None:
+    def held(starter: ColdStarter) -> None:
         is_held.set()
         may_end.wait(30)
 
-    monkeypatch.setattr(ColdLauncher, "_build", held)
+    monkeypatch.setattr(ColdStarter, "_build", held)
     monkeypatch.setattr(driver, "_CANCEL_S", 0.2)
     arguments = folder.write_script()
     running = new_full_experiment(arguments, folder.root)

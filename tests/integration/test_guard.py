@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankRequest
 from trial_lib.wire import shared_segments
 
@@ -27,7 +27,7 @@ class Guarded:
         (self._folder / "guarded_program.py").write_text(textwrap.dedent(program))
         environment = rank_environment()
         environment |= {"PYTHONPATH": str(self._folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-        launcher = ColdLauncher(sys.executable, [], environment, print)
+        starter = ColdStarter(sys.executable, [], environment, print)
         scratch = self._folder / "scratch"
         scratch.mkdir()
         request = LaunchRequest(
@@ -39,9 +39,9 @@ class Guarded:
             deadline_s=deadline_s,
         )
         try:
-            return launcher.launch(request).wait()
+            return starter.launch(request).wait()
         finally:
-            launcher.close()
+            starter.close()
 
 
 @pytest.fixture

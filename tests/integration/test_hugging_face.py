@@ -40,21 +40,21 @@ def train(arguments, **more):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _primed(warm_launcher):
-    warm_launcher.prime(IMPORTS)
+def _primed(warm_starter):
+    warm_starter.prime(IMPORTS)
 
 
 @pytest.fixture
 def run(trials):
     """Runs a trial of a script whose configuration is `base` with the candidate's part merged in."""
 
-    def run(script, *arguments, base=AUTO, stage=None, launcher="warm", as_typed=False, **options):
+    def run(script, *arguments, base=AUTO, stage=None, starter="warm", as_typed=False, **options):
         zero = None if stage is None else {"stage": stage}
         options = {"window": SHORT, "model_dir": ANY, "config_flag": "--deepspeed", "zero": zero, **options}
         plan = trials.plan(script, *arguments, **options)
         config = base if as_typed else plan.candidate.complete(base)
         plan = dataclasses.replace(plan, ds_config=config, config_hash=config_hash(config), as_typed=as_typed)
-        return trials.start(plan, launcher).result()
+        return trials.start(plan, starter).result()
 
     return run
 

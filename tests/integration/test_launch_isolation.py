@@ -34,7 +34,7 @@ def inspected(trials, request, monkeypatch):
     monkeypatch.setenv("ONLY_FOR_THE_DRIVER", "yes")
     result = trials.run(
         "inspects.py",
-        launcher=request.param,
+        starter=request.param,
         slots=2,
         window=SHORT,
         environment=environment,
@@ -124,13 +124,13 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_a_model_directory_with_our_names_imports_its_own(trials, tmp_path, launcher):
+@pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_a_model_directory_with_our_names_imports_its_own(trials, tmp_path, starter):
     model_dir = tmp_path / "model"
     imports = "import guard, tasks, channel, flows.tune as t; print('own', guard.OWN, tasks.OWN, channel.OWN, t.OWN)"
     modules = {name: f"OWN = '{name}'" for name in ("guard", "tasks", "channel", "flows__tune", "measure", "launch")}
     write(model_dir, train=TRAIN.format(imports=imports), **modules)
-    result = trials.run("train.py", model_dir=model_dir, launcher=launcher, window=SHORT)
+    result = trials.run("train.py", model_dir=model_dir, starter=starter, window=SHORT)
     assert result.outcome == "completed", result.reason
     assert "own guard tasks channel flows__tune" in trials.log(result)
 

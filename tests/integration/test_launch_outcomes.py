@@ -1,4 +1,4 @@
-"""How a trial ends, with real ranks under both launchers."""
+"""How a trial ends, with real ranks under both starters."""
 
 import dataclasses
 import json
@@ -16,13 +16,13 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("launcher", "stage"),
+    ("starter", "stage"),
     [("warm", 1), ("warm", 3), *(pytest.param("cold", stage, marks=pytest.mark.long) for stage in (1, 3))],
 )
-def test_a_trial_that_needs_more_than_its_slot_has_is_out_of_memory(trials, launcher, stage):
+def test_a_trial_that_needs_more_than_its_slot_has_is_out_of_memory(trials, starter, stage):
     # Only rank 1 needs so much; rank 0 loses its connection to it.
     arguments = ["--mib_per_sample", "256", "--only_rank", "1"]
-    options = {"launcher": launcher, "slots": 2, "zero": {"stage": stage}, "memory_limit": 2 * GIB}
+    options = {"starter": starter, "slots": 2, "zero": {"stage": stage}, "memory_limit": 2 * GIB}
     result = trials.run("memory_use.py", *arguments, micro_batch=16, **options)
     assert result.outcome == "out_of_memory"
     assert {"cpu": "can't allocate memory", "cuda": "out of memory"}[host_of_tests().device] in result.reason
@@ -56,10 +56,10 @@ def test_memory_that_ran_out_while_deepspeed_initialised_is_out_of_memory(trials
     assert result.outcome == "out_of_memory", result.reason
 
 
-@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_a_trial_beyond_its_deadline_is_ended_with_all_that_it_started(trials, launcher):
-    slots, deadline = (2, 4.0) if launcher == "warm" else (1, 12.0)
-    running = trials.start(trials.plan("children.py", "--hang", "spin", slots=slots, deadline_s=deadline), launcher)
+@pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_a_trial_beyond_its_deadline_is_ended_with_all_that_it_started(trials, starter):
+    slots, deadline = (2, 4.0) if starter == "warm" else (1, 12.0)
+    running = trials.start(trials.plan("children.py", "--hang", "spin", slots=slots, deadline_s=deadline), starter)
     for rank in range(slots):
         running.wait_for("ready", rank)
     pids = running.pids()
@@ -183,7 +183,7 @@ def test_a_program_that_prints_a_lot_is_not_held_up_and_loses_nothing(trials):
 @pytest.mark.long
 def test_warm_and_cold_trials_end_alike(trials):
     def both(script, *arguments, **options):
-        warm, cold = (trials.run(script, *arguments, launcher=name, **options) for name in ("warm", "cold"))
+        warm, cold = (trials.run(script, *arguments, starter=name, **options) for name in ("warm", "cold"))
         return warm, cold
 
     warm, cold = both("known_losses.py", accumulation=2, slots=2, window=SHORT)

@@ -74,7 +74,7 @@ def test_a_trial_measures_what_the_training_takes_without_it(trials, tmp_path):
     cold_over_plain, warm_over_cold = [], []
     for _ in range(ROUNDS):
         plain = plain_loop(config, tmp_path)
-        cold, warm = (trials.run("transformer.py", launcher=name, **options) for name in ("cold", "warm"))
+        cold, warm = (trials.run("transformer.py", starter=name, **options) for name in ("cold", "warm"))
         cold_over_plain.append(cold.metrics["cpu_time_per_sample"] / plain)
         warm_over_cold.append(warm.metrics["cpu_time_per_sample"] / cold.metrics["cpu_time_per_sample"])
     print(f"CPU time a sample, cold over plain {cold_over_plain}, warm over cold {warm_over_cold}")

@@ -233,8 +233,8 @@ def test_a_function_bound_by_its_name_is_watched_and_a_dictionary_is_merged(tria
     assert completed(result)["throughput"] == pytest.approx(3 / result.metrics["latency"])
 
 
-def test_a_function_that_a_primed_library_has_bound_is_watched(trials, warm_launcher):
-    warm_launcher.prime(["trainer_library"])
+def test_a_function_that_a_primed_library_has_bound_is_watched(trials, warm_starter):
+    warm_starter.prime(["trainer_library"])
     assert completed(trials.run("uses_library.py", window=SHORT))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
 
 # DeepSpeed's part of an op: one takes its time, one lacks a compiler, one a library, and one there is not here.
@@ -47,7 +47,7 @@ def run(payload, rank):
 
 
 class Building:
-    """A launcher for which ops are built, and what it says.
+    """A starter for which ops are built, and what it says.
 
     Args:
         folder: where it does so.
@@ -69,8 +69,8 @@ class Building:
         }
         self.notes: list[str] = []
 
-    def launcher(self, *ahead: str) -> ColdLauncher:
-        return ColdLauncher(sys.executable, [], self.environment, self.notes.append, ahead)
+    def starter(self, *ahead: str) -> ColdStarter:
+        return ColdStarter(sys.executable, [], self.environment, self.notes.append, ahead)
 
     def request(self, beside_builds: bool) -> LaunchRequest:
         """Returns a trial whose only rank says whether it finds the op built."""
@@ -98,14 +98,14 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 def test_the_profile_runs_beside_a_build_and_all_other_trials_after_it(tmp_path: Path) -> None:
     building = Building(tmp_path, seconds=2.0)
-    launcher = building.launcher("SlowBuilder")
+    starter = building.starter("SlowBuilder")
     try:
         for beside in (True, False):
-            assert launcher.launch(building.request(beside)).wait().statuses == [0]
+            assert starter.launch(building.request(beside)).wait().statuses == [0]
         assert [building.found_it_built(beside) for beside in (True, False)] == [False, True]
-        cannot = launcher.build(["SlowBuilder", "QuantizerBuilder", "AsyncIOBuilder", "UnknownBuilder"])
+        cannot = starter.build(["SlowBuilder", "QuantizerBuilder", "AsyncIOBuilder", "UnknownBuilder"])
     finally:
-        launcher.close()
+        starter.close()
     assert cannot == {
         "QuantizerBuilder": "CUDA_HOME does not exist, unable to compile CUDA op(s)",
         "AsyncIOBuilder": "async_io requires the dev libaio .so object",
@@ -115,23 +115,23 @@ def test_the_profile_runs_beside_a_build_and_all_other_trials_after_it(tmp_path:
 
 
 @pytest.mark.parametrize("killed", ["nobody", "guard"])
-def test_a_launcher_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -> None:
+def test_a_starter_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -> None:
     building = Building(tmp_path, seconds=600.0)
-    launcher = building.launcher("SlowBuilder")
-    launcher.start_builds()
+    starter = building.starter("SlowBuilder")
+    starter.start_builds()
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     assert wait_until((tmp_path / "slow.started").exists)
     (keeper,) = [each for each in psutil.Process().children() if "build_guard" in " ".join(each.cmdline())]
     processes = [keeper, *keeper.children(recursive=True)]
     assert len(processes) >= 4
     assert before <= {process.pid for process in psutil.Process().children(recursive=True)}
-    waiting = threading.Thread(target=launcher.build, args=([],))
+    waiting = threading.Thread(target=starter.build, args=([],))
     waiting.start()
     if killed == "guard":
         processes[1].kill()
     else:
-        launcher.close()
+        starter.close()
     assert wait_until(lambda: not any(each.is_running() for each in processes), 5.0)
     waiting.join(5.0)
     assert not waiting.is_alive()
-    launcher.close()
+    starter.close()

@@ -12,7 +12,7 @@ from study_fixtures import Zerotune
 
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hosts.starter import HostfileLauncher
+from trial_lib.launch.hosts.starter import HostfileStarter
 from trial_lib.launch.trial import run_trial
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.wire.step_window import StepWindow
@@ -29,8 +29,8 @@ def over_hosts(trials: Trials, script: str, **options: object) -> TrialResult:
     environment = {**rank_environment(), "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(trials.root)}
     environment["CUDA_VISIBLE_DEVICES"] = "6,7"
     plan = trials.plan(script, slots=2, window=SHORT, environment=environment, **options)  # type: ignore[arg-type]
-    launcher = HostfileLauncher(HOSTS, sys.executable, ["ShareMemCommBuilder"], environment, trials.notes.append)
-    return run_trial(plan, launcher, this_host(), trials.lock_dir, threading.Event())
+    starter = HostfileStarter(HOSTS, sys.executable, ["ShareMemCommBuilder"], environment, trials.notes.append)
+    return run_trial(plan, starter, this_host(), trials.lock_dir, threading.Event())
 
 
 @pytest.mark.long

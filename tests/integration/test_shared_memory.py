@@ -27,7 +27,7 @@ def name() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ended_by"),
+    ("starter", "ended_by"),
     [
         ("warm", "itself"),
         pytest.param("cold", "itself", marks=pytest.mark.long),
@@ -35,7 +35,7 @@ def name() -> Iterator[str]:
     ],
 )
 def test_what_a_program_forgets_is_removed_and_told_of_and_what_others_have_stays(
-    trials: Trials, name: str, launcher: str, ended_by: str, request: pytest.FixtureRequest
+    trials: Trials, name: str, starter: str, ended_by: str, request: pytest.FixtureRequest
 ) -> None:
     before = SharedMemory(f"{name}-before", create=True, size=1 << 16)
     window, deadline_s = (SHORT, 60.0) if ended_by == "itself" else (ENDLESS, 12.0)
@@ -44,7 +44,7 @@ def test_what_a_program_forgets_is_removed_and_told_of_and_what_others_have_stay
     )
     notes: list[str] = []
     try:
-        starts = request.getfixturevalue(f"{launcher}_launcher")
+        starts = request.getfixturevalue(f"{starter}_starter")
         result = run_trial(plan, starts, this_host(), trials.lock_dir, threading.Event(), notes.append)
         assert result.outcome == ("completed" if ended_by == "itself" else "timed_out"), result.reason
         assert {path.name for path in SHM.glob(f"{name}*")} == {f"{name}-before"}

@@ -18,9 +18,9 @@ from study_fixtures import Study, Zerotune
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdLauncher, rank_environment
+from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.slots.slots import held_slots
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -85,11 +85,11 @@ def test_no_slot_is_given_to_two_whoever_is_killed(tmp_path: Path) -> None:
 def drive(kind: str, plan: TrialPlan, root: Path) -> None:
     """A driver of its own: runs one trial."""
     environment, builders = rank_environment(), ["ShareMemCommBuilder"]
-    launcher = {
-        "warm": lambda: WarmLauncher(sys.executable, builders, environment, str(root / "server.log"), print),
-        "cold": lambda: ColdLauncher(sys.executable, builders, environment, print),
+    starter = {
+        "warm": lambda: WarmStarter(sys.executable, builders, environment, str(root / "server.log"), print),
+        "cold": lambda: ColdStarter(sys.executable, builders, environment, print),
     }[kind]()
-    run_trial(plan, launcher, this_host(), root / "locks", threading.Event())
+    run_trial(plan, starter, this_host(), root / "locks", threading.Event())
 
 
 @pytest.mark.parametrize("kind", ["warm", pytest.param("cold", marks=pytest.mark.long)])

@@ -11,7 +11,7 @@ import pytest
 
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 
 # As a library does that initialises a GPU: it opens the driver's file, takes memory, and leaves a thread.
 SPOILS = """
@@ -25,15 +25,15 @@ MIB = 2**20
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[WarmLauncher, list[str]]]:
-    """A launcher whose server finds a module `spoils`, and its notes."""
+def server(tmp_path: Path) -> Iterator[tuple[WarmStarter, list[str]]]:
+    """A starter whose server finds a module `spoils`, and its notes."""
     (tmp_path / "spoils.py").write_text(SPOILS.format(file=str(tmp_path / "nvidia-uvm")))
     notes: list[str] = []
     environment = {**rank_environment(), "PYTHONPATH": str(tmp_path)}
-    launcher = WarmLauncher(sys.executable, [], environment, str(tmp_path / "server.log"), notes.append)
-    launcher.start()
-    yield launcher, notes
-    launcher.close()
+    starter = WarmStarter(sys.executable, [], environment, str(tmp_path / "server.log"), notes.append)
+    starter.start()
+    yield starter, notes
+    starter.close()
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -50,21 +50,21 @@ def opens(process: psutil.Process, name: str) -> bool:
 
 
 def test_one_whose_imports_have_spoilt_it_waits_without_them_and_its_fork_serves(
-    server: tuple[WarmLauncher, list[str]],
+    server: tuple[WarmStarter, list[str]],
 ) -> None:
-    launcher, notes = server
-    launcher.prime(["spoils"])
+    starter, notes = server
+    starter.prime(["spoils"])
     (note,) = notes
     assert "could not fork with spoils" in note
-    assert launcher._server is not None
-    (spoilt,) = psutil.Process(launcher._server.pid).children()
+    assert starter._server is not None
+    (spoilt,) = psutil.Process(starter._server.pid).children()
     (serving,) = spoilt.children()
     # The serving one has said that it is primed; the other has begun to stand aside just before.
     assert wait_until(lambda: spoilt.num_threads() == 1)
     assert wait_until(lambda: spoilt.memory_info().rss < 32 * MIB)
     assert not opens(spoilt, "nvidia-uvm")
     assert serving.memory_info().rss > 64 * MIB
-    launcher.prime(["json"])
+    starter.prime(["json"])
     assert notes == [note]
     serving.kill()
     # A program that only waits for that end.
@@ -79,15 +79,15 @@ def test_one_that_is_in_doubt_from_the_beginning_is_ended_and_is_no_longer_asked
         "os.register_at_fork(after_in_child=start)\n"
     )
     environment = {**rank_environment(), "PYTHONPATH": str(tmp_path)}
-    launcher = WarmLauncher(sys.executable, [], environment, str(tmp_path / "server.log"), lambda text: None)
-    with contextlib.closing(launcher):
-        launcher.start()
-        assert launcher._server is not None
-        keeper = psutil.Process(launcher._server.pid)
-        launcher.prime(["json"])
-        assert launcher._server is None
+    starter = WarmStarter(sys.executable, [], environment, str(tmp_path / "server.log"), lambda text: None)
+    with contextlib.closing(starter):
+        starter.start()
+        assert starter._server is not None
+        keeper = psutil.Process(starter._server.pid)
+        starter.prime(["json"])
+        assert starter._server is None
         assert wait_until(lambda: not keeper.is_running())
-        judged = launcher.check({"train_batch_size": 1, "sparse_attention": {}}, 1)
+        judged = starter.check({"train_batch_size": 1, "sparse_attention": {}}, 1)
         assert judged is not None
         assert judged["refusals"]
 
@@ -107,12 +107,12 @@ def test_without_a_number_of_threads_it_forks_all_the_same_and_a_rank_starts_its
     environment |= {"PYTHONPATH": str(tmp_path), "OPENBLAS_NUM_THREADS": "3"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     notes: list[str] = []
-    launcher = WarmLauncher(sys.executable, [], environment, str(tmp_path / "server.log"), notes.append)
+    starter = WarmStarter(sys.executable, [], environment, str(tmp_path / "server.log"), notes.append)
     log = tmp_path / "rank0.log"
     rank = RankRequest(environment, str(log), [])
     request = LaunchRequest(sys.executable, "blas_rank:run", {}, str(tmp_path), [rank], deadline_s=60.0)
-    with contextlib.closing(launcher):
-        assert launcher.launch(request).wait().statuses == [0], log.read_text()
+    with contextlib.closing(starter):
+        assert starter.launch(request).wait().statuses == [0], log.read_text()
     assert notes == []
     pools = log.read_text().split()
     assert pools

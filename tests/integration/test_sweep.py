@@ -22,7 +22,7 @@ from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.wire.step_window import StepWindow
@@ -43,12 +43,12 @@ class Sweeps:
         notes: what was said.
     """
 
-    def __init__(self, trials: Trials, launcher: WarmLauncher) -> None:
+    def __init__(self, trials: Trials, starter: WarmStarter) -> None:
         self.cancelled = threading.Event()
         self.told: list[TrialResult] = []
         self.notes: list[str] = []
         self._trials = trials
-        self._launcher = launcher
+        self._starter = starter
 
     def plans(self, script: str, *arguments: str, sizes: Sequence[int], **options: Any) -> list[TrialPlan]:
         """Returns a plan for each size; with `train_batch`, the accumulation makes up for the size."""
@@ -68,7 +68,7 @@ class Sweeps:
             run_sweep,
             plans,
             sweep,
-            self._launcher,
+            self._starter,
             this_host(),
             self._trials.lock_dir,
             self.cancelled,
@@ -102,8 +102,8 @@ class Sweeps:
 
 
 @pytest.fixture
-def sweeps(trials: Trials, warm_launcher: WarmLauncher) -> Sweeps:
-    return Sweeps(trials, warm_launcher)
+def sweeps(trials: Trials, warm_starter: WarmStarter) -> Sweeps:
+    return Sweeps(trials, warm_starter)
 
 
 def outcomes(ends: list[Any]) -> list[str]:

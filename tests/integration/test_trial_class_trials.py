@@ -16,7 +16,7 @@ from trial_lib.wire.training_spec import TrainingSpec
 def run(
     trials: Any,
     trial: str,
-    launcher: str = "warm",
+    starter: str = "warm",
     model_dir: Path = TRIAL_CLASSES,
     hparams: dict[str, Any] | None = None,
     **options: Any,
@@ -31,12 +31,12 @@ def run(
     program = dataclasses.replace(
         plan.program, target={"module": "trial_lib.training"}, arguments=[str(plan.paths.training_spec)]
     )
-    return trials.start(dataclasses.replace(plan, program=program, training_spec=spec), launcher).result()
+    return trials.start(dataclasses.replace(plan, program=program, training_spec=spec), starter).result()
 
 
-@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_a_trial_class_is_measured(trials: Any, launcher: str) -> None:
-    result = run(trials, "Tiny", launcher, micro_batch=4, accumulation=2, slots=2)
+@pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+def test_a_trial_class_is_measured(trials: Any, starter: str) -> None:
+    result = run(trials, "Tiny", starter, micro_batch=4, accumulation=2, slots=2)
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.micro_batch_arrived == 4
     assert result.metrics["throughput"] > 0

@@ -7,7 +7,7 @@ from training_fixtures import EXAMPLES, Trainings
 
 from trial_lib.experiment.hparams import merged_hparams
 from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ from trial_lib.launch.warm import WarmLauncher
         pytest.param("custom_mpu", "deepspeed.yaml", 0.5, marks=pytest.mark.long),
     ],
 )
-def test_an_example_trains(tmp_path: Path, warm_launcher: WarmLauncher, folder: str, config: str, bound: float) -> None:
+def test_an_example_trains(tmp_path: Path, warm_starter: WarmStarter, folder: str, config: str, bound: float) -> None:
     experiment = read_experiment(EXAMPLES / folder / config, EXAMPLES / folder)
     searcher = experiment.config.searcher
     assert experiment.entrypoint.trial_class is not None
     assert searcher.max_length is not None
     length = searcher.max_length.model_dump(exclude_none=True)
     ds_config_path = tmp_path / folder / "ds_config.json"
-    training = Trainings(tmp_path, warm_launcher).run(
+    training = Trainings(tmp_path, warm_starter).run(
         experiment.entrypoint.trial_class.partition(":")[2],
         folder,
         slots=experiment.config.resources.slots_per_trial,

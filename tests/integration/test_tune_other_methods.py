@@ -113,7 +113,7 @@ def away(
         closed_port = probe.getsockname()[1]
     zerotune = Zerotune(tmp_path_factory.mktemp("binary"), home, program="--largest_micro_batch 300")
     services = {"PREFECT_API_URL": server.api_url, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{closed_port}"}
-    command = zerotune.start("binary", "--launcher", "cold", "-m", "latency", "-mt", "3", **services)
+    command = zerotune.start("binary", "--start", "cold", "-m", "latency", "-mt", "3", **services)
     return zerotune, command, command.follow()
 
 

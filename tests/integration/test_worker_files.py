@@ -24,10 +24,10 @@ def temporary() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("launcher", ["warm", pytest.param("cold", marks=pytest.mark.long)])
+@pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 @pytest.mark.parametrize("ended_by", ["itself", pytest.param("the deadline", marks=pytest.mark.long)])
 def test_a_trial_with_data_loader_workers_leaves_no_temporary_file(
-    trials: Trials, temporary: Path, launcher: str, ended_by: str
+    trials: Trials, temporary: Path, starter: str, ended_by: str
 ) -> None:
     environment = {**rank_environment(), "TMPDIR": str(temporary)}
     window, deadline_s = (SHORT, 60.0) if ended_by == "itself" else (ENDLESS, 12.0)
@@ -46,7 +46,7 @@ def test_a_trial_with_data_loader_workers_leaves_no_temporary_file(
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        result = trials.start(plan, launcher).result()
+        result = trials.start(plan, starter).result()
     finally:
         ended.set()
         looking.join()

@@ -18,7 +18,7 @@ from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.full_experiment.system_metrics import SystemMonitor
 from trial_lib.launch.full_training import TrainingEnd, TrainingPlan, run_training
-from trial_lib.launch.rank_starter import Launcher
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import StudyStatus
@@ -76,7 +76,7 @@ class FullExperiment:
         experiment: what is trained.
         plan: the training.
         spec: what its ranks are told.
-        launcher: starts its processes.
+        starter: starts its processes.
         host: where.
         lock_dir: the locks of slots and ports on this host.
         tracker: sends the folder on.
@@ -97,7 +97,7 @@ class FullExperiment:
         experiment: Experiment,
         plan: TrainingPlan,
         spec: TrainingSpec,
-        launcher: Launcher,
+        starter: RankStarter,
         host: Host,
         lock_dir: Path,
         tracker: FullExperimentTracker,
@@ -114,7 +114,7 @@ class FullExperiment:
         self._plan = plan
         self._spec = spec
         self._stop_request = StopRequest(self.paths.stop)
-        self._launcher = launcher
+        self._starter = starter
         self._host = host
         self._lock_dir = lock_dir
         self._lock = lock
@@ -268,7 +268,7 @@ class FullExperiment:
         try:
             self.stop()
             self._monitor.close()
-            self._launcher.close()
+            self._starter.close()
             is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
             return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
         finally:
@@ -281,7 +281,7 @@ class FullExperiment:
         try:
             self._end = run_training(
                 self._plan,
-                self._launcher,
+                self._starter,
                 self._host,
                 self._lock_dir,
                 self._cancelled,

@@ -14,9 +14,9 @@ from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
 from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments, write_record
 from trial_lib.launch.classify import REFUSED
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.full_training import TrainingPlan
-from trial_lib.launch.hosts.starter import HostfileLauncher
+from trial_lib.launch.hosts.starter import HostfileStarter
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord, full_experiment_id
 from trial_lib.records.study_folder import FULL_EXPERIMENTS, StudyStatus, work_dir_of
 from trial_lib.records.whereabouts import whereabouts_of
@@ -306,9 +306,9 @@ def _open(
     shown = {**environment, **kind_of(host.device).primed_with(host, plan.slots)}
     start = (plan.program.interpreter, own_ops(trained, host.device), shown, log.info)
     hosts = experiment.config.resources.hosts
-    launcher = HostfileLauncher(hosts, *start) if hosts else ColdLauncher(*start)
+    starter = HostfileStarter(hosts, *start) if hosts else ColdStarter(*start)
     tracker = FullExperimentTracker(paths, tracking_uri)
-    opened = FullExperiment(record, experiment, plan, spec, launcher, host, host_lock_dir(), tracker, lock, log)
+    opened = FullExperiment(record, experiment, plan, spec, starter, host, host_lock_dir(), tracker, lock, log)
     _opened[paths.root] = opened
     return opened
 

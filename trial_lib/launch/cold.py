@@ -1,4 +1,4 @@
-"""The cold launcher: fresh interpreters for every trial."""
+"""The cold starter: fresh interpreters for every trial."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from trial_lib.launch.processes.torch_cache import remove_empty_torch_cache
 from trial_lib.launch.rank_starter import Launched, LaunchRequest
 
 
-class ColdLauncher:
+class ColdStarter:
     """Starts each rank as a fresh interpreter; seconds each, and nothing shared between trials.
 
     Args:
@@ -76,7 +76,7 @@ class ColdLauncher:
             self._builds.wait()
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `Launcher.build`."""
+        """See `RankStarter.build`."""
         self._builds.start(builders)
         self._builds.wait()
         return self._builds.cannot
@@ -97,7 +97,7 @@ class ColdLauncher:
         return ours
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """See `Launcher.check`; in a process of its own, which imports DeepSpeed first."""
+        """See `RankStarter.check`; in a process of its own, which imports DeepSpeed first."""
         read, write = os.pipe()
         with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
             try:

@@ -12,7 +12,7 @@ from trial_lib.device.host.base import Host
 from trial_lib.launch.classify import RankRecord, classify, is_from_outside
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
-from trial_lib.launch.rank_starter import Ending, Launcher, LauncherClosedError, LaunchRequest
+from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter, StarterClosedError
 from trial_lib.records.full_experiment_folder import FullExperimentPaths
 from trial_lib.records.result import Outcome
 from trial_lib.slots.ports import reserved_port
@@ -66,7 +66,7 @@ class TrainingEnd:
 
 def run_training(
     plan: TrainingPlan,
-    launcher: Launcher,
+    starter: RankStarter,
     host: Host,
     lock_dir: Path,
     cancelled: threading.Event,
@@ -81,7 +81,7 @@ def run_training(
 
     Args:
         plan: the training.
-        launcher: starts its processes.
+        starter: starts its processes.
         host: where.
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end it.
@@ -96,7 +96,7 @@ def run_training(
         before: tuple[str, tuple[int, str]] | None = None
         for attempt in range(1, attempts + 1):
             starting(slots.names)
-            end = _attempt(plan, launcher, host, slots, lock_dir, cancelled)
+            end = _attempt(plan, starter, host, slots, lock_dir, cancelled)
             if end.outcome is Outcome.COMPLETED:
                 return TrainingEnd(True)
             if end.outcome is Outcome.CANCELLED or end.is_invalid:
@@ -147,7 +147,7 @@ class _AttemptEnd:
 
 def _attempt(
     plan: TrainingPlan,
-    launcher: Launcher,
+    starter: RankStarter,
     host: Host,
     slots: HeldSlots,
     lock_dir: Path,
@@ -160,7 +160,7 @@ def _attempt(
     logs_before = [_size(paths.rank_log(rank)) for rank in ranks]
     kills_before = kernel_kills()
     with reserved_port(lock_dir) as port:
-        ending = _run(plan, launcher, host, slots, port, cancelled)
+        ending = _run(plan, starter, host, slots, port, cancelled)
     records = [
         read_rank_record(
             paths.rank_finished(rank), paths.rank_failure(rank), paths.rank_log(rank), log_start=logs_before[rank]
@@ -180,7 +180,7 @@ def _attempt(
 
 
 def _run(
-    plan: TrainingPlan, launcher: Launcher, host: Host, slots: HeldSlots, port: int, cancelled: threading.Event
+    plan: TrainingPlan, starter: RankStarter, host: Host, slots: HeldSlots, port: int, cancelled: threading.Event
 ) -> Ending:
     program, ranks = plan.program, range(plan.slots)
     payload = {
@@ -204,8 +204,8 @@ def _run(
         descriptors=slots.descriptors,
     )
     try:
-        return launcher.launch(request).wait_or_cancel(cancelled)
-    except LauncherClosedError:
+        return starter.launch(request).wait_or_cancel(cancelled)
+    except StarterClosedError:
         return Ending("cancel", [])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trial_lib.device.host.base import Host
-from trial_lib.launch.rank_starter import Launcher
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.records.candidate import Sweep, Withdrawal
@@ -51,35 +51,35 @@ class ThisHost:
     """The slots of this host.
 
     Args:
-        launcher: starts the processes; where it reaches other hosts, the slots are theirs, too.
+        starter: starts the processes; where it reaches other hosts, the slots are theirs, too.
         host: the slots.
         lock_dir: the locks of slots and ports on this host.
     """
 
-    def __init__(self, launcher: Launcher, host: Host, lock_dir: Path) -> None:
-        self._launcher = launcher
+    def __init__(self, starter: RankStarter, host: Host, lock_dir: Path) -> None:
+        self._starter = starter
         self._host = host
         self._lock_dir = lock_dir
         self.can_sweep = True
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
         """See `Place.run_trial`."""
-        return run_trial(plan, self._launcher, self._host, self._lock_dir, cancelled, note)
+        return run_trial(plan, self._starter, self._host, self._lock_dir, cancelled, note)
 
     def run_sweep(
         self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
         """See `Place.run_sweep`."""
-        return run_sweep(plans, sweep, self._launcher, self._host, self._lock_dir, cancelled, note, measured)
+        return run_sweep(plans, sweep, self._starter, self._host, self._lock_dir, cancelled, note, measured)
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         """See `Place.build`."""
-        return self._launcher.build(builders)
+        return self._starter.build(builders)
 
     def prime(self, modules: list[str]) -> None:
         """See `Place.prime`."""
-        self._launcher.prime(modules)
+        self._starter.prime(modules)
 
     def close(self) -> None:
         """See `Place.close`."""
-        self._launcher.close()
+        self._starter.close()

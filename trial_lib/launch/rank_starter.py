@@ -1,4 +1,4 @@
-"""The one interface of all launchers: a request becomes processes, and their end becomes an `Ending`."""
+"""The one interface of all starters: a request becomes processes, and their end becomes an `Ending`."""
 
 import contextlib
 import select
@@ -159,18 +159,18 @@ class Launched:
                 self._guard.shutdown(socket.SHUT_WR)
 
 
-class LauncherClosedError(Exception):
-    """The launcher was closed before the trial's processes started."""
+class StarterClosedError(Exception):
+    """The starter was closed before the trial's processes started."""
 
 
-class Launcher(Protocol):
+class RankStarter(Protocol):
     """Starts trials; `close` ends what it keeps running between them."""
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Starts a trial's processes.
 
         Raises:
-            LauncherClosedError: `close` was called meanwhile.
+            StarterClosedError: `close` was called meanwhile.
         """
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:

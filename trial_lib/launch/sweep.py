@@ -14,7 +14,7 @@ from typing import Any
 
 from trial_lib.device.host.base import Host
 from trial_lib.launch.device_watch import tell_devices, watched
-from trial_lib.launch.rank_starter import Ending, Launcher
+from trial_lib.launch.rank_starter import Ending, RankStarter
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial import (
     TrialPlan,
@@ -46,7 +46,7 @@ _OUTCOMES_OF_A_LATER_SIZE = (*_MEASURED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED
 def run_sweep(
     plans: Sequence[TrialPlan],
     sweep: Sweep,
-    launcher: Launcher,
+    starter: RankStarter,
     host: Host,
     lock_dir: Path,
     cancelled: threading.Event,
@@ -60,7 +60,7 @@ def run_sweep(
     Args:
         plans: a trial for each size, ascending; they differ in the batch alone.
         sweep: what the search asked for.
-        launcher: starts the processes.
+        starter: starts the processes.
         host: where.
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end the sweep.
@@ -97,7 +97,7 @@ def run_sweep(
                 collector.watch = watch.take
                 for plan in plans:
                     told.enter_context(told_of(f"trial {plan.number:04d}", states_of(plan), note))
-                running = thread.submit(run_to_end, request, launcher, over, collector.launched)
+                running = thread.submit(run_to_end, request, starter, over, collector.launched)
                 try:
                     while wait([running], timeout=_POLL_S).not_done:
                         collector.take_measured()

@@ -17,7 +17,7 @@ from trial_lib.launch.device_watch import tell_devices, watched
 from trial_lib.launch.processes.leavings import LEFT, REMOVED
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
-from trial_lib.launch.rank_starter import Ending, Launcher, LauncherClosedError, LaunchRequest
+from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter, StarterClosedError
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial_files import layer_for, put_away, remove
 from trial_lib.records.candidate import Candidate, Purpose
@@ -100,7 +100,7 @@ class TrialPlan:
 
 def run_trial(
     plan: TrialPlan,
-    launcher: Launcher,
+    starter: RankStarter,
     host: Host,
     lock_dir: Path,
     cancelled: threading.Event,
@@ -110,7 +110,7 @@ def run_trial(
 
     Args:
         plan: the trial.
-        launcher: starts its processes.
+        starter: starts its processes.
         host: where.
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end the trial.
@@ -133,7 +133,7 @@ def run_trial(
             request = request_of(plan, ENTRY, payload_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
             label = f"trial {plan.number:04d}"
             with watched(host, slots.names) as watch, told_of(label, states_of(plan), note):
-                ending = run_to_end(replace(request, descriptors=slots.descriptors), launcher, cancelled)
+                ending = run_to_end(replace(request, descriptors=slots.descriptors), starter, cancelled)
                 watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
                 devices = watch.take()
             tell_leavings(ending, label, note)
@@ -189,16 +189,16 @@ def clear(plan: TrialPlan) -> None:
 
 def run_to_end(
     request: LaunchRequest,
-    launcher: Launcher,
+    starter: RankStarter,
     cancelled: threading.Event,
     launched: Callable[[], None] = lambda: None,
 ) -> Ending:
     """Launches ranks, tells so, and waits for their end."""
     try:
-        running = launcher.launch(request)
+        running = starter.launch(request)
         launched()
         return running.wait_or_cancel(cancelled)
-    except LauncherClosedError:
+    except StarterClosedError:
         return Ending("cancel", [])
 
 

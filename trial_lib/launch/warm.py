@@ -1,4 +1,4 @@
-"""The warm launcher: ranks are forks of a primed interpreter, and start in a fraction of a second."""
+"""The warm starter: ranks are forks of a primed interpreter, and start in a fraction of a second."""
 
 import contextlib
 import select
@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.processes import bootstrap, channel, rank_process
 from trial_lib.launch.processes.blas_threads import NUMBER
 from trial_lib.launch.processes.config_check import CHECK, CHECKED, Judgement
-from trial_lib.launch.rank_starter import Launched, LauncherClosedError, LaunchRequest
+from trial_lib.launch.rank_starter import Launched, LaunchRequest, StarterClosedError
 from trial_lib.wire.whole_files import open_own
 
 _CLOSE_S = 10
@@ -27,11 +27,11 @@ _FIT_TO_FORK = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _ONE_THREAD = {NUMBER: "1"}
 
 
-class WarmLauncher:
+class WarmStarter:
     """Keeps one fork server for the user's interpreter and environment, and forks trials from it.
 
     A server that has died is started anew; one that must not fork (a thread, an initialised driver) hands its trials to
-    the cold launcher, says so, and is ended.
+    the cold starter, says so, and is ended.
 
     Args:
         interpreter: the Python of the ranks.
@@ -56,7 +56,7 @@ class WarmLauncher:
         self._environment = environment
         self._log = log
         self._note = note
-        self._cold = ColdLauncher(interpreter, builders, environment, note, ahead)
+        self._cold = ColdStarter(interpreter, builders, environment, note, ahead)
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -100,7 +100,7 @@ class WarmLauncher:
                     return launched
             self._retire()
         if self._closed:
-            raise LauncherClosedError
+            raise StarterClosedError
         why = (
             f"{self._doubt} (docs/operations.md)"
             if self._doubt
@@ -158,7 +158,7 @@ class WarmLauncher:
             self._drop()
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """See `Launcher.check`; the server answers as soon as it has imported DeepSpeed."""
+        """See `RankStarter.check`; the server answers as soon as it has imported DeepSpeed."""
         with self._lock:
             if self._doubt is None:
                 return self._judged_by_server(ds_config, slots)
@@ -198,7 +198,7 @@ class WarmLauncher:
         return False
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `Launcher.build`; the server has built its own already, or does so while it is primed."""
+        """See `RankStarter.build`; the server has built its own already, or does so while it is primed."""
         return self._cold.build([name for name in builders if name not in self._builders])
 
     def prime(self, modules: list[str]) -> None:

@@ -13,6 +13,9 @@ from trial_lib.space.knobs import ZeroStage
 BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
 """What only methods with a batch policy know: dsat's have their own way with the batch and with memory."""
 
+OLDER_NAMES = {"launcher": "start"}
+"""Fields by the names that they had once. Records of older studies, deployments and scripts still use these."""
+
 _DEFAULT = METHODS["adaptive"]
 
 
@@ -48,7 +51,7 @@ class StudyArguments(FrozenRecord):
         run_full_experiment: train at full length with the winning configuration afterwards.
         ray_address: spread the trials over the hosts of this Ray cluster, HOST:PORT, or auto; this host alone if not
             given.
-        launcher: how ranks start: warm forks them from a primed interpreter, cold starts fresh ones.
+        start: how ranks start: warm forks them from a primed interpreter, cold starts fresh ones.
     """
 
     config_path: Path | None = None
@@ -76,7 +79,17 @@ class StudyArguments(FrozenRecord):
     from_earlier: bool = False
     run_full_experiment: bool = False
     ray_address: str | None = None
-    launcher: Literal["warm", "cold"] = "warm"
+    start: Literal["warm", "cold"] = "warm"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_have_older_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        older = {name: given[name] for name in OLDER_NAMES if given.get(name) is not None}
+        current = {name: value for name, value in given.items() if name not in OLDER_NAMES}
+        # A flow's run has the default under the field's present name beside a value under the older one.
+        return {**current, **{OLDER_NAMES[name]: value for name, value in older.items()}}
 
     @model_validator(mode="before")
     @classmethod

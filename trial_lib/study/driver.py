@@ -256,7 +256,7 @@ class StudyDriver:
         )
 
     def prime(self) -> None:
-        """Has the launcher import what the profile trial had imported, if there is one; waits for its server."""
+        """Has the starter import what the profile trial had imported, if there is one; waits for its server."""
         if self.state.profile is not None:
             self.place.prime(self.state.profile.imported)
 

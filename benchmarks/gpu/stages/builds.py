@@ -15,7 +15,7 @@ def run(kit: Kit) -> None:
     report, shape = kit.report, kit.shape("125m")
     builders = ["FusedAdamBuilder", "CPUAdamBuilder", "QuantizerBuilder"] if kit.is_cuda else ["ShareMemCommBuilder"]
     began = time.monotonic()
-    kit.launcher("warm", builders)
+    kit.starter("warm", builders)
     first = kit.completed("a trial behind the builds", shape, window=ONE_STEP)
     report.figure("builds and first trial, s", round(time.monotonic() - began, 1))
     failed = [note for note in kit.notes if "cannot be built" in note]
@@ -32,8 +32,8 @@ def run(kit: Kit) -> None:
     starts: dict[str, list[float]] = {"warm": [], "cold": []}
     for _ in range(repeats):
         for name, seconds in starts.items():
-            kit.launcher(name, builders)
-            result = kit.run(shape, launcher=name, window=ONE_STEP)
+            kit.starter(name, builders)
+            result = kit.run(shape, starter=name, window=ONE_STEP)
             if report.check(f"a {name} trial completes", bool(result.metrics), result.reason):
                 seconds.append(to_first_step(result))
     report.figure("to the end of the first step, s", starts)

@@ -1,10 +1,11 @@
 """Flags are made of a record's fields."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import click
 import pytest
+from click.testing import CliRunner
 from pydantic import BaseModel, PositiveInt
 
 from flows.options import descriptions, option
@@ -40,7 +41,7 @@ class Record(Base):
     limit: float | None = None
 
 
-def flag(field: str, *flags: str, **more: str) -> click.Option:
+def flag(field: str, *flags: str, **more: Any) -> click.Option:
     @option(Record, field, *flags, **more)
     def command(**_: object) -> None:
         pass
@@ -79,3 +80,18 @@ def test_a_field_that_may_be_left_out_shows_no_default() -> None:
     assert not made.show_default
     assert made.help == "Of the paint.  [default: what fits]"
     assert flag("limit", default="as you like").help == "Of the paint.  [default: as you like]"
+
+
+def test_an_older_spelling_works_and_is_not_listed() -> None:
+    given: list[object] = []
+    command = click.Command(
+        "paint", params=[flag("way", older=("--direction",))], callback=lambda way: given.append(way)
+    )
+    for words in (["--direction", "down"], ["--direction=down"], ["--way", "down"], []):
+        assert CliRunner().invoke(command, words).exit_code == 0
+    assert given == ["down", "down", "down", "up"]
+    refused = CliRunner().invoke(command, ["--direction", "left"])
+    assert "'left' is not one of 'up', 'down'" in refused.output
+    shown = CliRunner().invoke(command, ["--help"]).output
+    assert "--way" in shown
+    assert "--direction" not in shown

@@ -26,7 +26,7 @@ Act = Callable[[dict[str, Any]], Ending]
 
 
 class Ranks:
-    """Stands in for a launcher, and for the ranks that it starts."""
+    """Stands in for a starter, and for the ranks that it starts."""
 
     def __init__(self, act: Act) -> None:
         self._act = act

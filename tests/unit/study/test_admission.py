@@ -9,7 +9,7 @@ import pytest
 
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
@@ -57,7 +57,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         experiment = read_experiment(config, tmp_path)
         arguments = StudyArguments(config_path=config, model_dir=tmp_path, method="random", **told)
         host = Host(device, [str(slot) for slot in range(8)], 80 * GIB)
-        place = ThisHost(ColdLauncher("python", [], {}, lambda text: None), host, tmp_path)
+        place = ThisHost(ColdStarter("python", [], {}, lambda text: None), host, tmp_path)
         paths = StudyPaths(tmp_path / f"study-{device}-{free}-{model.host_mem}")
         paths.trials.mkdir(parents=True)
         monkeypatch.setattr(admission, "available_bytes", lambda: free)

@@ -1,10 +1,12 @@
 """The arguments of a study: which belong to which method."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from report_fixtures import RECORDED
 
 from trial_lib.study.arguments import StudyArguments
 
@@ -48,3 +50,20 @@ def test_a_kept_batch_and_a_free_one_exclude_each_other() -> None:
 def test_limits_that_leave_nothing_are_refused(told: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         arguments(**told)
+
+
+def test_the_record_of_an_older_study_is_read_by_the_names_of_its_time() -> None:
+    recorded = json.loads((RECORDED / "study.json").read_text())["arguments"]
+    assert recorded["launcher"] == "warm"
+    read = StudyArguments.model_validate({**recorded, "launcher": "cold"})
+    assert read.start == "cold"
+    assert json.loads(read.model_dump_json()).items() >= {"start": "cold"}.items()
+    assert "launcher" not in read.model_dump()
+    assert StudyArguments.model_validate(read.model_dump()) == read
+
+
+def test_an_older_name_has_the_limits_of_the_present_one() -> None:
+    with pytest.raises(ValidationError, match="start\n  Input should be 'warm' or 'cold'"):
+        arguments(launcher="tepid")
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        arguments(starter="cold")

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.operations.instant_launcher import InstantLauncher
+from benchmarks.operations.instant_starter import InstantStarter
 from flows.live import LiveView
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import read_experiment
@@ -36,7 +36,7 @@ def driver(tmp_path: Path) -> StudyDriver:
     paths = StudyPaths(tmp_path / "study")
     paths.trials.mkdir(parents=True)
     host = Host("cpu", ["0"], 10 * 2**30)
-    place = ThisHost(InstantLauncher(), host, tmp_path / "locks")
+    place = ThisHost(InstantStarter(), host, tmp_path / "locks")
     return StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
@@ -29,8 +29,8 @@ def limit_on(device: str, folder: Path, resources: str = "") -> int | None:
     config.write_text(CONFIG + resources)
     experiment = read_experiment(config, folder)
     arguments = StudyArguments(config_path=config, model_dir=folder)
-    host, launcher = Host(device, ["0"], 80 * GIB), ColdLauncher("python", [], {}, lambda text: None)
-    place, log = ThisHost(launcher, host, folder), logging.getLogger("s")
+    host, starter = Host(device, ["0"], 80 * GIB), ColdStarter("python", [], {}, lambda text: None)
+    place, log = ThisHost(starter, host, folder), logging.getLogger("s")
     return StudyDriver("s", 0.0, experiment, arguments, StudyPaths(folder), host, place, log).memory_limit
 
 

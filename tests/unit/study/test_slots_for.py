@@ -6,10 +6,10 @@ import pytest
 from nvml_fixtures import PretendGpu, pretend_gpus
 
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.opening import choose_place
-from trial_lib.study.opening.choose_place import launcher_of, slots_for
+from trial_lib.study.opening.choose_place import slots_for, starter_of
 from trial_lib.study.opening.preflight import check_slots
 from trial_lib.wire.errors import InputError
 
@@ -59,11 +59,11 @@ def test_trials_choose_among_cards_of_one_model_and_their_ops_are_built_for_it(
 
     def cold(
         interpreter: str, builders: list[str], environment: dict[str, str], note: object, ahead: list[str]
-    ) -> ColdLauncher:
+    ) -> ColdStarter:
         environments.append(environment)
-        return ColdLauncher(interpreter, builders, environment, lambda text: None, ahead)
+        return ColdStarter(interpreter, builders, environment, lambda text: None, ahead)
 
-    monkeypatch.setattr(choose_place, "ColdLauncher", cold)
-    arguments = StudyArguments(config_path=submitted.path, model_dir=tmp_path, launcher="cold")
-    launcher_of(submitted, arguments, host, str(tmp_path / "log"), lambda text: None).close()
+    monkeypatch.setattr(choose_place, "ColdStarter", cold)
+    arguments = StudyArguments(config_path=submitted.path, model_dir=tmp_path, start="cold")
+    starter_of(submitted, arguments, host, str(tmp_path / "log"), lambda text: None).close()
     assert environments[0]["CUDA_VISIBLE_DEVICES"] == "1"

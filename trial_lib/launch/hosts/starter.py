@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.hosts.hosts import is_this_host
 from trial_lib.launch.processes import bootstrap
 from trial_lib.launch.processes.host_part import RANK_FAILED, RANKS_ENDED
@@ -66,7 +66,7 @@ def ranks_of(request: LaunchRequest, parts: Sequence[HostPart]) -> list[dict[str
     return told
 
 
-class HostfileLauncher(ColdLauncher):
+class HostfileStarter(ColdStarter):
     """Starts `deepspeed --no_ssh --node_rank N` on each host; a trial has all of them.
 
     Args:

@@ -1,4 +1,4 @@
-"""The fork server of the warm launcher: an interpreter that has imported torch and DeepSpeed, and only forks.
+"""The fork server of the warm starter: an interpreter that has imported torch and DeepSpeed, and only forks.
 
 Runs in the user's environment. It must stay fit to fork (see `priming`), and checks that before each fork.
 """

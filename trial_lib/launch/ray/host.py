@@ -1,4 +1,4 @@
-"""A study's share of one host of a Ray cluster: an actor that keeps a warm launcher there as long as the study lasts.
+"""A study's share of one host of a Ray cluster: an actor that keeps a warm starter there as long as the study lasts.
 
 When the driver dies Ray ends the actor, and with it goes all that it has started.
 """
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.program import Part, rank_requests
-from trial_lib.launch.rank_starter import Ending, Launcher, LaunchRequest
+from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter
 from trial_lib.launch.ray.host_folder import HostFolder
 from trial_lib.launch.ray.order import Delivery, Order
 from trial_lib.launch.ray.transfer import FileContents, moved, packed, result_from
 from trial_lib.launch.trial import ENTRY, TrialPlan, clear, payload_of, run_to_end, write_candidate
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Purpose, Withdrawal
 from trial_lib.records.result import TrialResult
 from trial_lib.records.study_folder import TrialPaths
@@ -86,20 +86,20 @@ class RayHost:
         self._cancelled: dict[str, threading.Event] = {}
         self._is_closed = False
         self._meetings: dict[str, contextlib.ExitStack] = {}
-        self._launcher = self._start_launcher()
+        self._starter = self._new_starter()
 
-    def _start_launcher(self) -> Launcher:
+    def _new_starter(self) -> RankStarter:
         setup = self._setup
         if not setup.is_warm:
-            return ColdLauncher(setup.interpreter, setup.builders, setup.environment, self._notes.append, setup.ahead)
+            return ColdStarter(setup.interpreter, setup.builders, setup.environment, self._notes.append, setup.ahead)
         log = str(self._folder / "fork_server.log")
-        warm = WarmLauncher(setup.interpreter, setup.builders, setup.environment, log, self._notes.append, setup.ahead)
+        warm = WarmStarter(setup.interpreter, setup.builders, setup.environment, log, self._notes.append, setup.ahead)
         warm.start()
         return warm
 
     def prime(self, modules: list[str]) -> None:
-        """Has the launcher import what the profile trial had imported."""
-        self._launcher.prime(modules)
+        """Has the starter import what the profile trial had imported."""
+        self._starter.prime(modules)
 
     def run(self, order: Order, devices: list[str]) -> Delivery:
         """Runs an order for one host to its end.
@@ -109,7 +109,7 @@ class RayHost:
             devices: the GPUs that Ray has given it; none on a CPU, where the host's own allocator chooses the cores.
         """
         plans = [moved(plan, self._folder / plan.paths.root.name) for plan in order.plans]
-        place = ThisHost(self._launcher, self._host(devices), self._setup.lock_dir)
+        place = ThisHost(self._starter, self._host(devices), self._setup.lock_dir)
         with self._cancellable(order.name) as cancelled:
             ends: list[TrialResult | Withdrawal]
             if order.sweep is None:
@@ -150,7 +150,7 @@ class RayHost:
             if slots is not None:
                 there.paths.scratch.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
                 request = _part_request(there, part, host, slots.names)
-                ending = run_to_end(replace(request, descriptors=slots.descriptors), self._launcher, cancelled)
+                ending = run_to_end(replace(request, descriptors=slots.descriptors), self._starter, cancelled)
         return PartEnd(ending, kernel_kills() > kills_before, self._taken(there.paths), self._taken_notes())
 
     def cancel(self, name: str | None = None) -> None:
@@ -163,7 +163,7 @@ class RayHost:
         """Ends everything here."""
         self._is_closed = True
         self.cancel()
-        self._launcher.close()
+        self._starter.close()
         self._held_folder.remove()
 
     def _host(self, devices: list[str]) -> Host:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of, this_host
 from trial_lib.experiment.read_experiment import Experiment
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.device_watch import company_now
 from trial_lib.launch.hosts.hosts import spanned
-from trial_lib.launch.hosts.starter import HostfileLauncher
+from trial_lib.launch.hosts.starter import HostfileStarter
 from trial_lib.launch.place import Note, Place
-from trial_lib.launch.rank_starter import Launcher
-from trial_lib.launch.warm import WarmLauncher
+from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.build_program import environment_of, interpreter_of
@@ -85,7 +85,7 @@ def connect_to_ray(address: str) -> None:
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
-def launcher_of(experiment: Experiment, arguments: StudyArguments, host: Host, log: str, note: Note) -> Launcher:
+def starter_of(experiment: Experiment, arguments: StudyArguments, host: Host, log: str, note: Note) -> RankStarter:
     """Returns what starts trials on this host, or on all that one trial spans; it comes up in the background.
 
     Args:
@@ -101,16 +101,16 @@ def launcher_of(experiment: Experiment, arguments: StudyArguments, host: Host, l
     environment |= kind_of(host.device).primed_with(host, experiment.config.resources.slots_per_trial)
     hosts = experiment.config.resources.hosts
     if hosts:
-        return HostfileLauncher(hosts, interpreter, builders, environment, note, ahead)
-    if arguments.launcher == "cold":
-        return ColdLauncher(interpreter, builders, environment, note, ahead)
-    launcher = WarmLauncher(interpreter, builders, environment, log, note, ahead)
-    launcher.start()
-    return launcher
+        return HostfileStarter(hosts, interpreter, builders, environment, note, ahead)
+    if arguments.start == "cold":
+        return ColdStarter(interpreter, builders, environment, note, ahead)
+    starter = WarmStarter(interpreter, builders, environment, log, note, ahead)
+    starter.start()
+    return starter
 
 
 def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, study_id: str, note: Note) -> Place:
-    """Returns the hosts of the cluster that this process is connected to; their launchers come up in the background.
+    """Returns the hosts of the cluster that this process is connected to; their starters come up in the background.
 
     Args:
         experiment: what the user submitted.
@@ -132,7 +132,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
         builders=builders,
         ahead=ahead,
         environment=environment,
-        is_warm=arguments.launcher == "warm",
+        is_warm=arguments.start == "warm",
         lock_dir=host_lock_dir(),
     )
     resource = kind_of(host.device).resource
@@ -142,7 +142,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
 
 
 def _ops(experiment: Experiment, arguments: StudyArguments, device: str) -> tuple[list[str], list[str]]:
-    """Returns the ops that a launcher builds before all trials, and those that it builds beside the profile trial.
+    """Returns the ops that a starter builds before all trials, and those that it builds beside the profile trial.
 
     On a CPU they are few, and a fork server loads them for its forks. What is built for a GPU takes minutes each.
     """

@@ -17,7 +17,7 @@ from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.yaml_mistakes import one_error
 from trial_lib.launch.processes.config_check import Judgement
-from trial_lib.launch.rank_starter import Launcher
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.secrets.by_name import redact
 from trial_lib.wire.errors import InputError
 
@@ -29,13 +29,13 @@ class ConfigCheck:
 
     Args:
         experiment: what the user submitted.
-        launcher: of its trials; None where they run elsewhere.
+        starter: of its trials; None where they run elsewhere.
         log: for what DeepSpeed may refuse, and for what goes wrong with the asking: the trials will tell.
     """
 
-    def __init__(self, experiment: Experiment, launcher: Launcher | None, log: logging.Logger) -> None:
+    def __init__(self, experiment: Experiment, starter: RankStarter | None, log: logging.Logger) -> None:
         self._experiment = experiment
-        self._launcher = launcher
+        self._starter = starter
         self._log = log
         self._judgement: Judgement | None = None
         self._thread: threading.Thread | None = None
@@ -43,15 +43,15 @@ class ConfigCheck:
 
     def ask(self) -> None:
         """Asks, and returns at once: other servers can start meanwhile."""
-        if self._thread is None and self._launcher is not None and self._experiment.ds_config:
+        if self._thread is None and self._starter is not None and self._experiment.ds_config:
             self._thread = threading.Thread(target=self._ask, daemon=True, name="check-config")
             self._thread.start()
 
     def _ask(self) -> None:
-        assert self._launcher is not None
+        assert self._starter is not None
         try:
             slots = self._experiment.config.resources.slots_per_trial
-            self._judgement = self._launcher.check(_judged_part(self._experiment), slots)
+            self._judgement = self._starter.check(_judged_part(self._experiment), slots)
         except Exception:  # noqa: BLE001 - the study continues without an answer
             self._log.debug("DeepSpeed was not asked about the configuration", exc_info=True)
 

@@ -1,4 +1,4 @@
-"""Opening a study: its folder, its lock, its launcher and its tracker; and closing all of them, however it ended."""
+"""Opening a study: its folder, its lock, its starter and its tracker; and closing all of them, however it ended."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ from trial_lib.study.kept.folder import (
     remove_folder,
 )
 from trial_lib.study.kept.record_file import read_record, write_study_record
-from trial_lib.study.opening.choose_place import cluster_of, launcher_of, slots_for
+from trial_lib.study.opening.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.opening.config_refused import ConfigCheck
 from trial_lib.study.opening.followed import followed
 from trial_lib.study.opening.preflight import check_include, check_length, check_slots
@@ -318,7 +318,7 @@ def resume_study(root: Path) -> OpenStudy:
                 remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
             )
         # No trial is left to run: nothing for a fork server to do.
-        arguments = arguments.model_copy(update={"launcher": "cold"})
+        arguments = arguments.model_copy(update={"start": "cold"})
     keep_secret(KnownSecrets.of_study(paths))
     experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include)
     if experiment.ds_config != record.ds_config:
@@ -415,15 +415,15 @@ def _open(
         log.warning("%s", copied)
         experiment = replace(experiment, notes=(copied, *experiment.notes))
     place: Place
-    launcher = None
+    starter = None
     if arguments.ray_address is None:
-        launcher = launcher_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
-        place = ThisHost(launcher, host, host_lock_dir())
+        starter = starter_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
+        place = ThisHost(starter, host, host_lock_dir())
     else:
         place = cluster_of(experiment, arguments, host, record.study_id, log.info)
     driver = StudyDriver(record.study_id, time.time(), experiment, arguments, paths, host, place, log)
     # A study whose training alone is left has its answer.
-    asked = None if record.status is StudyStatus.COMPLETED else launcher
+    asked = None if record.status is StudyStatus.COMPLETED else starter
     check = ConfigCheck(experiment, asked, log)
     study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)
     _opened[paths.root] = study

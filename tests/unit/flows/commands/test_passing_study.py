@@ -14,7 +14,7 @@ from study_fixtures import TINY
 from flows.commands.estimate import estimate_command
 from flows.commands.record import record_command
 from flows.interrupts import interrupts
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.rank_starter import LaunchRequest
 from trial_lib.launch.trial import unstarted
 from trial_lib.records.result import Outcome, TrialResult
@@ -32,7 +32,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.chdir(tmp_path)
     # Looking for DeepSpeed's ops takes seconds, and no rank is started.
-    monkeypatch.setattr(ColdLauncher, "_build", lambda launcher: None)
+    monkeypatch.setattr(ColdStarter, "_build", lambda starter: None)
     return tmp_path
 
 
@@ -41,7 +41,7 @@ def estimate(work: Path) -> int:
 
 
 def record(work: Path) -> int:
-    arguments = StudyArguments(config_path=work / "model" / "deepspeed.yaml", model_dir=work / "model", launcher="cold")
+    arguments = StudyArguments(config_path=work / "model" / "deepspeed.yaml", model_dir=work / "model", start="cold")
     return record_command(arguments, [1], 1, work / "table.jsonl")
 
 
@@ -78,10 +78,10 @@ def test_the_log_that_a_failure_names_is_there_when_the_message_is_read(
 def test_a_trial_that_cannot_be_started_is_not_said_to_have_been_killed_or_to_be_resumed(
     command: Callable[[Path], int], work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(launcher: ColdLauncher, request: LaunchRequest) -> None:
+    def refuse(starter: ColdStarter, request: LaunchRequest) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(ColdLauncher, "launch", refuse)
+    monkeypatch.setattr(ColdStarter, "launch", refuse)
     assert command(work) == 1
     said = capsys.readouterr().err.splitlines()
     assert os.strerror(errno.EAGAIN) in said[-1]

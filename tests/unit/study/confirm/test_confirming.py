@@ -9,7 +9,7 @@ import yaml
 
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.cold import ColdLauncher
+from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
@@ -52,9 +52,9 @@ def driver_of(arguments: StudyArguments, folder: Path) -> StudyDriver:
     experiment = read_experiment(arguments.config_path, arguments.model_dir)
     paths = StudyPaths(folder)
     paths.trials.mkdir(parents=True, exist_ok=True)
-    launcher = ColdLauncher("python", [], {}, lambda text: None)
+    starter = ColdStarter("python", [], {}, lambda text: None)
     host = Host("cuda", ["0"], 2**30)
-    place = ThisHost(launcher, host, folder)
+    place = ThisHost(starter, host, folder)
     return StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
 
 

@@ -28,7 +28,7 @@ deepspeed.initialize(model=model, config=config)
 """
 
 
-class FakeLauncher:
+class FakeStarter:
     """Answers as a DeepSpeed would.
 
     Attributes:
@@ -56,11 +56,11 @@ def experiment(folder: Path, code: str) -> Experiment:
 
 
 def refusal(folder: Path, code: str, refusals: list[dict[str, Any]]) -> InputError | None:
-    launcher: Any = FakeLauncher(refusals)
-    check = ConfigCheck(experiment(folder, code), launcher, logging.getLogger("zerotune-test-config-check"))
+    starter: Any = FakeStarter(refusals)
+    check = ConfigCheck(experiment(folder, code), starter, logging.getLogger("zerotune-test-config-check"))
     first, second = check.refusal(), check.refusal()
     assert (first is None) == (second is None)
-    assert len(launcher.asked) == 1
+    assert len(starter.asked) == 1
     return first
 
 

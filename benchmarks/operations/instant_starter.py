@@ -1,4 +1,4 @@
-"""A launcher whose trials end at once: it writes the records that ranks would have left, and starts no process."""
+"""A starter whose trials end at once: it writes the records that ranks would have left, and starts no process."""
 
 import json
 import socket
@@ -22,8 +22,8 @@ PROFILE = {
 }
 
 
-class InstantLauncher:
-    """Stands where the warm launcher does.
+class InstantStarter:
+    """Stands where the warm starter does.
 
     Attributes:
         launched: when each trial was launched, in seconds of the monotonic clock.
