@@ -131,7 +131,7 @@ class LiveView:
     def _table(self, rows: list[LeaderboardRow]) -> Table:
         metric = SEARCH_METRICS[self._metric]
         table = Table(box=None, pad_edge=False)
-        numbers = [metric.name, *(name for name in ("samples/s", "peak MiB") if name != metric.unit)]
+        numbers = [metric.name, *(name for name in ("samples/s", "peak memory") if name != metric.unit)]
         columns = ["trial", "candidate", *numbers, "measured", "outcome"]
         for column in ("", *columns):
             table.add_column(column, justify="right" if column in ("trial", *numbers) else "left")

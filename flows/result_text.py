@@ -7,7 +7,6 @@ from typing import Any
 from flows.interrupts import interrupts
 from flows.terminal import say, say_ways
 from trial_lib.full_experiment.open import read_full_experiment
-from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyStatus
@@ -15,7 +14,7 @@ from trial_lib.report.leaderboard import LeaderboardRow, leaderboard
 from trial_lib.report.log_ends import first_failed
 from trial_lib.search.methods import METHODS
 from trial_lib.secrets.by_name import redact
-from trial_lib.study.confirm.of_study import NOTHING_COMPLETED, Answer, answer_of, since_last_study, untried
+from trial_lib.study.confirm.of_study import NOTHING_COMPLETED, Answer, answer_of, since_last_study
 from trial_lib.study.opening.open_study import OpenStudy
 from trial_lib.study.state import SUBMITTED_NUMBER
 
@@ -66,30 +65,22 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         _tell_last_words(study)
         return
     best, largest = document["best"], document["largest"]
-    if largest is None:
-        metric = SEARCH_METRICS[record.metric]
-        say(
-            f"Best: trial {best['trial']:04d}, {best['label']}: {record.metric} {metric.shown(best['value'])}, "
-            f"{best['throughput']:.1f} samples/s"
-        )
-    else:
+    if largest is not None:
         say(f"Largest micro-batch: {_size(largest)}. {_why_not_larger(document['trials'], largest)}")
         say(f"Fastest micro-batch: {_size(best)}.")
-    if nothing_tried := untried(study.driver):
-        say(nothing_tried)
-    elif document["confirmation"] is not None:
-        for line in (document["confirmation"]["sentence"], *document["confirmation"]["notes"]):
-            say(line)
-    elif best["purpose"] == Purpose.SUBMITTED.value:
-        say("No configuration was faster than yours.")
+    if record.finding:
+        say(record.finding)
+        for note in (document["confirmation"] or {}).get("notes", ()):
+            say(note)
     elif study.driver.state.submitted is None:
         was_begun = SUBMITTED_NUMBER in study.driver.state.candidates
-        why = "its trial was killed, twice" if was_begun else "its batch is for your code to decide"
-        say(f"Your own configuration was not measured ({why}), so there is no gain.")
-    elif record.gain is None:
-        say("Your own configuration did not complete, so there is no gain to state.")
+        why = "its trial was killed twice" if was_begun else "your code decides its batch"
+        say(f"Your configuration was not measured, because {why}. So there is no gain.")
     else:
-        say(f"That is {record.gain:.2f} times your own configuration.")
+        say("Your configuration did not complete, so there is no gain.")
+    if largest is None:
+        value = SEARCH_METRICS[record.metric].shown(best["value"])
+        say(f"Best trial:    {best['trial']:04d}, {best['label']}: {_speeds(record.metric, value, best)}")
     if document["since_last"] is not None:
         kind = "REGRESSION" if document["since_last"]["is_regression"] else "The winner"
         say(f"{kind}: {document['since_last']['sentence']}")
@@ -121,8 +112,17 @@ def _largest(rows: list[LeaderboardRow]) -> LeaderboardRow | None:
     return max((row for row in rows if row.value is not None), key=lambda row: row.micro_batch_size, default=None)
 
 
+def _speeds(metric: str, value: str, row: dict[str, Any]) -> str:
+    samples = "" if metric == "throughput" else f", {_throughput(row)}"
+    return f"{metric} {value}{samples}"
+
+
 def _size(row: dict[str, Any]) -> str:
-    return f"{row['micro_batch_size']} (trial {row['trial']:04d}, {row['throughput']:.1f} samples/s)"
+    return f"{row['micro_batch_size']} (trial {row['trial']:04d}, {_throughput(row)})"
+
+
+def _throughput(row: dict[str, Any]) -> str:
+    return SEARCH_METRICS["throughput"].shown(row["throughput"])
 
 
 def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> str:

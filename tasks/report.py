@@ -22,18 +22,20 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     candidate = driver.state.candidates[best.number]
     metric = driver.arguments.metric
     driver.write_answer(best.number, answer.document(driver))
-    said = "" if answer.gain is None or finding is not None else f", {answer.gain:.2f}x the submitted configuration"
     value = SEARCH_METRICS[metric].shown(best.metrics[metric])
-    headline = f"trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {value}{said}"
-    driver.log.info("best: %s", headline)
-    get_run_logger().info("best: %s", headline)
+    measured = f"Trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {value}"
+    headline = answer.sentence or measured
+    for log in (driver.log, get_run_logger()):
+        log.info("the answer: %s", headline)
+        log.info("the best trial: %s", measured)
     config = json.dumps(winning_config(driver.base_config, candidate), indent=2)
     with told_if_possible(driver.log):
         create_markdown_artifact(
             "\n".join(
                 [
                     f"## {headline}",
-                    *([] if finding is None else [finding.sentence, "", *(f"- {line}" for line in finding.lines)]),
+                    *([] if headline == measured else [measured]),
+                    *([] if finding is None else ["", *(f"- {line}" for line in finding.lines), ""]),
                     "```json",
                     config,
                     "```",

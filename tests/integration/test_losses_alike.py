@@ -48,7 +48,7 @@ def test_a_model_made_within_zero_init_may_start_from_other_weights_at_stage_3(t
     own, other = ({"micro_batch": 4, "zero": {"stage": stage}} for stage in (3, 1))
     found = agreement(trials, "partitioned_init.py", own=own, other=other)
     assert found.agrees, found.said
-    assert found.said.startswith("the program's initial weights are others than with your own configuration (loss ")
+    assert found.said.startswith("the program's initial weights are others than with your configuration (loss ")
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from trial_lib.records.result import Memory
+from trial_lib.records.units import bytes_shown
 
 # Share of the device that lies idle in pieces before it is worth a word.
 _LARGE = 0.1
@@ -39,6 +40,6 @@ def _idle(memory: Memory, environment: Mapping[str, str]) -> str:
     if share < _LARGE or any(_EXPANDABLE in environment.get(name, "") for name in _SETTINGS):
         return ""
     return (
-        f"{idle / 2**30:.1f} GiB of the device ({share:.0%}) were reserved and held no tensor at the peak: "
+        f"{bytes_shown(idle)} of the device ({share:.0%}) were reserved and held no tensor at the peak: "
         f"PYTORCH_CUDA_ALLOC_CONF={_EXPANDABLE} may make them usable."
     )

@@ -14,11 +14,11 @@ import psutil
 from trial_lib.device.host.base import DeviceState, Host, Tenant
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.records.result import Neighbour, TrialDevice
+from trial_lib.records.units import bytes_shown
 
 _PERIOD_S = 2.0
 _PATIENCE_S = 10.0
 _RELEASE_POLL_S, _TOLD_S, _STUCK_S = 0.1, 5.0, 60.0
-_GIB = 2**30
 # Its power limit holds nearly every card down that is busy; somebody has set these clocks.
 _USUAL = ("its power limit", "clocks that were set", "a display")
 _Answer = TypeVar("_Answer")
@@ -191,7 +191,7 @@ def unusual_reasons(device: TrialDevice) -> list[str]:
 def company_said(company: Sequence[Neighbour]) -> str:
     """Returns the processes in words."""
     return ", ".join(
-        f"{each.name or 'a process'} ({each.pid}" + (")" if each.memory is None else f", {each.memory / _GIB:.1f} GiB)")
+        f"{each.name or 'a process'} ({each.pid}" + (")" if each.memory is None else f", {bytes_shown(each.memory)})")
         for each in company
     )
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from trial_lib.device.host.this_host import kind_of
+from trial_lib.records.units import bytes_shown
 
 # Each text was seen, or stands in the source of torch, NCCL, DeepSpeed, Triton, bitsandbytes or the C library.
 
@@ -141,8 +142,7 @@ def _lack_in_text(text: str, device: str) -> MemoryLack | None:
 
 
 def _left(left: dict[str, int]) -> str:
-    free, total = (left[name] / 2**30 for name in ("free", "total"))
-    return f"The device had {free:.2f} of {total:.1f} GiB free."
+    return f"The device had {bytes_shown(left['free'])} of {bytes_shown(left['total'])} free."
 
 
 def _line_with(text: str, position: int) -> str:

@@ -23,6 +23,7 @@ from trial_lib.launch.trial_files import layer_for, put_away, remove
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialDevice, TrialResult
 from trial_lib.records.study_folder import TrialPaths
+from trial_lib.records.units import bytes_shown
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.arrival import Arrival
@@ -214,9 +215,9 @@ def tell_leavings(ending: Ending, label: str, note: Callable[[str], None]) -> No
             segments = {name: size for name, size in segments.items() if not name.startswith(_OF_THE_ENDED)}
         if segments:
             names = ", ".join(sorted(segments)[:_MOST_NAMES]) + (", ..." if len(segments) > _MOST_NAMES else "")
-            mib = sum(segments.values()) / 2**20
+            size = bytes_shown(sum(segments.values()))
             whose = "the program left" if done == REMOVED else "meanwhile somebody left"
-            note(f"{label}: {whose} {mib:.1f} MiB of shared memory in /dev/shm ({names}): {consequence}")
+            note(f"{label}: {whose} {size} of shared memory in /dev/shm ({names}): {consequence}")
 
 
 def states_of(plan: TrialPlan) -> list[Path]:

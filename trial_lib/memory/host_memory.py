@@ -10,6 +10,7 @@ from trial_lib.memory.host_bytes import HOST_KNOBS, host_bytes
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.records.units import bytes_shown
 from trial_lib.space.knobs import Arm, Knob
 
 RESERVE = 0.1
@@ -89,8 +90,8 @@ class HostMemory:
         if limit is None or needed <= limit:
             return ""
         return (
-            f"it would keep {_gib(needed)} in the host's memory for each of its ranks, and there is room for "
-            f"{_gib(limit)} each, {RESERVE:.0%} of it kept free."
+            f"it would keep {bytes_shown(needed)} in the host's memory for each of its ranks, and there is room for "
+            f"{bytes_shown(limit)} each, {RESERVE:.0%} of it kept free."
         )
 
     def _describe(self, candidate: Candidate) -> tuple[float, ArmKey]:
@@ -113,7 +114,3 @@ def _names_offload(config: Mapping[str, Any]) -> bool:
 
 def _values(knobs: Iterable[Knob]) -> Iterator[tuple[Any, ...]]:
     return product(*(knob.values for knob in knobs))
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:,.1f} GiB"

@@ -232,7 +232,7 @@ class StudyRecord(FrozenRecord):
         gain: how many times better than the user's configuration the winner is, so that 1.5 is half as fast again;
             None where that did not complete.
         gain_interval: the ends of the gain's confidence interval; None where it was not confirmed.
-        finding: the answer in one sentence; empty where nothing was confirmed.
+        finding: the answer in one line. Empty if the study has none.
         regression: by how much the winner's throughput is below the last known one, and what has changed since, in a
             sentence; empty where it is not, beyond the noise.
         started_at: seconds since the epoch.

@@ -20,15 +20,32 @@ def quantity(value: float, unit: str) -> str:
     return f"{scaled:,.1f} {name}" if abs(scaled) >= 10 else f"{scaled:.3g} {name}"
 
 
-def interval(value: float, low: float, high: float, unit: str) -> str:
+def interval(value: float, low: float, high: float, unit: str, level: str = "") -> str:
     """Returns a value with its interval, in one unit.
+
+    Args:
+        value: in that unit.
+        low: the lower end.
+        high: the upper end.
+        unit: as for `quantity`.
+        level: words ahead of the ends, such as `95 % CI`.
 
     Example:
         >>> interval(2.53e9, 2.19e9, 2.92e9, "FLOP/s")
-        '2.53 [2.19, 2.92] GFLOP/s'
+        '2.53 GFLOP/s (2.19 to 2.92)'
     """
     scale, name = _scale(value, unit)
-    return f"{value / scale:.4g} [{low / scale:.4g}, {high / scale:.4g}] {name}"
+    return f"{value / scale:.4g} {name} ({f'{level} '.lstrip()}{low / scale:.4g} to {high / scale:.4g})"
+
+
+def percent(share: float) -> str:
+    """Returns a share.
+
+    Example:
+        >>> percent(0.95)
+        '95 %'
+    """
+    return f"{100 * share:.3g} %"
 
 
 def axis_unit(largest: float, unit: str) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""What was measured again, for people: from the finding of a study."""
+"""The configurations that were measured again, for the report and the terminal."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tu
 
     Args:
         finding: the study's.
-        candidates: of its trials, by number.
+        candidates: its candidates, by the numbers of their trials.
     """
-    told = [one for one in (finding.own, *finding.candidates) if one is not None and one.trials]
+    measured = [one for one in (finding.own, *finding.candidates) if one is not None and one.trials]
     return tuple(
         ConfirmedView(
             name="your configuration" if one.verdict == "own" else one.name,
@@ -27,7 +27,9 @@ def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tu
             is_winner=one == finding.winner,
             note=one.reason or one.losses,
         )
-        for one in told
+        for one in measured
+        # The history may be missing.
+        if one.trials[0] in candidates
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from trial_lib.records.units import axis_unit, quantity
+from trial_lib.records.units import axis_unit, bytes_shown, quantity
 from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, measured_trials, percent
 from trial_lib.report.plot_parts import (
     COLOURS,
@@ -24,7 +24,7 @@ from trial_lib.report.plot_parts import (
 )
 from trial_lib.report.study_view import StudyView
 
-_MIB = 2**20
+_LARGE = 10 * 2**30  # bytes from which GiB are shown
 _KNOBS_SHOWN = 12
 _FAR = 4  # times what trials take: a budget beyond that is named, not drawn
 
@@ -95,35 +95,37 @@ def memory_figure(view: StudyView) -> Drawn:
     key, title = "memory", "Memory of the steps: predicted, measured, budget"
     if not trials:
         return Drawn(key, title, "Nothing was predicted: the profile trial did not complete.", None)
-    figure = empty_figure("trial", "MiB above initialisation")
+    most = max(max(memory.predicted.value, memory.measured or 0.0) for _, memory in trials)
+    unit, size = ("GiB", 2**30) if most >= _LARGE else ("MiB", 2**20)
+    figure = empty_figure("trial", f"{unit} above initialisation")
     x = [f"{trial.number:04d}" for trial, _ in trials]
     names = [trial.row.label for trial, _ in trials]
     predicted = [memory.predicted for _, memory in trials]
     figure.add_scatter(
         name="predicted (90 %)",
         x=x,
-        y=[each.value / _MIB for each in predicted],
-        error_y=error_bars(predicted, _MIB),
+        y=[each.value / size for each in predicted],
+        error_y=error_bars(predicted, size),
         mode="markers",
         marker={"symbol": "line-ew-open", "color": COLOURS[0], "size": 9, "line": {"width": 2}},
         customdata=names,
-        hovertemplate="%{x} %{customdata}<br>predicted %{y:.0f} MiB<extra></extra>",
+        hovertemplate=f"%{{x}} %{{customdata}}<br>predicted %{{y:,.1f}} {unit}<extra></extra>",
     )
     done = [(number, name, memory) for number, name, (_, memory) in zip(x, names, trials, strict=True)]
     figure.add_scatter(
         name="measured",
         x=[number for number, _, memory in done if memory.measured is not None],
-        y=[memory.measured / _MIB for _, _, memory in done if memory.measured is not None],
+        y=[memory.measured / size for _, _, memory in done if memory.measured is not None],
         mode="markers",
         marker={"symbol": "circle", "color": COLOURS[1], "size": 8},
         customdata=[name for _, name, memory in done if memory.measured is not None],
-        hovertemplate="%{x} %{customdata}<br>measured %{y:.0f} MiB<extra></extra>",
+        hovertemplate=f"%{{x}} %{{customdata}}<br>measured %{{y:,.1f}} {unit}<extra></extra>",
     )
-    add_failed(figure, [(trial, memory.predicted.value / _MIB) for trial, memory in trials if not trial.completed])
-    limits = [None if memory.budget is None else memory.budget / _MIB for _, memory in trials]
+    add_failed(figure, [(trial, memory.predicted.value / size) for trial, memory in trials if not trial.completed])
+    limits = [None if memory.budget is None else memory.budget / size for _, memory in trials]
     seen = [memory.measured for _, memory in trials if memory.measured is not None]
-    # The first predictions know nothing yet: their intervals may be as wide as the rest is high.
-    most = max(*(each.value for each in predicted), *(each.high for each in predicted[1:]), *seen, 0.0) / _MIB
+    # The first predictions have seen no trial yet, so their intervals may be as wide as the rest is high.
+    most = max(*(each.value for each in predicted), *(each.high for each in predicted[1:]), *seen, 0.0) / size
     budgets = [limit for limit in limits if limit is not None]
     if budgets and min(budgets) > _FAR * most:
         # It would press the rest to the ground.
@@ -132,7 +134,7 @@ def memory_figure(view: StudyView) -> Drawn:
             y=1,
             xref="paper",
             yref="paper",
-            text=f"budget: {min(budgets):,.0f} MiB ↑",
+            text=f"budget: {bytes_shown(min(budgets) * size)} ↑",
             showarrow=False,
             xanchor="right",
             yanchor="top",
@@ -146,7 +148,7 @@ def memory_figure(view: StudyView) -> Drawn:
             y=limits,
             mode="lines",
             line={"color": RED, "width": 2, "dash": "dot", "shape": "hvh"},
-            hovertemplate="%{x}<br>budget %{y:.0f} MiB<extra></extra>",
+            hovertemplate=f"%{{x}}<br>budget %{{y:,.1f}} {unit}<extra></extra>",
         )
     figure.update_xaxes(type="category", nticks=12)
     figure.update_yaxes(range=[0, 1.08 * most])
@@ -157,18 +159,18 @@ def memory_figure(view: StudyView) -> Drawn:
         f"{inside} of {len(seen)} measured peaks are within their 90 % interval."
     )
     if budgets:
-        says += f" The budget, what initialisation leaves of a slot, is {min(budgets):,.0f} MiB at least."
+        says += f" The budget, what initialisation leaves of a slot, is {bytes_shown(min(budgets) * size)} at least."
     rows = tuple(
         (
             f"{trial.number:04d}",
             trial.row.label,
-            *three(memory.predicted, _MIB, ",.0f"),
-            "" if memory.measured is None else f"{memory.measured / _MIB:,.0f}",
-            "" if memory.budget is None else f"{memory.budget / _MIB:,.0f}",
+            *(bytes_shown(each) for each in (memory.predicted.value, memory.predicted.low, memory.predicted.high)),
+            "" if memory.measured is None else bytes_shown(memory.measured),
+            "" if memory.budget is None else bytes_shown(memory.budget),
         )
         for trial, memory in trials
     )
-    columns = ("trial", "candidate", "predicted MiB", "low", "high", "measured MiB", "budget MiB")
+    columns = ("trial", "candidate", "predicted", "low", "high", "measured", "budget")
     return Drawn(key, title, says, figure, columns, rows)
 
 

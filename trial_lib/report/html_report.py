@@ -11,12 +11,10 @@ import jinja2
 from plotly.offline import get_plotlyjs
 
 from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.records.units import quantity
+from trial_lib.records.units import bytes_shown, quantity
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.figures import Drawn
 from trial_lib.report.study_view import StudyView, TrialView, duration, setting_text
-
-_MIB = 2**20
 
 
 def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
@@ -64,7 +62,7 @@ def _template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "number": _number, "interval": _interval, "mebibytes": _mebibytes}
+    environment.filters |= {"duration": duration, "number": _number, "interval": _interval, "bytes": _bytes}
     environment.filters["setting"] = setting_text
     environment.tests["best"] = _is_best
     return environment.get_template(name)
@@ -75,11 +73,11 @@ def _number(value: float | None, unit: str = "") -> str:
 
 
 def _interval(ends: Sequence[float]) -> str:
-    return f"[{ends[0]:.2f}, {ends[1]:.2f}]"
+    return f"{ends[0]:.2f} to {ends[1]:.2f}"
 
 
-def _mebibytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / _MIB:,.0f}"
+def _bytes(count: float | None) -> str:
+    return "-" if count is None else bytes_shown(count)
 
 
 def _is_best(trial: TrialView, view: StudyView) -> bool:

@@ -7,6 +7,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.units import bytes_shown
 
 
 class LeaderboardRow(FrozenRecord):
@@ -48,8 +49,8 @@ class LeaderboardRow(FrozenRecord):
             "measured": self.measured if self.value is not None else "",
             "outcome": self.outcome.value,
             self.metric: SEARCH_METRICS[self.metric].shown(self.value),
-            "samples/s": "" if self.throughput is None else f"{self.throughput:.1f}",
-            "peak MiB": "" if self.peak_memory is None else f"{self.peak_memory / 2**20:.0f}",
+            "samples/s": "" if self.throughput is None else f"{self.throughput:,.1f}",
+            "peak memory": "" if self.peak_memory is None else bytes_shown(self.peak_memory),
             "knobs": flat_knobs(self.knobs),
             "reason": self.reason,
         }

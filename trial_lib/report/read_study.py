@@ -61,7 +61,7 @@ def read_study(root: Path) -> StudyView:
     answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
     measured = {} if answer is None else answer.measured
     best_config = None if answer is None else redact(answer.config)
-    finding = _finding(measured) if record.finding else None
+    finding = _finding(measured)
     metric = SEARCH_METRICS[record.metric]
     trials = _trials(paths, record, state, base, secrets)
     status = INTERRUPTED if _is_interrupted(record, paths) else record.status.value
@@ -175,8 +175,7 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
             if best is None or best.value is None
             else (f"{best.label}: {best.metric} {SEARCH_METRICS[best.metric].shown(best.value)}")
         )
-        gain = "" if record.gain is None else f"{record.gain:.2f}x your configuration."
-        return ", ".join(filter(None, (said, gain))) or "Completed; its history is empty or missing."
+        return said or "The study has completed. Its history is empty or missing."
     if record.status is StudyStatus.FAILED:
         return "No configuration was found."
     ended = len(trials)

@@ -5,12 +5,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.knob_effects import knob_effects, percent
 from trial_lib.report.study_view import Interval, StudyView, duration, setting_text
 
-_MIB = 2**20
 _STATUS_STYLES = {"completed": "green", "failed": "red", "running": "cyan"}
 _KNOBS_SHOWN = 8
 _TRIALS_SHOWN = 40
@@ -91,16 +89,12 @@ def _confirmed(view: StudyView) -> Table:
 
 def _trials(view: StudyView) -> Table:
     value = view.metric
-    numbers = (value, "samples/s", "peak MiB")
+    numbers = (value, "samples/s", "peak memory")
     columns = [column for column in numbers if column != "samples/s" or view.unit != column]
     table = _table("trials", "trial", "candidate", *columns, "measured", "outcome", right=numbers)
     for trial in view.ranked[:_TRIALS_SHOWN]:
         row = trial.row
-        cells = {
-            value: SEARCH_METRICS[view.metric].shown(row.value),
-            "samples/s": "" if row.throughput is None else f"{row.throughput:.1f}",
-            "peak MiB": "" if row.peak_memory is None else f"{row.peak_memory / _MIB:.0f}",
-        }
+        cells = row.for_people()
         table.add_row(
             f"{row.trial:04d}",
             escape(row.label),
@@ -144,4 +138,4 @@ def _interval(interval: Interval | None, style: str, unit: str) -> str:
     if interval is None:
         return ""
     value, low, high = (format(each, style) for each in (interval.value, interval.low, interval.high))
-    return f"{value}{unit} ({low}, {high})" if interval.has_ends else f"{value}{unit}"
+    return f"{value}{unit} ({low} to {high})" if interval.has_ends else f"{value}{unit}"

@@ -11,6 +11,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.memory.host_memory import RESERVE, HostMemory
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome
+from trial_lib.records.units import bytes_shown
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.kept.history import Decided
 from trial_lib.study.runner import NotRun
@@ -101,8 +102,8 @@ class Admission:
         if free is None or needed <= (1 - RESERVE) * free:
             return None
         reason = (
-            f"Not tried: it would keep {needed / 2**30:,.1f} GiB in the host's memory, of which {free / 2**30:,.1f} "
-            "GiB are free now: something else has the rest."
+            f"Not tried: it would keep {bytes_shown(needed)} in the host's memory, of which {bytes_shown(free)} are "
+            "free now: other processes have the rest."
         )
         return NotRun(Outcome.OUT_OF_HOST_MEMORY, reason, from_outside=True)
 

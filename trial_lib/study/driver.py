@@ -136,7 +136,7 @@ class StudyDriver:
         try:
             candidate = submitted_candidate(self.base_config, slots, self._profile.profile)
         except InputError as error:
-            self.log.warning("your own configuration is not measured: %s", error)
+            self.log.warning("your configuration is not measured: %s", error)
             return None
         return self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate)
 

@@ -23,7 +23,7 @@ def test_the_samples_a_second_stand_there_once(
     with LiveView(StudyPaths(tmp_path), arguments):
         pass
     lines = capsys.readouterr().err.splitlines()
-    place, header = next((place, line) for place, line in enumerate(lines) if "peak MiB" in line)
+    place, header = next((place, line) for place, line in enumerate(lines) if "peak memory" in line)
     assert header.count(metric) == 1
     # In the header beside another metric, else with the values.
     assert f"{header}{lines[place + 1]}".count("samples/s") == 1

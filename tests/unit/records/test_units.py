@@ -23,8 +23,8 @@ def test_a_quantity(value: float, unit: str, shown: str) -> None:
 
 
 def test_an_interval_has_one_unit() -> None:
-    assert interval(0.9e9, 0.8e9, 1.1e9, "FLOP/s") == "900 [800, 1100] MFLOP/s"
-    assert interval(150.0, 145.0, 155.0, "samples/s") == "150 [145, 155] samples/s"
+    assert interval(0.9e9, 0.8e9, 1.1e9, "FLOP/s") == "900 MFLOP/s (800 to 1100)"
+    assert interval(150.0, 145.0, 155.0, "samples/s") == "150 samples/s (145 to 155)"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_row_shows_its_metric_memory_of_the_worst_rank_and_knobs() -> None:
     assert row["trial"] == "0002"
     assert row["candidate"] == "z1-mbs3"
     assert row["latency"] == "300.0 ms"
-    assert row["peak MiB"] == "3"
+    assert row["peak memory"] == "3.0 MiB"
     assert row["knobs"] == "stage=1 overlap_comm=True"
 
 

@@ -28,7 +28,8 @@ from trial_lib.wire.errors import InputError
 def test_a_finished_study_has_its_answer_what_it_changes_and_how_to_use_it(tmp_path: Path) -> None:
     view = read_study(recorded_study(tmp_path).root)
     assert view.status == "completed"
-    assert view.headline == "z0, micro-batch 64, accumulation 2: 2.53x [2.19, 2.92] your configuration."
+    answer = "2.53x faster than your configuration (95 % CI 2.19 to 2.92): ZeRO 0, micro-batch 64, accumulation 2"
+    assert view.headline == answer
     assert view.gain_interval == (2.18535, 2.91948)
     assert view.best_command.startswith("cd /home/user/programs\ndeepspeed --num_gpus 2 raw_engine.py")
     changes = {change.setting: (change.own, change.winner) for change in view.changes}
@@ -215,12 +216,13 @@ def test_nothing_that_is_shown_is_obeyed_by_a_terminal(tmp_path: Path) -> None:
 
 
 def test_a_history_that_is_missing_leaves_no_half_sentence(tmp_path: Path) -> None:
+    said = "The study has completed. Its history is empty or missing."
     paths = recorded_study(tmp_path, finding="", gain=2.53)
     paths.history.write_text("")
-    assert read_study(paths.root).headline == "2.53x your configuration."
+    assert read_study(paths.root).headline == said
     recorded = recorded_study(tmp_path / "without", finding="", gain=None)
     recorded.history.unlink()
-    assert read_study(recorded.root).headline == "Completed; its history is empty or missing."
+    assert read_study(recorded.root).headline == said
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_time(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_host_has_to_have_room_by_the_profile_and_now(made: Made) -> None:
     not_now = why_not(made(free=21 * GIB), OFFLOAD)
     assert not_now is not None
     assert (not_now.outcome, not_now.from_outside) == (Outcome.OUT_OF_HOST_MEMORY, True)
-    assert "21.0 GiB are free now: something else has the rest." in not_now.reason
+    assert "21.0 GiB are free now: other processes have the rest." in not_now.reason
 
 
 def test_what_stays_on_the_device_asks_nothing_of_the_host(made: Made) -> None:

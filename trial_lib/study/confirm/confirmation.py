@@ -25,18 +25,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_lib.device.host.this_host import kind_of
+from trial_lib.records.answer_line import name_of
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.statistics.paired_ratios import Ratio, geometric_mean, ratios_to
-from trial_lib.study.confirm.finding import (
-    ConfirmationVerdict,
-    Confirmed,
-    Estimate,
-    Finding,
-    learning_rate_advice,
-    name_of,
-)
+from trial_lib.study.confirm.finding import ConfirmationVerdict, Confirmed, Estimate, Finding, learning_rate_advice
 from trial_lib.study.confirm.finding_devices import said_of_devices
 from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
 

@@ -1,13 +1,13 @@
-"""What confirmation has found: which configuration trains faster than the user's, how much, and how surely."""
+"""The result of the confirmation: which configuration is faster than the user's, by how much, and how surely."""
 
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trial_lib.records.candidate import Candidate
+from trial_lib.records.answer_line import NONE_FASTER, NONE_FASTER_BEYOND_NOISE, confidence_level, gain_line
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.records.units import interval
+from trial_lib.records.units import interval, percent
 
 # A free batch changes the training: less than this is not worth the thought.
 _WORTH_SAYING = 1.05
@@ -16,7 +16,7 @@ ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", 
 
 
 class Estimate(FrozenRecord):
-    """A geometric mean over fresh processes, with the ends of its interval."""
+    """A geometric mean over fresh processes, with the ends of its confidence interval."""
 
     value: float
     low: float
@@ -24,24 +24,24 @@ class Estimate(FrozenRecord):
 
     @property
     def times(self) -> str:
-        """A gain as people read it: `1.83x [1.79, 1.87]`."""
-        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+        """A gain in short, such as `1.83x (1.79 to 1.87)`."""
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
 
 
 class Confirmed(FrozenRecord):
     """One configuration that was measured again.
 
     Attributes:
-        name: for people, such as `z2, micro-batch 24`.
+        name: its name in a sentence, such as `ZeRO 2, micro-batch 24`.
         trials: the numbers of its confirming trials, in their order.
-        number: the one of them that measured its median; None where none completed.
-        metrics: the median of each metric over those that completed: what training will give.
-        value: of the study's metric; None where fewer than two of them completed.
-        gain: how many times better than the user's configuration; None where there is nothing to compare.
-        clock_gain: the same by the metric itself, where another quantity decides.
-        verdict: `own` for the user's configuration, `uncompared` where that gave nothing to compare with.
-        reason: why it failed; empty otherwise.
-        losses: what its losses say.
+        number: the trial with the median. None if no trial completed.
+        metrics: the median of each metric over the completed trials, which a training can expect.
+        value: the study's metric. None if fewer than two trials completed.
+        gain: how many times better it is than the user's configuration. None if there is nothing to compare.
+        clock_gain: the same by the metric itself, if another quantity decides.
+        verdict: `own` for the user's configuration, `uncompared` if that has no measurement.
+        reason: why it failed. Empty otherwise.
+        losses: how its losses compare with those of the user's configuration.
     """
 
     name: str
@@ -57,23 +57,23 @@ class Confirmed(FrozenRecord):
 
 
 class Finding(FrozenRecord):
-    """What a study's last step has found.
+    """The result of a study's last step.
 
     Attributes:
-        metric: what the study optimises.
-        quantity: what was compared, in words.
-        rounds: in each of which every contender was measured once, in a fresh process.
-        error: probability that any of the intervals leaves out the truth.
-        own: the user's configuration; None where it was not measured.
+        metric: the metric that the study optimises.
+        quantity: the quantity that was compared, in words.
+        rounds: how many rounds were run. In each one every contender was measured once, in a fresh process.
+        error: the probability that any of the intervals misses the true value.
+        own: the user's configuration. None if it was not measured.
         candidates: the others, best first.
-        winner: what to train with; None where nothing could be measured again.
-        advice: on the learning rate, where the winner has another global batch; empty otherwise.
-        freeing: what a free batch is expected to bring, where the batch was kept and it would be worth it; else empty.
-        in_code: what the winner needs of the code, where a trial has stood in for it; else empty.
-        left_out: what was not tried any more because two trials had failed alike, a sentence each.
-        instead: why the metric is not the one that was asked for; empty where it is.
-        left_unmeasured: what the measurement of the user's configuration leaves out; empty where nothing.
-        on_devices: what of the devices may have told the trials apart, a sentence each.
+        winner: the configuration to train with. None if no configuration could be measured again.
+        advice: on the learning rate, if the winner has another global batch. Empty otherwise.
+        freeing: the expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
+        in_code: a change that the winner needs in the code. Empty if none.
+        left_out: configurations that were not tried because two trials had failed alike, a sentence each.
+        instead: why the metric is not the requested one. Empty if it is.
+        left_unmeasured: what the measurement of the user's configuration leaves out. Empty if nothing.
+        on_devices: differences between devices that may have influenced the trials, a sentence each.
     """
 
     metric: str
@@ -93,29 +93,31 @@ class Finding(FrozenRecord):
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence."""
+        """The answer in one line."""
         if self.winner is None:
             reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
             return f"Nothing could be measured a second time. {next(filter(None, reasons), '')}".rstrip()
         if self.winner.verdict == "own":
-            return "No configuration is faster than yours beyond the noise."
+            is_near = any(candidate.verdict == "equal" for candidate in self.candidates)
+            return NONE_FASTER_BEYOND_NOISE if is_near else NONE_FASTER
         if self.winner.gain is None:
-            value, unit = self.winner.value, SEARCH_METRICS[self.metric].unit
-            level = "" if value is None else f" {interval(value.value, value.low, value.high, unit)}"
-            return f"{self.winner.name}:{level}, and nothing to compare with."
-        return f"{self.winner.name}: {self.winner.gain.times} your configuration."
+            value, unit, level = self.winner.value, SEARCH_METRICS[self.metric].unit, confidence_level(self.error)
+            said = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
+            return f"{self.winner.name}{said}. There is no measurement of your configuration to compare it with."
+        gain = self.winner.gain
+        return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error)
 
     @property
     def lines(self) -> list[str]:
-        """How that was found, and what else a person has to know, a sentence each."""
+        """Notes on the answer: how it was measured, and what else a person needs to know, a sentence each."""
         said = [self.instead] if self.instead else []
         if self.rounds:
             said.append(
-                f"Measured in {self.rounds} rounds of fresh processes, all in turn; compared by {self.quantity}; "
-                f"the intervals hold all together in {1 - self.error:.0%} of such comparisons."
+                f"Measured in {self.rounds} rounds of fresh processes, in turn, and compared by {self.quantity}. In "
+                f"{percent(1 - self.error)} of such comparisons all intervals contain the true values."
             )
         if self.winner is not None and self.winner.clock_gain is not None:
-            said.append(f"By the wall clock, which varies more: {self.winner.clock_gain.times}.")
+            said.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
         said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
             said.append(f"{_capital(self.winner.losses)}.")
@@ -142,19 +144,6 @@ def _about(candidate: Confirmed) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def name_of(candidate: Candidate) -> str:
-    """Returns what people call a candidate, such as `z2, optimizer offload, micro-batch 24`."""
-    zero = candidate.knobs.get("zero_optimization") or {}
-    words = [] if candidate.zero_stage is None else [f"z{candidate.zero_stage}"]
-    for key, word in (("offload_optimizer", "optimizer offload"), ("offload_param", "parameter offload")):
-        if (zero.get(key) or {}).get("device", "none") != "none":
-            words.append(word)
-    words.append(f"micro-batch {candidate.micro_batch_size}")
-    if candidate.gradient_accumulation_steps > 1:
-        words.append(f"accumulation {candidate.gradient_accumulation_steps}")
-    return ", ".join(words)
 
 
 def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:

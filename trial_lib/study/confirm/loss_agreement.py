@@ -176,7 +176,7 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
         if _means_agree(expected, drawn[1], tolerance) and (factor == 1.0 or _step_agrees(expected, drawn[1])):
             return _agree(f"the losses of the first {steps} steps agree as far as their noise shows", factor)
     step, wanted, found = max(filter(None, apart), key=lambda each: each[0])
-    said = f"the loss of step {step} is {found:.6g}, with your own configuration {wanted:.6g}"
+    said = f"the loss of step {step} is {found:.6g}, with your configuration {wanted:.6g}"
     if step == 1 and not is_cut_alike:
         said += ", before any update: the loss depends on the micro-batch itself"
     elif factors[-1] != 1.0 and step > 1:
@@ -212,10 +212,10 @@ def _from_other_weights(
     gap = abs(fmean(expected[0]) - fmean(ours[0]))
     faster = max(_learnt(expected), _learnt(ours)) / 2.0
     if _start_alike(own.weights) and _start_alike(other.weights):
-        said = "the program's initial weights are others than with your own configuration"
+        said = "the program's initial weights are others than with your configuration"
     else:
         said = "the program draws other initial weights in each trial"
-    said += f" (loss {fmean(ours[0]):.6g} at step 1, with your own configuration {fmean(theirs[0]):.6g})"
+    said += f" (loss {fmean(ours[0]):.6g} at step 1, with your configuration {fmean(theirs[0]):.6g})"
     larger, smaller = sorted((abs(fmean(expected[0])), abs(fmean(ours[0]))), reverse=True)
     if larger > _MOST_APART * smaller and gap > _noise_of_a_step(expected, ours):
         return _differ(f"{said}: that far apart they are no draws of one initialisation")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.answer_line import NONE_FASTER, gain_line, name_of
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.methods import METHODS
@@ -26,21 +27,32 @@ NOTHING_COMPLETED = "No trial completed."
 
 @dataclass(frozen=True)
 class Answer:
-    """What a study says.
+    """The answer of a study.
 
     Attributes:
-        best: the winner's trial; where it was confirmed, the median one of these, with the medians of their metrics.
-        finding: what confirmation found; None where there was none to make.
-        gain: the winner's over the user's configuration; None where there is nothing to compare.
+        best: the winner's trial. If it was confirmed, the median one of its confirming trials, with their medians.
+        finding: the result of the confirmation. None if there was none.
+        gain: the winner's gain over the user's configuration. None if there is nothing to compare.
+        name: the winner's name in a sentence.
     """
 
     best: TrialResult
     finding: Finding | None
     gain: float | None
+    name: str
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one line. Empty if nothing was confirmed and there is nothing to compare."""
+        if self.finding is not None:
+            return self.finding.sentence
+        if self.best.purpose is Purpose.SUBMITTED:
+            return NONE_FASTER
+        return "" if self.gain is None else gain_line(self.gain, self.name)
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
-        """The ends of the gain's interval; None where it is a single reading's, or there is none."""
+        """The ends of the gain's interval. None if the gain is from one measurement each, or there is none."""
         if self.finding is None or self.finding.winner is None or self.finding.winner.gain is None:
             return None
         return self.finding.winner.gain.low, self.finding.winner.gain.high
@@ -111,7 +123,10 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is not None:
         best = driver.best
-        return None if best is None else Answer(best, None, gain(best, driver.state.submitted, driver.arguments.metric))
+        if best is None:
+            return None
+        value = gain(best, driver.state.submitted, driver.arguments.metric)
+        return Answer(best, None, value, name_of(driver.state.candidates[best.number]))
     found = {
         "freeing": _freeing(driver),
         "left_out": () if driver.search is None else driver.search.left_out,
@@ -124,7 +139,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         return None
     finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
     best = driver.state.results[winner.number].model_copy(update={"metrics": winner.metrics})
-    return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain))
+    return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain), winner.name)
 
 
 def since_last_study(driver: StudyDriver) -> SinceLast | None:
@@ -149,9 +164,8 @@ def untried(driver: StudyDriver) -> str:
     ):
         return ""
     return (
-        f"No configuration but yours was tried: the {minutes:g} minutes of --max-minutes were over before one could "
-        "start, with the trials before the search and waiting for slots. Allow more, or wait until other studies have "
-        "ended."
+        f"No configuration but yours was tried. The trials before the search and the wait for slots used up the "
+        f"{minutes:g} minutes of --max-minutes. Allow more, or wait until other studies have ended."
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.units import bytes_shown
 
 # So that the records of how a study ended, and the lines of its history, always find room.
 _RESERVE = 32 * 2**20
@@ -20,10 +21,10 @@ class DiskFullError(Exception):
     """There is no room for a study's files."""
 
     def __init__(self, root: Path) -> None:
-        free = shutil.disk_usage(root).free // 2**20
+        free = shutil.disk_usage(root).free
         super().__init__(
-            f"The disk is full: {free} MiB are free for {root}, or its quota is used up. Nothing is lost. Make room, "
-            f"{_RESERVE // 2**20} MiB at least, then resume with: zerotune resume {root}"
+            f"The disk is full: {bytes_shown(free)} are free for {root}, or its quota is used up. Nothing is lost. "
+            f"Free at least {bytes_shown(_RESERVE)}, then resume with: zerotune resume {root}"
         )
 
 

@@ -127,9 +127,10 @@ class OpenStudy:
             self._update()
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
-        """Writes how the study ended; on a full disk it stays as it was, and can be resumed."""
+        """Writes how the study ended. If the disk is full, the record stays as it was, and the study can be resumed."""
         answer = answer_of(self.driver)
-        finding = None if answer is None else answer.finding
+        # What an interrupted search has found so far is no answer.
+        is_answered = answer is not None and (status is StudyStatus.COMPLETED or answer.finding is not None)
         compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
         with contextlib.suppress(DiskFullError):
             self._update(
@@ -139,7 +140,7 @@ class OpenStudy:
                 best_number=None if answer is None else answer.best.number,
                 gain=None if answer is None else answer.gain,
                 gain_interval=None if answer is None else answer.gain_interval,
-                finding=untried(self.driver) or ("" if finding is None else finding.sentence),
+                finding=untried(self.driver) or (answer.sentence if answer is not None and is_answered else ""),
                 regression=compared.sentence if compared is not None and compared.is_regression else "",
             )
 

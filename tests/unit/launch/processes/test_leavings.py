@@ -128,7 +128,7 @@ def test_people_are_told_what_was_removed_and_what_may_be_somebody_s() -> None:
     tell_leavings(Ending("ranks", [0], leavings=leavings), "trial 0003", said.append)
     assert said == [
         "trial 0003: the program left 4.0 MiB of shared memory in /dev/shm (psm_0, psm_1, psm_2, ...): it was removed",
-        "trial 0003: meanwhile somebody left 0.5 MiB of shared memory in /dev/shm (other): remove it if it is nobody's",
+        "trial 0003: meanwhile somebody left 512 KiB of shared memory in /dev/shm (other): remove it if it is nobody's",
     ]
     tell_leavings(Ending("ranks", [0]), "trial 0004", said.append)
     assert len(said) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trial_lib.records.answer_line import gain_line
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
 from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
@@ -69,7 +70,7 @@ def test_a_faster_candidate_parts_from_the_user_s_own_and_says_how_sure_that_is(
     assert found.winner.gain is not None
     assert found.winner.gain.low < 1.8 < found.winner.gain.high
     gain = found.winner.gain
-    assert found.sentence == f"z2, micro-batch 4, accumulation 4: {gain.times} your configuration."
+    assert found.sentence == gain_line(gain.value, "ZeRO 2, micro-batch 4, accumulation 4", (gain.low, gain.high))
     assert found.winner.metrics["throughput"] == pytest.approx(180.0, rel=0.03)
 
 
@@ -83,7 +84,7 @@ def test_after_one_that_trained_otherwise_with_another_micro_batch_those_of_the_
     assert "larger" not in order
     assert found.winner is not None
     assert found.winner.gain is not None
-    assert found.winner.name == "z2, micro-batch 4, accumulation 4"
+    assert found.winner.name == "ZeRO 2, micro-batch 4, accumulation 4"
     assert [one.verdict for one in found.candidates] == ["faster", "disagrees"]
     assert "before any update: the loss depends on the micro-batch itself" in found.candidates[1].losses
 
@@ -102,7 +103,7 @@ def test_what_parts_early_ends_early_and_what_does_not_goes_on_for_eight_rounds(
 def test_where_nothing_parts_the_user_s_own_configuration_is_the_answer() -> None:
     found, _ = confirm([contender("a", 104.0)], speeds(own=100.0, a=100.0))
     assert found.winner == found.own
-    assert found.sentence == "No configuration is faster than yours beyond the noise."
+    assert found.sentence == "No configuration was faster than yours beyond the noise."
     assert [one.verdict for one in found.candidates] == ["equal"]
 
 
@@ -130,10 +131,10 @@ def test_a_candidate_that_fails_in_a_fresh_process_is_out_and_the_next_best_take
     found, order = confirm([contender("a", 200.0), contender("b", 150.0, micro_batch=8)], measure)
     assert order.count("a") == 1
     assert [(one.name, one.verdict) for one in found.candidates] == [
-        ("z2, micro-batch 8, accumulation 2", "faster"),
-        ("z2, micro-batch 4, accumulation 4", "failed"),
+        ("ZeRO 2, micro-batch 8, accumulation 2", "faster"),
+        ("ZeRO 2, micro-batch 4, accumulation 4", "failed"),
     ]
-    assert "z2, micro-batch 4, accumulation 4 did not complete again. No room." in found.lines
+    assert "ZeRO 2, micro-batch 4, accumulation 4 did not complete again. No room." in found.lines
 
 
 def filling(share: float) -> dict[str, Any]:
@@ -186,8 +187,8 @@ def test_a_candidate_that_trains_otherwise_is_reported_with_both_losses_and_not_
     found, _ = confirm([contender("a", 200.0)], measure)
     assert found.winner is not None
     assert found.winner.verdict == "own"
-    said = "the loss of step 2 is 2.4, with your own configuration 1.9"
-    assert f"z2, micro-batch 4, accumulation 4 is not chosen: {said}." in found.lines
+    said = "the loss of step 2 is 2.4, with your configuration 1.9"
+    assert f"ZeRO 2, micro-batch 4, accumulation 4 is not chosen: {said}." in found.lines
 
 
 def test_without_the_user_s_own_the_best_is_measured_absolutely() -> None:
@@ -197,7 +198,7 @@ def test_without_the_user_s_own_the_best_is_measured_absolutely() -> None:
     assert found.winner.gain is None
     assert found.winner.value is not None
     assert found.winner.value.low < 200.0 < found.winner.value.high
-    assert found.sentence.endswith("samples/s, and nothing to compare with.")
+    assert found.sentence.endswith("There is no measurement of your configuration to compare it with.")
 
 
 def test_the_learning_rate_follows_a_batch_that_the_user_s_own_did_not_complete_with() -> None:

@@ -119,7 +119,7 @@ def test_a_study_confirms_to_its_end_and_promises_the_medians(arguments: StudyAr
     assert answer.gain_interval is not None
     document = answer.document(driver)
     assert document["submitted"]["throughput"] == 101.0
-    assert document["confirmation"]["sentence"].startswith("z2, micro-batch 2: 1.48x [")
+    assert document["confirmation"]["sentence"].startswith("1.48x faster than your configuration (95 % CI ")
 
 
 def test_a_resumed_study_runs_what_was_cut_short_under_its_number_and_nothing_twice(
@@ -158,7 +158,7 @@ def test_a_study_whose_minutes_were_over_before_its_first_trial_says_that_nothin
     lines = [line for line in history.read_text().splitlines(keepends=True) if '"search"' not in line]
     history.write_text("".join(lines))
     assert untried(driver_of(arguments, searched)) == ""
-    assert "the 5 minutes of --max-minutes were over before one could start" in untried(driver_of(in_time, searched))
+    assert "the wait for slots used up the 5 minutes of --max-minutes" in untried(driver_of(in_time, searched))
 
 
 def test_trials_that_are_compared_are_to_have_the_same_devices(arguments: StudyArguments, searched: Path) -> None:

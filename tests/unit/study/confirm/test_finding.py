@@ -2,18 +2,16 @@
 
 from typing import Any
 
-from trial_lib.records.candidate import Candidate
 from trial_lib.study.confirm.finding import (
     Confirmed,
     Estimate,
     Finding,
     learning_rate_advice,
-    name_of,
     partition_advice,
 )
 
 
-def confirmed(name: str = "z2, micro-batch 24", **fields: Any) -> Confirmed:
+def confirmed(name: str = "ZeRO 2, micro-batch 24", **fields: Any) -> Confirmed:
     given = {"trials": (3, 4, 5), "number": 4, "metrics": {"throughput": 150.0}, "verdict": "faster", **fields}
     return Confirmed(name=name, **given)
 
@@ -28,25 +26,34 @@ def finding(**fields: Any) -> Finding:
 
 
 def test_the_answer_is_one_sentence_with_its_interval() -> None:
-    assert finding().sentence == "z2, micro-batch 24: 1.83x [1.79, 1.87] your configuration."
-    equal = finding(winner=OWN, candidates=(confirmed(verdict="equal"),))
-    assert equal.sentence == "No configuration is faster than yours beyond the noise."
+    line = "1.83x faster than your configuration (95 % CI 1.79 to 1.87): ZeRO 2, micro-batch 24"
+    assert finding().sentence == line
+
+
+def test_your_configuration_may_be_the_fastest_by_far_or_within_the_noise() -> None:
+    equal, slower = confirmed(verdict="equal"), confirmed(verdict="slower")
+    beyond = "No configuration was faster than yours beyond the noise."
+    assert finding(winner=OWN, candidates=(slower, equal)).sentence == beyond
+    assert finding(winner=OWN, candidates=(slower,)).sentence == "No configuration was faster than yours."
 
 
 def test_a_winner_that_is_compared_with_nothing_says_what_it_measured() -> None:
     alone = confirmed(verdict="uncompared", value=Estimate(value=150.0, low=145.0, high=155.0))
     said = finding(own=None, winner=alone, candidates=(alone,)).sentence
-    assert said == "z2, micro-batch 24: 150 [145, 155] samples/s, and nothing to compare with."
+    compared = "There is no measurement of your configuration to compare it with."
+    assert said == f"ZeRO 2, micro-batch 24: 150 samples/s (95 % CI 145 to 155). {compared}"
+    once = alone.model_copy(update={"value": None})
+    assert finding(own=None, winner=once, candidates=(once,)).sentence == f"ZeRO 2, micro-batch 24. {compared}"
 
 
 def test_it_says_how_it_was_found_and_what_became_of_the_others() -> None:
-    failed = confirmed("z1, micro-batch 32", verdict="failed", reason="No room.")
-    strange = confirmed("z3, micro-batch 24", verdict="disagrees", losses="the loss of step 1 is 3, with yours 2")
+    failed = confirmed("ZeRO 1, micro-batch 32", verdict="failed", reason="No room.")
+    strange = confirmed("ZeRO 3, micro-batch 24", verdict="disagrees", losses="the loss of step 1 is 3, with yours 2")
     lines = finding(candidates=(WINNER, failed, strange), quantity="processor time per sample").lines
     assert "compared by processor time per sample" in lines[0]
     assert lines[1:] == [
-        "z1, micro-batch 32 did not complete again. No room.",
-        "z3, micro-batch 24 is not chosen: the loss of step 1 is 3, with yours 2.",
+        "ZeRO 1, micro-batch 32 did not complete again. No room.",
+        "ZeRO 3, micro-batch 24 is not chosen: the loss of step 1 is 3, with yours 2.",
     ]
 
 
@@ -62,13 +69,6 @@ def test_nothing_that_completes_again_is_said_with_a_reason() -> None:
     failed = confirmed(verdict="failed", reason="No room.")
     said = finding(own=None, winner=None, candidates=(failed,)).sentence
     assert said == "Nothing could be measured a second time. No room."
-
-
-def test_candidates_are_called_by_what_decides_them() -> None:
-    knobs = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True}}
-    candidate = Candidate(knobs=knobs, micro_batch_size=24, gradient_accumulation_steps=2)
-    assert name_of(candidate) == "z2, optimizer offload, micro-batch 24, accumulation 2"
-    assert name_of(Candidate(micro_batch_size=4)) == "micro-batch 4"
 
 
 def test_a_winner_below_stage_3_says_what_it_needs_of_code_that_partitions_its_model() -> None:

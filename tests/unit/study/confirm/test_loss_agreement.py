@@ -49,7 +49,7 @@ def test_rounding_may_grow_from_step_to_step_but_not_stand_in_the_first() -> Non
     assert judge([COURSE], [scaled(1, 1, 1.002, 1.003, 1.004, 1.005, 1.006)]).agrees
     first = judge([COURSE], [scaled(*[1.003] * 7)])
     assert not first.agrees
-    assert first.said == "the loss of step 1 is 5.68701, with your own configuration 5.67"
+    assert first.said == "the loss of step 1 is 5.68701, with your configuration 5.67"
 
 
 def test_half_precision_rounds_more() -> None:
@@ -167,7 +167,7 @@ def test_a_factor_that_the_accumulation_does_not_explain_is_of_another_training(
 def test_a_candidate_that_learns_nothing_is_found_out_whatever_its_factor(factor: float) -> None:
     stands = judge([COURSE], [[factor * COURSE[0]] * len(COURSE)], micro_batch=4, accumulation=4)
     assert not stands.agrees
-    assert stands.said.startswith(f"the loss of step 2 is {factor * 5.67:.6g}, with your own configuration")
+    assert stands.said.startswith(f"the loss of step 2 is {factor * 5.67:.6g}, with your configuration")
 
 
 LEARNING = [2.10, 2.02, 2.05, 1.95, 1.93, 1.85, 1.88, 1.78]
@@ -181,7 +181,7 @@ def test_from_other_initial_weights_a_course_may_start_elsewhere_and_has_to_come
     assert not judge([LEARNING], [near], weights=([[1.0, 4.0]], [[1.0, 4.0]])).agrees
     agreement = judge([LEARNING], [near], weights=OTHER_WEIGHTS, **options)
     assert agreement.agrees
-    assert agreement.said.startswith("the program's initial weights are others than with your own configuration (loss ")
+    assert agreement.said.startswith("the program's initial weights are others than with your configuration (loss ")
     stands = judge([LEARNING], [[near[0]] * 8], weights=OTHER_WEIGHTS, **options)
     assert not stands.agrees
     assert stands.said.endswith("and from there the losses of 8 steps do not agree")
@@ -231,7 +231,7 @@ def test_an_initialisation_that_had_no_effect_is_another_training() -> None:
     lost = judge([LEARNING], [[loss * 10 for loss in LEARNING]], weights=OTHER_WEIGHTS)
     assert not lost.agrees
     assert lost.said.endswith(
-        "(loss 21 at step 1, with your own configuration 2.1): that far apart they are no draws of one initialisation"
+        "(loss 21 at step 1, with your configuration 2.1): that far apart they are no draws of one initialisation"
     )
     # Losses around nothing, as of a policy, are as far apart from one batch to the next.
     around = [0.02, -0.03, 0.01, 0.04, -0.02, 0.0, 0.03, -0.01]

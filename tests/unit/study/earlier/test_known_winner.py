@@ -23,7 +23,7 @@ def team(tmp_path: Path) -> Experiment:
 def tuned(team: Experiment) -> Experiment:
     """An experiment that was tuned once: 4 samples at a time are fastest."""
     study = team.tune()
-    assert study.record.finding.startswith("z0, micro-batch 4, accumulation 2: ")
+    assert study.record.finding.endswith(": ZeRO 0, micro-batch 4, accumulation 2")
     return team
 
 
@@ -47,7 +47,7 @@ def test_where_nothing_has_changed_the_known_winner_is_confirmed_and_there_is_no
     assert set(tuned.purposes[1:]) == {Purpose.CONFIRM}
     assert {candidate.micro_batch_size for _, _, candidate in tuned.ran[1:]} == {2, 4}
     assert len(tuned.ran) == 9
-    assert study.record.finding.startswith("z0, micro-batch 4, accumulation 2: ")
+    assert study.record.finding.endswith(": ZeRO 0, micro-batch 4, accumulation 2")
     assert not study.record.regression
 
 
@@ -184,10 +184,10 @@ def test_the_study_after_a_regression_compares_with_what_it_found(tuned: Experim
 
 def test_where_the_user_s_own_had_won_it_is_confirmed_against_the_best_of_the_others(team: Experiment) -> None:
     team.speed = lambda candidate: 50.0 if candidate.zero_stage is not None else 100.0
-    assert team.tune().record.finding == "No configuration is faster than yours beyond the noise."
+    assert team.tune().record.finding == "No configuration was faster than yours."
     study = team.tune()
     assert Purpose.SEARCH not in team.purposes
-    assert study.record.finding == "No configuration is faster than yours beyond the noise."
+    assert study.record.finding == "No configuration was faster than yours."
     team.versions = {**team.versions, "torch": "2.7.0"}
     with team.opened() as study:
         team.finish(study)

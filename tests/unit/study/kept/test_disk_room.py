@@ -39,7 +39,7 @@ def test_a_disk_with_little_room_is_full_and_the_message_says_how_to_resume(
     give_room(monkeypatch, 2**30)
     check_room(tmp_path)
     give_room(monkeypatch, 2**20)
-    with pytest.raises(DiskFullError, match=f"1 MiB are free.*zerotune resume {tmp_path}"):
+    with pytest.raises(DiskFullError, match=f"1.0 MiB are free.*zerotune resume {tmp_path}"):
         check_room(tmp_path)
 
 
