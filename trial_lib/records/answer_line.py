@@ -3,6 +3,7 @@
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.units import percent
 
+NO_GAIN = "There is no measurement of your configuration, so there is no gain to state."
 NONE_FASTER = "No configuration was faster than yours."
 NONE_FASTER_BEYOND_NOISE = "No configuration was faster than yours beyond the noise."
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from trial_lib.records.answer_line import NO_GAIN
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -27,15 +28,13 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     if record.best_number is None or not answer:
         return f"**Status: {record.status.value}.** {redact_text(record.reason)}".rstrip() + f"\n\n{tuned}"
     lines = [
-        f"**{_answer(record)}**",
+        f"**{record.finding or NO_GAIN}**",
         f"Trial {record.best_number:04d}: {_measured(answer['metrics'], record.metric)}.",
     ]
     if record.regression:
         lines.append(f"**Slower than before:** {record.regression}")
-    if record.finding:
-        lines.append(
-            "\n".join(f"- {redact_text(note)}" for note in (answer.get("confirmation") or {}).get("notes", ()))
-        )
+    notes = (answer.get("confirmation") or {}).get("notes", ())
+    lines.append("\n".join(f"- {redact_text(note)}" for note in notes))
     lines.append(_changes(record, paths))
     command = redact_text(paths.best_command.read_text().rstrip())
     lines.append(f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
@@ -43,16 +42,6 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     if paths.report.exists():
         lines.append("Every figure and every trial: `report.html`, among the artifacts.")
     return "\n\n".join(filter(None, lines))
-
-
-def _answer(record: StudyRecord) -> str:
-    if record.finding:
-        return record.finding
-    if record.gain is None:
-        return "Your own configuration did not complete, so there is no gain to state."
-    if record.gain <= 1:
-        return "No configuration was faster than yours."
-    return f"{record.gain:.2f}x faster than your configuration, by one reading: it was not confirmed."
 
 
 def trial_description(result: TrialResult, metric: str) -> str:
