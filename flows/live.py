@@ -105,8 +105,7 @@ class LiveView:
 
     def _picture(self) -> Group:
         rows = self._rows
-        purposes, running = self._state.purposes, self._state.running
-        named = [f"{number:04d} {purposes[number].label(candidate)}" for number, candidate in running.items()]
+        named = [f"{number:04d} {self._state.label(number)}" for number in self._state.running]
         parts: list[Text | Table] = [Text(self._headline(), style="bold")]
         if rows:
             parts.append(self._table(rows))

@@ -23,11 +23,12 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     metric = driver.arguments.metric
     driver.write_answer(best.number, answer.document(driver))
     value = SEARCH_METRICS[metric].shown(best.metrics[metric])
-    measured = f"Trial {best.number:04d} ({best.purpose.label(candidate)}): {metric} {value}"
+    measured = f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
     headline = answer.sentence or measured
-    for log in (driver.log, get_run_logger()):
-        log.info("the answer: %s", headline)
-        log.info("the best trial: %s", measured)
+    # `tell_finding` has logged a confirmed answer.
+    for line in dict.fromkeys([*([headline] if finding is None else []), measured]):
+        driver.log.info("%s", line)
+        get_run_logger().info(line)
     config = json.dumps(winning_config(driver.base_config, candidate), indent=2)
     with told_if_possible(driver.log):
         create_markdown_artifact(

@@ -16,6 +16,7 @@ from study_fixtures import Running, Study, Zerotune, query
 
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.space.candidate_names import CandidateNames
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def test_prefect_holds_one_final_task_run_for_each_trial_named_for_its_candidate
     rows = ran.prefect(
         "select name, state_type, state_name from task_run where flow_run_id = ? and name like 'trial-%'"
     )
-    labels = {asked.number: asked.purpose.label(asked.candidate) for asked in ran.study.asked}
+    names = CandidateNames()
+    labels = {asked.number: asked.purpose.label(names.of(asked.candidate)) for asked in ran.study.asked}
     assert (labels[0], labels[1]) == ("profile", "submitted")
     assert sorted(name for name, _, _ in rows) == [f"trial-{number:04d}-{label}" for number, label in labels.items()]
     outcomes = {number: result.outcome.value for number, result in ran.study.results.items()}

@@ -73,6 +73,7 @@ class TrialPlan:
         preferred: devices that it has where nobody else holds them: those of the trials that it is compared with.
         device: the kind of device that its slots are, `cuda` or `cpu`: ranks that come to another end the trial. None
             where nobody asks.
+        name: the name of the candidate in its study.
     """
 
     trial_id: str
@@ -97,6 +98,12 @@ class TrialPlan:
     patience_s: float = 30.0
     preferred: tuple[str, ...] = ()
     device: str | None = None
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the trial, such as `z2-mbs16` or `confirm-z2-mbs16`."""
+        return self.purpose.label(self.name or self.candidate.label)
 
 
 def run_trial(
@@ -150,6 +157,7 @@ def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool
         trial_id=plan.trial_id,
         number=plan.number,
         purpose=plan.purpose,
+        name=plan.name,
         config_hash=plan.config_hash,
         outcome=outcome,
         reason=reason,
@@ -349,6 +357,7 @@ def _result(
         trial_id=plan.trial_id,
         number=plan.number,
         purpose=plan.purpose,
+        name=plan.name,
         config_hash=plan.config_hash,
         outcome=outcome,
         reason=reason,

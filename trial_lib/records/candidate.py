@@ -62,7 +62,7 @@ class Candidate(FrozenRecord):
 
     @property
     def label(self) -> str:
-        """A short name for people, such as `z2-mbs16`; without the stage where that is the user's."""
+        """A short name, such as `z2-mbs16`. In a study, `CandidateNames` tells apart candidates that share it."""
         size = f"mbs{self.micro_batch_size}"
         return size if self.zero_stage is None else f"z{self.zero_stage}-{size}"
 
@@ -110,8 +110,12 @@ class Purpose(str, Enum):
     CONFIRM = "confirm"
     RECORD = "record"
 
-    def label(self, candidate: Candidate) -> str:
-        """Returns what people call a trial: by its purpose where the study decides on it, else by its candidate."""
+    def label(self, name: str) -> str:
+        """Returns the name of a trial.
+
+        Args:
+            name: the name of its candidate.
+        """
         if self is Purpose.CONFIRM:
-            return f"confirm-{candidate.label}"
-        return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else candidate.label
+            return f"confirm-{name}"
+        return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else name

@@ -232,6 +232,7 @@ class TrialResult(FrozenRecord):
         trial_id: unique over all studies: the study's id and the trial's number.
         number: the trial's number in its study.
         purpose: why it ran.
+        name: the name of its candidate in the study, such as `z2-mbs16`. Empty in records of earlier versions.
         config_hash: names the complete DeepSpeed configuration that ran.
         outcome: how it ended.
         reason: one sentence that a person can act on; empty for a completed trial.
@@ -268,6 +269,7 @@ class TrialResult(FrozenRecord):
     trial_id: str
     number: int
     purpose: Purpose
+    name: str = ""
     config_hash: str
     outcome: Outcome
     reason: str = ""

@@ -85,7 +85,7 @@ def row_of(result: TrialResult, candidate: Candidate, metric: str) -> Leaderboar
     return LeaderboardRow(
         trial=result.number,
         purpose=result.purpose,
-        label=result.purpose.label(candidate),
+        label=result.purpose.label(result.name or candidate.label),
         micro_batch_size=candidate.micro_batch_size,
         measured="swept" if result.swept else "fresh",
         outcome=result.outcome,

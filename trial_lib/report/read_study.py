@@ -87,7 +87,7 @@ def read_study(root: Path) -> StudyView:
         best_command="" if answer is None else answer.command,
         changes=() if best_config is None else tuple(_changes(redact(base), best_config)),
         trials=trials,
-        running={number: state.purposes[number].label(candidate) for number, candidate in state.running.items()},
+        running={number: state.label(number) for number in state.running},
         withdrawn=len(state.withdrawn),
         stopped=state.stopped or "",
         max_trials=_max_trials(record, paths),

@@ -1,6 +1,5 @@
 """The names of a study's candidates, for tables, Prefect and MLflow. Candidates that differ have different names."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from trial_lib.records.candidate import Candidate
@@ -40,12 +39,6 @@ class CandidateNames:
         paths = [path for path in dict.fromkeys([*first, *fine]) if first.get(path) != fine.get(path)]
         words = [_word(path, fine.get(path)) for path in paths]
         return "-".join(filter(None, [arm, f"mbs{candidate.micro_batch_size}", *words]))
-
-
-def names_of(candidates: Mapping[int, Candidate]) -> dict[int, str]:
-    """Returns the names of a study's candidates, by the numbers of their trials."""
-    names = CandidateNames()
-    return {number: names.of(candidates[number]) for number in sorted(candidates)}
 
 
 def _word(path: str, value: Any) -> str:

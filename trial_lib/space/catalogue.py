@@ -82,8 +82,8 @@ def _sub_groups(here: Surroundings, own: Any) -> tuple[int, ...]:
     return _clamped(own or 1_000_000_000, (1_000_000_000, max(1, shard // 4)), here.num_params)
 
 
-def _stage_3(source: str, candidates: ValuesOf) -> KnownKnob:
-    return KnownKnob("count", (Effect(source, (3,), candidates=candidates),))
+def _stage_3(word: str, source: str, candidates: ValuesOf) -> KnownKnob:
+    return KnownKnob("count", (Effect(source, (3,), candidates=candidates),), word=word)
 
 
 def _checkpointing(source: str, **takes: Any) -> tuple[Effect, ...]:
@@ -161,6 +161,7 @@ KNOBS: dict[str, KnownKnob] = {
                 candidates=_switch(True),
             ),
         ),
+        word="pinned-optimizer",
     ),
     "zero_optimization.offload_param.pin_memory": KnownKnob(
         "switch",
@@ -173,6 +174,7 @@ KNOBS: dict[str, KnownKnob] = {
                 candidates=_switch(True),
             ),
         ),
+        word="pinned-parameters",
     ),
     "zero_optimization.reduce_bucket_size": KnownKnob(
         "count",
@@ -181,6 +183,7 @@ KNOBS: dict[str, KnownKnob] = {
             *_of_zeros_own(Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), candidates=_buckets)),
             Effect(f"{_STAGE_3} ipg_buckets", (3,), candidates=_buckets),
         ),
+        word="bucket",
     ),
     "zero_optimization.allgather_bucket_size": KnownKnob(
         "count",
@@ -192,6 +195,7 @@ KNOBS: dict[str, KnownKnob] = {
                 otherwise="with torch 1.13 or later DeepSpeed gathers each partition whole",
             ),
         ),
+        word="gather-bucket",
     ),
     "zero_optimization.overlap_comm": KnownKnob(
         "switch",
@@ -211,6 +215,7 @@ KNOBS: dict[str, KnownKnob] = {
             # A CPU has no streams to overlap: all that it does there is to take a second bucket.
             Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), ("cpu",), holds=_is_no_pipeline, otherwise=_PIPELINE),
         ),
+        word="overlap",
     ),
     "zero_optimization.reduce_scatter": KnownKnob(
         "switch",
@@ -227,6 +232,7 @@ KNOBS: dict[str, KnownKnob] = {
             ),
             Effect(f"{_STAGE_3} __reduce_and_partition_ipg_grads", (3,), replicas=2, candidates=_switch(True)),
         ),
+        word="reduce-scatter",
     ),
     "zero_optimization.contiguous_gradients": KnownKnob(
         "switch",
@@ -237,6 +243,7 @@ KNOBS: dict[str, KnownKnob] = {
             ),
             Effect(f"{_STAGE_3} __add_grad_to_ipg_bucket", (3,), candidates=_switch(True)),
         ),
+        word="contiguous",
     ),
     "zero_optimization.round_robin_gradients": KnownKnob(
         "switch",
@@ -251,17 +258,18 @@ KNOBS: dict[str, KnownKnob] = {
             ),
             Effect(f"{_STAGE_1_2} _round_robin_reorder", (1, 2), replicas=2),
         ),
+        word="round-robin",
     ),
     "zero_optimization.stage3_prefetch_bucket_size": _stage_3(
-        "zero/partitioned_param_coordinator.py fetch_sub_module", _prefetched
+        "prefetch", "zero/partitioned_param_coordinator.py fetch_sub_module", _prefetched
     ),
     "zero_optimization.stage3_param_persistence_threshold": _stage_3(
-        "zero/parameter_offload.py mark_persistent_parameters", _persistent
+        "persistence", "zero/parameter_offload.py mark_persistent_parameters", _persistent
     ),
     "zero_optimization.stage3_max_live_parameters": _stage_3(
-        "zero/partitioned_param_coordinator.py fetch_sub_module", _live
+        "live", "zero/partitioned_param_coordinator.py fetch_sub_module", _live
     ),
-    "zero_optimization.sub_group_size": _stage_3(f"{_STAGE_3} _create_fp16_sub_groups", _sub_groups),
+    "zero_optimization.sub_group_size": _stage_3("sub-group", f"{_STAGE_3} _create_fp16_sub_groups", _sub_groups),
     "zero_optimization.zero_hpz_partition_size": KnownKnob(
         "count",
         # A second partition over all replicas is the first one again.

@@ -128,6 +128,7 @@ class KnownKnob:
         is_coarse: whether it decides memory or mathematics, and so which arm a candidate belongs to.
         changes_mathematics: whether losses may differ by more than rounding.
         since: the first version of DeepSpeed that has it.
+        word: the word for a fine knob in a candidate's name. Empty for the last part of its path.
     """
 
     kind: Kind
@@ -136,6 +137,7 @@ class KnownKnob:
     is_coarse: bool = False
     changes_mathematics: bool = False
     since: str = ""
+    word: str = ""
 
 
 def shown(value: Any) -> str:

@@ -71,7 +71,7 @@ class Arm:
     @cached_property
     def label(self) -> str:
         """A short name for people, such as `z2` or `z3-offload-optimizer`: what is switched off is left out."""
-        names = (_name(path, value) for path, value in leaves(self.knobs) if path != STAGE)
+        names = (coarse_word(path, value) for path, value in leaves(self.knobs) if path != STAGE)
         return "-".join([f"z{self.stage}", *filter(None, names)])
 
     @cached_property
@@ -262,8 +262,8 @@ def _knobs_of_stage(stage: int, buckets: tuple[int, ...]) -> tuple[Knob, ...]:
     return tuple(knobs)
 
 
-def _name(path: str, value: Any) -> str:
-    """Returns what a setting adds to an arm's label; nothing for one that is off."""
+def coarse_word(path: str, value: Any) -> str:
+    """Returns the word for a coarse setting in an arm's label. It is empty for a setting that is off."""
     section, _, key = path.rpartition(".")
     section = section.rpartition(".")[2]
     if value in (None, False, "none") or key in _UNNAMED or (key == "zero_hpz_partition_size" and value == 1):

@@ -211,7 +211,13 @@ class StudyDriver:
         """Tells the search what is known already: a configuration is not run twice for having two names."""
         plan = self._plan(number, Purpose.SEARCH, self.state.candidates[number])
         again = result.model_copy(
-            update={"number": number, "purpose": Purpose.SEARCH, "trial_id": plan.trial_id, "phases": {}}
+            update={
+                "number": number,
+                "name": plan.name,
+                "purpose": plan.purpose,
+                "trial_id": plan.trial_id,
+                "phases": {},
+            }
         )
         write_unstarted(plan, again)
         self.log.info("trial %d is the same configuration as trial %d", number, result.number)
@@ -397,4 +403,4 @@ class StudyDriver:
 
     def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         profiled = None if purpose is Purpose.PROFILE else (self._profile, self.state.candidates[PROFILE_NUMBER])
-        return self._plans.plan(number, purpose, candidate, self._known, profiled)
+        return self._plans.plan(number, purpose, candidate, self._known, profiled, self.state.names[number])

@@ -71,6 +71,7 @@ class TrialPlans:
         candidate: Candidate,
         known: KnownProgram,
         profiled: tuple[TrialResult, Candidate] | None,
+        name: str = "",
     ) -> TrialPlan:
         """Returns everything that decides a trial.
 
@@ -80,6 +81,7 @@ class TrialPlans:
             candidate: what it runs with.
             known: the user's program.
             profiled: the profile trial and its candidate; None for the profile trial itself.
+            name: the candidate's in the study.
         """
         arguments = self._arguments
         if profiled is None:
@@ -105,6 +107,7 @@ class TrialPlans:
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
             device=self._device,
+            name=name,
             **self._run_with(candidate.complete(known.base_config), paths, known.arg_mappings, as_typed),
         )
 

@@ -51,12 +51,11 @@ class Work:
 
     @property
     def label(self) -> str:
-        """What people call it, such as `trial-0007-z2-mbs16`, or `sweep-0007-z2-mbs4-to-16`."""
+        """Its name, such as `trial-0007-z2-mbs16`, or `sweep-0007-z2-mbs4-to-16`."""
         first, last = self.plans[0], self.plans[-1]
-        name = first.purpose.label(first.candidate)
         if self.sweep is None:
-            return f"trial-{first.number:04d}-{name}"
-        return f"sweep-{first.number:04d}-{name}-to-{last.candidate.micro_batch_size}"
+            return f"trial-{first.number:04d}-{first.label}"
+        return f"sweep-{first.number:04d}-{first.label}-to-{last.candidate.micro_batch_size}"
 
 
 def seconds_of(results: Iterable[TrialResult]) -> float:

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from trial_lib.records.candidate import Candidate, Purpose, Withdrawal
 from trial_lib.records.result import TrialResult
+from trial_lib.space.candidate_names import CandidateNames
 from trial_lib.study.kept.history import Asked, AskedSweep, Event, Told, Withdrawn
 
 PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
@@ -23,6 +24,7 @@ class StudyState:
     Attributes:
         candidates: the candidate of each trial that was not withdrawn, by trial number.
         running: those of them that have no end yet.
+        names: the names of these candidates, by trial number.
         purposes: the purpose of each trial, withdrawn ones included, by trial number.
         results: the result of each trial that has ended, by trial number, in the order of their ends.
         withdrawn: why a size of a sweep was not measured, by trial number.
@@ -35,11 +37,14 @@ class StudyState:
         self._keeps_ended = keeps_ended
         self._candidates: dict[int, Candidate] = {}
         self._running: dict[int, Candidate] = {}
+        self._names: dict[int, str] = {}
+        self._naming = CandidateNames()
         self._purposes: dict[int, Purpose] = {}
         self._results: dict[int, TrialResult] = {}
         self._withdrawn: dict[int, Withdrawal] = {}
         self.candidates: Mapping[int, Candidate] = MappingProxyType(self._candidates)
         self.running: Mapping[int, Candidate] = MappingProxyType(self._running)
+        self.names: Mapping[int, str] = MappingProxyType(self._names)
         self.purposes: Mapping[int, Purpose] = MappingProxyType(self._purposes)
         self.results: Mapping[int, TrialResult] = MappingProxyType(self._results)
         self.withdrawn: Mapping[int, Withdrawal] = MappingProxyType(self._withdrawn)
@@ -57,7 +62,7 @@ class StudyState:
             for number, candidate in event.numbered:
                 self._ask(number, Purpose.SEARCH, candidate)
         elif isinstance(event, Withdrawn):
-            del self._running[event.number], self._candidates[event.number]
+            del self._running[event.number], self._candidates[event.number], self._names[event.number]
             self._withdrawn[event.number] = event.reason
         elif isinstance(event, Told):
             self._end(event.number, event.result)
@@ -66,6 +71,7 @@ class StudyState:
 
     def _ask(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
         self._candidates[number] = self._running[number] = candidate
+        self._names[number] = self._naming.of(candidate)
         self._purposes[number] = purpose
         self.next_number = max(self.next_number, number + 1)
 
@@ -75,7 +81,11 @@ class StudyState:
         if self._keeps_ended:
             self._results[number] = result
         else:
-            del self._candidates[number]
+            del self._candidates[number], self._names[number]
+
+    def label(self, number: int) -> str:
+        """Returns the name of a trial, such as `z2-mbs16` or `confirm-z2-mbs16`."""
+        return self._purposes[number].label(self._names[number])
 
     @property
     def profile(self) -> TrialResult | None:

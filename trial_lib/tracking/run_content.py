@@ -152,7 +152,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
     steps = [MetricValue("step_time", seconds, step) for step, seconds in enumerate(result.step_times)]
     return RunContent(
         record_id=result.trial_id,
-        name=f"{result.number:04d} {result.purpose.label(candidate)}",
+        name=f"{result.number:04d} {result.purpose.label(result.name or candidate.label)}",
         status=_trial_status(result.outcome),
         started_at=result.started_at,
         ended_at=result.started_at + sum(result.phases.values()),

@@ -25,6 +25,13 @@ def trial(
     )
 
 
+def test_a_row_has_the_name_of_its_candidate_in_the_study() -> None:
+    named = trial(2, throughput=1.0).model_copy(update={"name": "z1-mbs3-no-overlap"})
+    confirmed = named.model_copy(update={"number": 3, "purpose": Purpose.CONFIRM})
+    rows = leaderboard({2: named, 3: confirmed}, CANDIDATES, "throughput")
+    assert [row.label for row in rows] == ["z1-mbs3-no-overlap", "confirm-z1-mbs3-no-overlap"]
+
+
 RESULTS = {
     result.number: result
     for result in (

@@ -144,7 +144,7 @@ def test_a_study_that_runs_shows_what_has_ended_and_what_has_not(tmp_path: Path)
         view = read_study(paths.root)
     assert view.status == "running"
     assert view.headline == "Still running: 38 trials ended so far."
-    assert view.running == {RUNNING: "z2-mbs16"}
+    assert view.running == {RUNNING: "z2-mbs16-bucket=unset-contiguous=unset"}
     assert view.best_config is None
 
 

@@ -69,3 +69,13 @@ def test_a_recorded_study_reads_the_same_line_by_line_and_at_once() -> None:
     assert state.candidates == at_once.candidates
     assert len(at_once.results) == sum(isinstance(event, Told) for event in events)
     assert set(at_once.candidates) == {*at_once.results, *at_once.running}
+
+
+def test_trials_that_differ_in_a_fine_knob_have_names_that_show_it() -> None:
+    def candidate(overlap: bool) -> Candidate:
+        return Candidate(knobs={"zero_optimization": {"stage": 2, "overlap_comm": overlap}}, micro_batch_size=16)
+
+    state = StudyState([Asked(2, Purpose.SEARCH, candidate(True)), Asked(3, Purpose.SEARCH, candidate(False))])
+    assert (state.label(2), state.label(3)) == ("z2-mbs16", "z2-mbs16-no-overlap")
+    state.apply(Asked(4, Purpose.CONFIRM, candidate(False)))
+    assert state.label(4) == "confirm-z2-mbs16-no-overlap"

@@ -52,6 +52,12 @@ def test_knobs_are_params_under_dotted_names(tmp_path: Path) -> None:
     }
 
 
+def test_a_trial_has_the_name_of_its_candidate_in_the_study(tmp_path: Path) -> None:
+    candidate = Candidate(micro_batch_size=16)
+    assert trial(tmp_path, candidate, name="z2-mbs16-no-overlap").name.endswith(" z2-mbs16-no-overlap")
+    assert trial(tmp_path / "earlier", candidate).name.endswith(" mbs16")
+
+
 def test_the_stage_is_the_users_where_a_candidate_sets_none(tmp_path: Path) -> None:
     params = trial(tmp_path, Candidate(micro_batch_size=1)).params
     assert params["zero_stage"] == "1"
