@@ -11,15 +11,13 @@ from pathlib import Path
 from flows.commands.passing_study import passing_study
 from flows.interrupts import interrupts
 from flows.terminal import say, say_error
-from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
 from trial_lib.report.leaderboard import flat_knobs
-from trial_lib.search.methods import METHODS
-from trial_lib.space.of_program import space_for
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.known_trials import ProfileFailedError, run_profile
+from trial_lib.study.opening.needed_ops import study_space
 from trial_lib.study.recording import grid, record_table
 from trial_lib.wire.errors import InputError
 
@@ -60,17 +58,7 @@ def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int
 def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
     profile = driver.state.profile
     assert profile is not None
-    assert profile.profile is not None
-    space = space_for(
-        driver.arguments.zero_stages,
-        profile.profile,
-        driver.base_config,
-        driver.experiment.config.resources.slots_per_trial,
-        driver.host.device,
-        read_search_space(driver.experiment.config.search_space),
-        catalogue=METHODS[driver.arguments.method].has_catalogue,
-        program=profile.program,
-    )
+    space = study_space(driver.arguments, driver.experiment, driver.base_config, driver.host.device, profile)
     count = sum(arm.size for arm in space.arms) * len(sizes)
     if count > MOST_CANDIDATES:
         raise InputError(

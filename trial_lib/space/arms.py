@@ -47,7 +47,7 @@ class RequestedKnob:
 
 
 def build_space(
-    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob] = (), *, catalogue: bool
+    zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> SearchSpace:
     """Returns a space, with what the user asks for in the place of its knobs.
 

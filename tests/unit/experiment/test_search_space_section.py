@@ -7,22 +7,15 @@ import pytest
 
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.experiment.search_space_section import read_search_space
-from trial_lib.records.result import ModelProfile
-from trial_lib.space.arms import RequestedKnob
+from trial_lib.space.arms import RequestedKnob, build_space
+from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import SearchSpace
-from trial_lib.space.of_program import left_out_of_space, space_for
+from trial_lib.space.of_program import left_out_of_space
 from trial_lib.wire.errors import InputError
 
 STAGE, BUCKET = "zero_optimization.stage", "zero_optimization.reduce_bucket_size"
 OVERLAP, OFFLOAD = "zero_optimization.overlap_comm", "zero_optimization.offload_optimizer.device"
-PROFILE = ModelProfile(
-    num_params=10**9,
-    trainable_num_params=10**9,
-    activation_mem_per_gpu=1,
-    gpu_mem=1,
-    data_parallel_size=2,
-    flops_per_sample=1.0,
-)
+HERE = Surroundings(device="cuda", slots=2, replicas=2, num_params=10**9, trainable_num_params=10**9)
 
 
 def one(key: str, said: Any) -> RequestedKnob:
@@ -157,19 +150,17 @@ def test_a_mistake_in_the_experiment_is_told_with_its_line_and_column(write: Any
 
 
 def test_dsats_methods_have_its_space_and_adaptive_the_catalogues() -> None:
-    about = ((1, 2), PROFILE, {}, 2, "cuda")
-    assert space_for(*about, (), catalogue=False) == SearchSpace.for_model((1, 2), PROFILE.num_params, {})
-    assert any("offload" in arm.label for arm in space_for(*about, (), catalogue=True).arms)
+    assert build_space((1, 2), HERE, (), catalogue=False) == SearchSpace.for_model((1, 2), HERE.num_params, {})
+    assert any("offload" in arm.label for arm in build_space((1, 2), HERE, (), catalogue=True).arms)
 
 
 @pytest.mark.parametrize("catalogue", [False, True])
 def test_a_section_holds_for_every_method(catalogue: bool) -> None:
-    about = ((1, 2), PROFILE, {}, 2, "cuda")
     section = read_search_space({STAGE: [2], OFFLOAD: "cpu", BUCKET: [5, 6]})
-    (arm,) = space_for(*about, section, catalogue=catalogue).arms
+    (arm,) = build_space((1, 2), HERE, section, catalogue=catalogue).arms
     assert arm.label == "z2-offload-optimizer"
     assert {knob.path: knob.values for knob in arm.fine}[BUCKET] == (5, 6)
-    assert left_out_of_space(*about, section, catalogue=catalogue) == []
+    assert left_out_of_space((1, 2), HERE, section, catalogue=catalogue) == []
     without = read_search_space({"zero_optimization.sub_group_size": 5})
-    (told,) = left_out_of_space(*about, without, catalogue=catalogue)
+    (told,) = left_out_of_space((1, 2), HERE, without, catalogue=catalogue)
     assert "ZeRO stage 3 only" in told

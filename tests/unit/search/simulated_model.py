@@ -7,7 +7,8 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
-from trial_lib.space.of_program import space_for
+from trial_lib.space.arms import build_space
+from trial_lib.space.of_program import surroundings_of
 
 PARAMS = 10_000_000_000
 GB = 10**9
@@ -26,7 +27,9 @@ def search(method, profile=PROFILE, base_config=None, slots=4, **settings) -> Se
     found = METHODS[method].load()
     told = METHODS[method].settings(**settings)
     catalogue = METHODS[method].has_catalogue
-    space = space_for(told.zero_stages, profile, base_config or {}, slots, "cuda", (), catalogue=catalogue)
+    profiled = result().model_copy(update={"profile": profile})
+    here = surroundings_of(profiled, base_config or {}, slots, "cuda")
+    space = build_space(told.zero_stages, here, (), catalogue=catalogue)
     return found(told, SearchProblem(space, profile, base_config or {}, slots))
 
 

@@ -245,7 +245,7 @@ def test_no_two_arms_are_the_same_configuration() -> None:
 def test_without_a_request_dsats_space_is_unchanged() -> None:
     base = {ZERO: {"stage": 3, "offload_param": {"device": "cpu"}}}
     at = here(base=base)
-    assert build_space((1, 2, 3), at, catalogue=False) == SearchSpace.for_model((1, 2, 3), LARGE, base)
+    assert build_space((1, 2, 3), at, (), catalogue=False) == SearchSpace.for_model((1, 2, 3), LARGE, base)
 
 
 def test_a_request_takes_its_knobs_place_in_dsats_space() -> None:

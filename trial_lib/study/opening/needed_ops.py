@@ -13,7 +13,7 @@ from trial_lib.search.methods import METHODS
 from trial_lib.space.arms import build_space
 from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import Arm, SearchSpace
-from trial_lib.space.of_program import space_for
+from trial_lib.space.of_program import surroundings_of
 from trial_lib.space.ops import SHARED_MEMORY, ops_of, shown_op
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.known_program import KnownProgram
@@ -112,18 +112,9 @@ def study_space(
     Raises:
         InputError: the experiment's `search_space` cannot be used.
     """
-    assert profiled.profile is not None
-    return space_for(
-        arguments.zero_stages,
-        profiled.profile,
-        base_config,
-        experiment.config.resources.slots_per_trial,
-        device,
-        read_search_space(experiment.config.search_space),
-        catalogue=METHODS[arguments.method].has_catalogue,
-        deepspeed=profiled.versions.get("deepspeed", ""),
-        program=profiled.program,
-    )
+    here = surroundings_of(profiled, base_config, experiment.config.resources.slots_per_trial, device)
+    requests = read_search_space(experiment.config.search_space)
+    return build_space(arguments.zero_stages, here, requests, catalogue=METHODS[arguments.method].has_catalogue)
 
 
 def without_unbuildable(

@@ -14,7 +14,7 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, ProgramProfile, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
-from trial_lib.space.of_program import left_out_of_space
+from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.opening.needed_ops import study_space, without_unbuildable
 from trial_lib.wire.errors import InputError
@@ -52,18 +52,10 @@ def open_search(
     assert profile_trial.profile is not None
     profile = profile_trial.profile
     slots = experiment.config.resources.slots_per_trial
-    version = profile_trial.versions.get("deepspeed", "")
     method = METHODS[arguments.method]
-    about = (
-        arguments.zero_stages,
-        profile,
-        base_config,
-        slots,
-        device,
-        read_search_space(experiment.config.search_space),
-    )
-    program = profile_trial.program
-    for sentence in left_out_of_space(*about, catalogue=method.has_catalogue, deepspeed=version, program=program):
+    here = surroundings_of(profile_trial, base_config, slots, device)
+    requests = read_search_space(experiment.config.search_space)
+    for sentence in left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue):
         log.warning("%s", sentence)
     space = study_space(arguments, experiment, base_config, device, profile_trial)
     for sentence in HostMemory(profile, base_config, slots, device).without_room(space.arms):
@@ -79,7 +71,7 @@ def open_search(
         device=device,
         train_batch_size=kept_batch(arguments, base_config, profile, log),
         can_sweep=can_sweep and not profile.pipeline_parallel,
-        only_micro_batch=_only_micro_batch(arguments, program, log),
+        only_micro_batch=_only_micro_batch(arguments, profile_trial.program, log),
     )
     search = method.load()(method.settings(**_settings(arguments, concurrency)), problem)
     for candidate, result in known:
