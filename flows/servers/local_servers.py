@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from flows.servers.prefect_server import migrate_own_database, own_environment, own_home, own_service, past_proxies
-from flows.servers.service import LOOPBACK, ServerError, Service, run_to_end
+from flows.servers.service import LOOPBACK, Service, migrate
 from trial_lib.tracking.runs import schema_lock
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 
@@ -56,10 +56,8 @@ def mlflow_service(store: str, port: int, logs: Path, work_dir: Path) -> Service
     if sqlite_file(store) is not None:
         with schema_lock(store):
             command = [sys.executable, "-m", "mlflow", "db", "upgrade", store]
-            exit_code, output = run_to_end(command, environment, folder=own_home(), log=logs / "mlflow-migration.log")
-        if exit_code != 0:
-            lines = output.splitlines() or ["it printed nothing"]
-            raise ServerError(f"MLflow could not migrate its store {store} to its schema ({lines[-1]}).")
+            what = f"MLflow could not migrate its store {store}"
+            migrate(what, command, environment, folder=own_home(), log=logs / "mlflow-migration.log")
     return Service(
         "The MLflow UI",
         [

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from flows.interrupts import interrupts
-from flows.servers.service import LOOPBACK, ServerError, Service, run_to_end
+from flows.servers.service import LOOPBACK, ServerError, Service, migrate
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.slots.ports import reserved_port
 from trial_lib.study.kept.data_folder import made_in_data_folder, require_data_folder
@@ -146,13 +146,14 @@ def migrate_own_database() -> None:
         make_own(home / "prefect.db")
         command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
         # Python searches its working folder for modules, and the user's may contain one with a name of Prefect's.
-        exit_code, output = run_to_end(command, own_environment(home), folder=home, log=home / "migration.log")
-        if exit_code != 0:
-            lines = output.splitlines() or ["it printed nothing"]
-            raise ServerError(
-                f"Prefect could not migrate its database {home / 'prefect.db'} to its schema ({lines[-1]}). "
-                "Move the file away to start with an empty one."
-            )
+        migrate(
+            f"Prefect could not migrate its database {home / 'prefect.db'}",
+            command,
+            own_environment(home),
+            folder=home,
+            log=home / "migration.log",
+            remedy="Move the file away to start with an empty one.",
+        )
         done.touch()
 
 

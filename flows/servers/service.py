@@ -109,3 +109,26 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: P
     finally:
         process.close()
     return process.status or 0, log.read_text(errors="replace").strip()
+
+
+def migrate(
+    what: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, remedy: str = ""
+) -> None:
+    """Runs a command that migrates a database.
+
+    Args:
+        what: the beginning of the error, `Prefect could not migrate FILE`.
+        command: as for `run_to_end`, like the next three.
+        environment: of the command.
+        folder: of the command.
+        log: of the command.
+        remedy: one sentence on what the user can do.
+
+    Raises:
+        ServerError: the migration failed.
+        KeyboardInterrupt: a signal has arrived.
+    """
+    exit_code, output = run_to_end(command, environment, folder, log)
+    if exit_code != 0:
+        last = (output.splitlines() or ["it printed nothing"])[-1]
+        raise ServerError(" ".join(filter(None, (f"{what} to its schema ({last}).", remedy))))

@@ -1,12 +1,13 @@
 """The servers of `zerotune up`: on loopback, whatever the user has set for servers of their own."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from flows.servers import local_servers
 from flows.servers.local_servers import mlflow_service, prefect_service
-from flows.servers.service import Service
+from flows.servers.service import ServerError, Service, migrate
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +52,30 @@ def test_a_log_of_its_own_begins_anew_and_one_that_others_write_to_goes_on(tmp_p
     service.close()
     assert ("before" in log.read_text()) == shares_log
     assert service.log_before.exists() != shares_log
+
+
+@pytest.mark.parametrize(
+    ("program", "last"),
+    [
+        ("print('first'); print('last'); raise SystemExit(3)", "last"),
+        ("raise SystemExit(3)", "it printed nothing"),
+    ],
+)
+def test_a_migration_that_fails_is_one_sentence_with_the_last_words_of_its_command(
+    tmp_path: Path, program: str, last: str
+) -> None:
+    said = rf"^It could not migrate FILE to its schema \({last}\)\. Move it away\.$"
+    with pytest.raises(ServerError, match=said):
+        migrate(
+            "It could not migrate FILE",
+            [sys.executable, "-S", "-c", program],
+            {},
+            tmp_path,
+            tmp_path / "migration.log",
+            remedy="Move it away.",
+        )
+
+
+def test_a_migration_that_succeeds_leaves_its_log(tmp_path: Path) -> None:
+    migrate("It", [sys.executable, "-S", "-c", "print('done')"], {}, tmp_path, tmp_path / "migration.log")
+    assert (tmp_path / "migration.log").read_text() == "done\n"
