@@ -31,6 +31,7 @@ from trial_lib.study.confirm.of_study import next_confirming_plan  # noqa: E402
 from trial_lib.study.driver import StudyDriver  # noqa: E402
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study  # noqa: E402
 from trial_lib.study.runner import Work  # noqa: E402
+from trial_lib.wire.rank_order import RankOrder, SizeOrder  # noqa: E402
 
 REPLAY = ROOT / "benchmarks" / "replay"
 TRIAL_S = 0.005
@@ -60,14 +61,14 @@ class TableStarter:
         return self
 
     def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
-        payload = self._request.payload
+        order = RankOrder.from_json(self._request.payload)
         measured: list[SizeMemory] = []
-        for one in payload.get("trials", [payload]):
-            folder = Path(one["measurements"][0]).parent
+        for one in order.sizes:
+            folder = Path(one.measurements[0]).parent
             candidate = Candidate.model_validate_json((folder / "candidate.json").read_text())
             size = candidate.micro_batch_size
-            if measured and not will_fit(measured, size, payload["bytes_per_sample"], payload["headroom"]):
-                Path(payload["withdrawal"]).write_text(json.dumps({"reason": "memory"}))
+            if measured and not will_fit(measured, size, order.bytes_per_sample, order.headroom):
+                Path(order.withdrawal).write_text(json.dumps({"reason": "memory"}))
                 break
             time.sleep(TRIAL_S)
             number = int((folder.parent if folder.name == "as_typed" else folder).name)
@@ -86,8 +87,8 @@ class TableStarter:
         recorded = world.candidate(nearest(world.problem.space, config), candidate.micro_batch_size)
         return world.run(recorded, random.Random(number))
 
-    def _write(self, one: dict[str, Any], result: TrialResult) -> None:
-        for rank, (record, failure) in enumerate(zip(one["measurements"], one["failures"], strict=True)):
+    def _write(self, one: SizeOrder, result: TrialResult) -> None:
+        for rank, (record, failure) in enumerate(zip(one.measurements, one.failures, strict=True)):
             if result.outcome is not Outcome.COMPLETED:
                 failed = {"type": "MemoryError", "message": "", "traceback": "", "phases": result.phases, "time": 0.0}
                 text = json.dumps({**failed, "ended_early": False, "in_initialize": False})
@@ -95,7 +96,7 @@ class TableStarter:
                 continue
             memory = {name: values[rank] for name, values in result.memory.model_dump().items() if values}
             whole = {**result.model_dump(mode="json"), "memory": memory, "time": 1e9}
-            whole["profile"] = self._world.problem.profile.model_dump() if one["with_profile"] else None
+            whole["profile"] = self._world.problem.profile.model_dump() if one.with_profile else None
             whole["program"] = None
             Path(record).write_text(json.dumps(whole))
 

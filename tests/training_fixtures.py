@@ -17,6 +17,7 @@ from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter
 from trial_lib.slots.ports import reserved_port
+from trial_lib.wire.rank_order import TrainingOrder
 from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -169,16 +170,16 @@ class Trainings:
             model_dir=folder / "model",
             environment={**rank_environment(), **environment},
         )
-        payload = {
-            "program": program.target,
-            "arguments": program.arguments,
-            "passes_local_rank": False,
-            "ds_config": {},
-            "is_in_code": False,
-            "device": None,
-            "finished": [str(folder / f"rank{rank}.finished.json") for rank in range(slots)],
-            "failures": [str(folder / f"rank{rank}.failure.json") for rank in range(slots)],
-        }
+        order = TrainingOrder(
+            program=program.target,
+            passes_local_rank=False,
+            arguments=program.arguments,
+            ds_config={},
+            is_in_code=False,
+            device=None,
+            finished=[str(folder / f"rank{rank}.finished.json") for rank in range(slots)],
+            failures=[str(folder / f"rank{rank}.failure.json") for rank in range(slots)],
+        )
         logs = [folder / f"rank{rank}.log" for rank in range(slots)]
         host = this_host()
         if host.device == "cuda":
@@ -189,7 +190,7 @@ class Trainings:
             request = LaunchRequest(
                 sys.executable,
                 "trial_lib.measure.rank:train",
-                payload,
+                order.to_json(),
                 str(program.model_dir),
                 ranks,
                 deadline_s if deadline_s else math.inf,

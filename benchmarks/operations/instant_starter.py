@@ -10,6 +10,7 @@ from typing import Any
 
 from trial_lib.launch.processes import channel
 from trial_lib.launch.rank_starter import Launched, LaunchRequest
+from trial_lib.wire.rank_order import RankOrder, SizeOrder
 
 MIB = 2**20
 PROFILE = {
@@ -50,22 +51,23 @@ class InstantStarter:
     def launch(self, request: LaunchRequest) -> Launched:
         """Writes what the trial's ranks would have measured, and returns a trial that has ended."""
         self.launched.append(monotonic())
-        for rank, measurement in enumerate(request.payload["measurements"]):
-            Path(request.payload["engine_built"][rank]).touch()
+        (size,) = RankOrder.from_json(request.payload).sizes
+        for rank, measurement in enumerate(size.measurements):
+            Path(size.engine_built[rank]).touch()
             Path(request.ranks[rank].log).write_text("step 1\n" * 100, encoding="utf-8")
-            Path(measurement).write_text(json.dumps(_measured(request.payload)), encoding="utf-8")
+            Path(measurement).write_text(json.dumps(_measured(size)), encoding="utf-8")
         ours, theirs = socket.socketpair()
         with theirs:
             channel.send(theirs, {"ended_by": "ranks", "statuses": [0] * len(request.ranks)})
         return Launched(ours, len(request.ranks))
 
 
-def _measured(payload: dict[str, Any]) -> dict[str, Any]:
+def _measured(order: SizeOrder) -> dict[str, Any]:
     """Returns a rank's record: its throughput is highest near micro-batch 63 and differs between configurations.
 
     One that grew for ever would have a search end early: each new size would have to be above the best one.
     """
-    candidate = json.loads((Path(payload["measurements"][0]).parent / "candidate.json").read_text(encoding="utf-8"))
+    candidate = json.loads((Path(order.measurements[0]).parent / "candidate.json").read_text(encoding="utf-8"))
     overrides, size = candidate["knobs"], candidate["micro_batch_size"]
     bucket = overrides.get("zero_optimization", {}).get("reduce_bucket_size", 0)
     rate = 100.0 * size / (size + 20) / (1 + size / 200) * (1 + zlib.crc32(str(bucket).encode()) % 7 / 70)
@@ -87,7 +89,7 @@ def _measured(payload: dict[str, Any]) -> dict[str, Any]:
         "phases": {"start": 0.0, "import": 0.0, "initialize": 0.0, "first_step": 0.0, "steps": 0.0},
         "versions": {"python": "3", "torch": "2", "deepspeed": "0"},
     }
-    return {**record, "profile": PROFILE, "imported": []} if payload["with_profile"] else record
+    return {**record, "profile": PROFILE, "imported": []} if order.with_profile else record
 
 
 def stand_in(module: Any, name: str, wrap: Callable[[Any], Any]) -> None:

@@ -69,7 +69,19 @@ def trial(
         sys.executable, {"script": script.name}, arguments, script.takes_local_rank, script.folder, rank_environment()
     )
     window = StepWindow(start_step=1, end_step=1, max_steps=1)
-    plan = TrialPlan(folder.name, 0, purpose, candidate, config, config_hash(config), program, window, None, 300, paths)
+    plan = TrialPlan(
+        trial_id=folder.name,
+        number=0,
+        purpose=purpose,
+        candidate=candidate,
+        ds_config=config,
+        config_hash=config_hash(config),
+        program=program,
+        deadline_s=300,
+        paths=paths,
+        window=window,
+        memory_limit=None,
+    )
     layer = nullcontext() if is_layered else patch("trial_lib.launch.trial.layer_for", lambda *_: None)
     with layer:
         result = run_trial(plan, starter, this_host(), folder.parent / "locks", threading.Event())

@@ -19,6 +19,7 @@ from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import HeldSlots, held_slots
 from trial_lib.wire.free_host_memory import kernel_kills
 from trial_lib.wire.metrics_file import MetricsReader
+from trial_lib.wire.rank_order import TrainingOrder
 
 _ENTRY = "trial_lib.measure.rank:train"
 
@@ -183,21 +184,21 @@ def _run(
     plan: TrainingPlan, starter: RankStarter, host: Host, slots: HeldSlots, port: int, cancelled: threading.Event
 ) -> Ending:
     program, ranks = plan.program, range(plan.slots)
-    payload = {
-        "program": program.target,
-        "arguments": program.arguments,
-        "passes_local_rank": program.passes_local_rank,
-        "ds_config": plan.ds_config,
-        "is_in_code": plan.is_in_code,
-        "device": host.device,
-        "finished": [str(plan.paths.rank_finished(rank)) for rank in ranks],
-        "failures": [str(plan.paths.rank_failure(rank)) for rank in ranks],
-    }
+    order = TrainingOrder(
+        program=program.target,
+        passes_local_rank=program.passes_local_rank,
+        arguments=program.arguments,
+        ds_config=plan.ds_config,
+        is_in_code=plan.is_in_code,
+        device=host.device,
+        finished=[str(plan.paths.rank_finished(rank)) for rank in ranks],
+        failures=[str(plan.paths.rank_failure(rank)) for rank in ranks],
+    )
     requests = rank_requests(program, host, slots.names, port, [plan.paths.rank_log(rank) for rank in ranks])
     request = LaunchRequest(
         program.interpreter,
         _ENTRY,
-        payload,
+        order.to_json(),
         str(program.model_dir),
         requests,
         math.inf,

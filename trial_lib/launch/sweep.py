@@ -19,9 +19,10 @@ from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial import (
     TrialPlan,
     clear,
-    payload_of,
+    order_of,
     request_of,
     run_to_end,
+    size_order_of,
     states_of,
     take_result,
     tell_leavings,
@@ -34,9 +35,9 @@ from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.build_times import seconds as build_seconds
 from trial_lib.wire.free_host_memory import kernel_kills
+from trial_lib.wire.rank_order import RankOrder
 from trial_lib.wire.whole_files import OWNERS_FOLDER
 
-_ENTRY = "trial_lib.measure.rank:sweep"
 _POLL_S = 0.05
 _MEASURED = (Outcome.COMPLETED, Outcome.TOO_SLOW)
 # What a later size shows as well as a first one does. Whatever else goes wrong may be due to the sizes before it.
@@ -85,10 +86,10 @@ def run_sweep(
         if slots is not None:
             for plan in plans:
                 plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
-            payload = _payload(plans, sweep, collector.launched_at)
+            order = _order(plans, sweep, collector.launched_at)
             # The group's own, for a driver that dies; each size has its own below.
             deadline_s = sum(plan.deadline_s for plan in plans)
-            request = request_of(plans[0], _ENTRY, payload, host, slots.names, port, deadline_s)
+            request = request_of(plans[0], order, host, slots.names, port, deadline_s)
             request = replace(request, descriptors=slots.descriptors)
             over, is_overdue = threading.Event(), False
             label = f"trials {plans[0].number:04d} to {plans[-1].number:04d}"
@@ -217,23 +218,21 @@ class _Collector:
         self._measured(len(self.results) - 1, result)
 
 
-def _payload(plans: Sequence[TrialPlan], sweep: Sweep, launched_at: float) -> dict[str, Any]:
-    """Returns what the ranks are told, as `trial_lib.measure.rank.sweep` takes it."""
-    trials = []
+def _order(plans: Sequence[TrialPlan], sweep: Sweep, launched_at: float) -> RankOrder:
+    sizes = []
     environment = dict(plans[0].program.environment)
     for plan in plans:
         own = plan.program.environment
         gone: dict[str, str | None] = {name: None for name in environment if name not in own}
         changed = {name: value for name, value in own.items() if environment.get(name) != value}
-        logs = [str(plan.paths.log(rank)) for rank in range(plan.candidate.slots)]
-        trials.append({**payload_of(plan, launched_at), "environment": {**gone, **changed}, "logs": logs})
+        sizes.append(replace(size_order_of(plan), environment={**gone, **changed}))
         environment = own
-    return {
-        "trials": trials,
-        "bytes_per_sample": sweep.bytes_per_sample,
-        "headroom": sweep.headroom,
-        "withdrawal": str(plans[0].paths.withdrawal),
-    }
+    return replace(
+        order_of(plans[0], launched_at),
+        sizes=tuple(sizes),
+        bytes_per_sample=sweep.bytes_per_sample,
+        headroom=sweep.headroom,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

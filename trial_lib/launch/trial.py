@@ -6,7 +6,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from trial_lib.records.study_folder import TrialPaths
 from trial_lib.records.units import bytes_shown
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
-from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.free_host_memory import kernel_kills
+from trial_lib.wire.rank_order import ProbeSettings, RankOrder, SizeOrder
 from trial_lib.wire.shared_segments import OF_NCCL
-from trial_lib.wire.step_window import StepWindow
 from trial_lib.wire.training_spec import TrainingSpec
 from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
 
@@ -42,37 +41,24 @@ _OF_THE_ENDED = ("sem.mp-", "torch_", OF_NCCL)
 
 
 @dataclass(frozen=True)
-class TrialPlan:
-    """Everything that decides a trial.
+class TrialPlan(ProbeSettings):
+    """Everything that decides a trial. `ProbeSettings` has the fields that say how it is measured.
 
     Attributes:
         trial_id: unique over all studies.
         number: in its study.
         purpose: why it runs.
-        candidate: what it runs with.
+        candidate: the configuration that it runs with.
         ds_config: the complete DeepSpeed configuration.
-        config_hash: of that configuration.
-        program: what it runs.
-        window: the steps it measures.
-        memory_limit: bytes that a rank may use of its slot; None for all of a GPU.
-        deadline_s: seconds it may take.
+        config_hash: the hash of `ds_config`.
+        program: the user's program.
+        deadline_s: seconds that it may take.
         paths: its files.
-        training_spec: what the ranks of a trial class, or a script by the Core API, are told; None for nothing.
-        protected_before: seconds since the epoch: the trial changes no file of the user's that is older, which is the
-            start of its study. None: its own start.
-        to_beat: the best throughput so far, in samples/s over all ranks: once it cannot reach that any more the trial
-            is stopped as `too_slow`. None to measure it to the end.
-        longest_sequence: tokens in a sample of the longest batch of the data, on which a step of the warm-up trains,
-            so that the peak memory is a whole training's; None for batches as they come.
-        flops_per_sample: FLOPs that a sample counts for in the metrics; None for a profile, which counts them.
-        formats: of the numbers that the program calculates with, which decide on the peak that model FLOPs utilisation
-            goes by; None where they do not, and it is left out.
-        arrival: how samples show in the batches that arrive.
-        as_typed: whether the program runs as it was typed: nothing of the candidate is asked of it.
-        patience_s: seconds after which ranks that all wait for each other are taken to do so for ever.
-        preferred: devices that it has where nobody else holds them: those of the trials that it is compared with.
-        device: the kind of device that its slots are, `cuda` or `cpu`: ranks that come to another end the trial. None
-            where nobody asks.
+        training_spec: the spec for the ranks of a trial class, or of a script that uses the Core API; None for others.
+        protected_before: as `RankOrder` has it. The study sets its own start here; None is the start of the trial.
+        patience_s: as `RankOrder` has it.
+        device: as `RankOrder` has it.
+        preferred: devices to take if they are free: those of the trials that this one is compared with.
         name: the name of the candidate in its study.
     """
 
@@ -83,21 +69,13 @@ class TrialPlan:
     ds_config: dict[str, Any]
     config_hash: str
     program: Program
-    window: StepWindow
-    memory_limit: int | None
     deadline_s: float
     paths: TrialPaths
     training_spec: TrainingSpec | None = None
     protected_before: float | None = None
-    to_beat: float | None = None
-    longest_sequence: int | None = None
-    flops_per_sample: float | None = None
-    formats: tuple[str, ...] | None = None
-    arrival: Arrival = field(default_factory=Arrival)
-    as_typed: bool = False
     patience_s: float = 30.0
-    preferred: tuple[str, ...] = ()
     device: str | None = None
+    preferred: tuple[str, ...] = ()
     name: str = ""
 
     @property
@@ -138,7 +116,7 @@ def run_trial(
             ending = Ending("cancel", [])
         else:
             plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
-            request = request_of(plan, ENTRY, payload_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
+            request = request_of(plan, order_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
             label = f"trial {plan.number:04d}"
             with watched(host, slots.names) as watch, told_of(label, states_of(plan), note):
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), starter, cancelled)
@@ -233,45 +211,47 @@ def states_of(plan: TrialPlan) -> list[Path]:
     return [plan.paths.state(rank) for rank in range(plan.candidate.slots)]
 
 
-def payload_of(plan: TrialPlan, launched_at: float) -> dict[str, Any]:
-    """Returns what the ranks are told of a trial, as `trial_lib.measure.rank.run` takes it.
+def order_of(plan: TrialPlan, launched_at: float) -> RankOrder:
+    """Returns the order for the ranks of a trial.
 
     Args:
         plan: the trial.
         launched_at: seconds since the epoch.
     """
+    return RankOrder(
+        program=plan.program.target,
+        passes_local_rank=plan.program.passes_local_rank,
+        model_dir=str(plan.program.model_dir),
+        scratch=str(plan.paths.scratch),
+        protected_before=launched_at if plan.protected_before is None else plan.protected_before,
+        patience_s=plan.patience_s,
+        device=plan.device,
+        launched_at=launched_at,
+        sizes=(size_order_of(plan),),
+        withdrawal=str(plan.paths.withdrawal),
+    )
+
+
+def size_order_of(plan: TrialPlan) -> SizeOrder:
+    """Returns the part of an order that is about this trial alone; the order of a sweep has several."""
     ranks = range(plan.candidate.slots)
-    return {
-        "program": plan.program.target,
-        "arguments": plan.program.arguments,
-        "passes_local_rank": plan.program.passes_local_rank,
-        "model_dir": str(plan.program.model_dir),
-        "overrides": {} if plan.as_typed else plan.candidate.overrides,
-        "window": asdict(plan.window),
-        "memory_limit": plan.memory_limit,
-        "with_profile": plan.purpose is Purpose.PROFILE,
-        "to_beat": plan.to_beat,
-        "longest_sequence": plan.longest_sequence,
-        "flops_per_sample": plan.flops_per_sample,
-        "formats": plan.formats,
-        "arrival": asdict(plan.arrival),
-        "as_typed": plan.as_typed,
-        "patience_s": plan.patience_s,
-        "device": plan.device,
-        "launched_at": launched_at,
-        "scratch": str(plan.paths.scratch),
-        "protected_before": launched_at if plan.protected_before is None else plan.protected_before,
-        "measurements": [str(plan.paths.measurement(rank)) for rank in ranks],
-        "failures": [str(plan.paths.failure(rank)) for rank in ranks],
-        "states": [str(state) for state in states_of(plan)],
-        "engine_built": [str(plan.paths.engine_built(rank)) for rank in ranks],
-    }
+    settings = {each.name: getattr(plan, each.name) for each in fields(ProbeSettings)}
+    return SizeOrder(
+        **settings,
+        arguments=plan.program.arguments,
+        overrides={} if plan.as_typed else plan.candidate.overrides,
+        with_profile=plan.purpose is Purpose.PROFILE,
+        logs=[str(plan.paths.log(rank)) for rank in ranks],
+        measurements=[str(plan.paths.measurement(rank)) for rank in ranks],
+        failures=[str(plan.paths.failure(rank)) for rank in ranks],
+        states=[str(state) for state in states_of(plan)],
+        engine_built=[str(plan.paths.engine_built(rank)) for rank in ranks],
+    )
 
 
 def request_of(
     plan: TrialPlan,
-    entry: str,
-    payload: dict[str, Any],
+    order: RankOrder,
     host: Host,
     slots: list[str],
     port: int,
@@ -281,8 +261,7 @@ def request_of(
 
     Args:
         plan: the trial.
-        entry: what each rank calls, `module:function`.
-        payload: what it is given.
+        order: for each rank.
         host: where.
         slots: one for each rank.
         port: of their rendezvous.
@@ -294,8 +273,8 @@ def request_of(
     layer = layer_for(model_dir, plan.paths, ranks[0].environment)
     return LaunchRequest(
         plan.program.interpreter,
-        entry,
-        payload,
+        ENTRY,
+        order.to_json(),
         str(model_dir),
         ranks,
         deadline_s,

@@ -17,6 +17,7 @@ from trial_lib.device.rank import expected
 from trial_lib.device.rank.base import Device
 from trial_lib.device.rank.here import UnknownDeviceError, device_of
 from trial_lib.flops.compiled_programs import NewCompilations
+from trial_lib.measure.batches.batch_source import BatchSource
 from trial_lib.measure.batches.loader_batches import loader_batches
 from trial_lib.measure.batches.longest_batch import StretchedWarmUp
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
@@ -29,10 +30,10 @@ from trial_lib.measure.figures.too_slow import is_hopeless, looks_after, too_slo
 from trial_lib.measure.libraries.current_probe import CurrentProbe
 from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
-from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.surveys import Surveys
 from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.rank_order import SizeOrder
 from trial_lib.wire.step_window import StepWindow
 
 current: "Probe | None" = None
@@ -47,7 +48,8 @@ class Probe:
     """Measures the first engine of a rank.
 
     Args:
-        settings: what to do.
+        order: the trial to measure. The functions that replace DeepSpeed's read its `overrides`, this one mapping.
+        source: names the way in which the program may have its batch size, for the sentences of a refusal.
         facts: takes up what is found out about the program.
         phases: seconds of the rank's phases so far, to be continued.
         engine_built: called when the first engine is there.
@@ -66,7 +68,8 @@ class Probe:
 
     def __init__(
         self,
-        settings: ProbeSettings,
+        order: SizeOrder,
+        source: BatchSource,
         facts: ProgramFacts,
         phases: dict[str, float],
         engine_built: Callable[[], None],
@@ -79,7 +82,8 @@ class Probe:
         self.has_finished = self.has_frozen_engine = self._keeps_engine = False
         self.thread = threading.main_thread()
         self._end_early = end_early
-        self._settings = settings
+        self._order = order
+        self._source = source
         self._phases = phases
         self._tell_engine_built = engine_built
         self._tell_finished = finish
@@ -95,7 +99,7 @@ class Probe:
         self._memory = RankMemory()
         self._step_losses = StepLosses()
         self._phase_started = time.time()
-        self._warm_up = StretchedWarmUp(settings.longest_sequence, settings.window.start_step - 1)
+        self._warm_up = StretchedWarmUp(order.longest_sequence, order.window.start_step - 1)
         self._survey: Surveys | None = None
 
     @property
@@ -122,7 +126,7 @@ class Probe:
         """Puts the probe in the place of DeepSpeed's functions; to be called before the user's code runs."""
         global current
         if current is None:
-            intercept(self._settings.overrides, self.facts, CurrentProbe(lambda: current))
+            intercept(self._order.overrides, self.facts, CurrentProbe(lambda: current))
             loader_batches.install()
         current = self
         self._plain_steps.begin()
@@ -136,7 +140,7 @@ class Probe:
         current = self
         assert previous._watch is not None
         self._watch, self.thread = previous._watch, previous.thread
-        self._watch.start_over(int(self._settings.overrides[MICRO_BATCH]), self)
+        self._watch.start_over(int(self._order.overrides[MICRO_BATCH]), self)
         self._memory = previous._memory.taken_over()
         self._keeps_engine = True
         self._begin_warm_up()
@@ -178,7 +182,7 @@ class Probe:
             self._end_phase("import")
             try:
                 expected.require()
-                self._memory.begin(self._settings.memory_limit)
+                self._memory.begin(self._order.memory_limit)
             except (expected.OtherDeviceError, UnknownDeviceError) as error:
                 self.refuse("invalid", str(error), elsewhere=True)
 
@@ -200,17 +204,17 @@ class Probe:
         self._tell_engine_built()
 
     def _watch_engine(self, engine: Any, device: Device) -> None:
-        asked = int(self._settings.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
+        asked = int(self._order.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
-        if self._settings.as_typed:
+        if self._order.is_typed_profile:
             self.facts.note_typed_engine(engine)
         self._watch = watch(
             engine,
             device,
             asked,
             self,
-            with_activations=self._settings.with_profile,
-            arrival=self._settings.arrival,
+            with_activations=self._order.with_profile,
+            arrival=self._order.arrival,
         )
         self._step_losses.begin(engine)
         self._begin_warm_up()
@@ -224,7 +228,7 @@ class Probe:
 
     def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
         """Takes up what the first batch says of all batches."""
-        watch, as_typed = self._watch, self._settings.as_typed
+        watch, as_typed = self._watch, self._order.is_typed_profile
         assert watch is not None
         if as_typed:
             watch.asked = self.facts.note_typed_engine(watch.engine)
@@ -276,7 +280,7 @@ class Probe:
         if watch.device.is_recording():
             return
         time_taken = watch.clock.step_ended(watch.parts.take())
-        self._memory.step_ended(watch.device, self._steps_seen + 1 >= self._settings.window.start_step)
+        self._memory.step_ended(watch.device, self._steps_seen + 1 >= self._order.window.start_step)
         self._steps_seen += 1
         if self._steps_seen == 1:
             self.thread = threading.current_thread()
@@ -291,7 +295,7 @@ class Probe:
         self._step_losses.add(watch.take_loss(), applied)
         if self._survey is not None:
             self._go_on_surveying()
-        elif applied and self._steps_seen >= self._settings.window.start_step:
+        elif applied and self._steps_seen >= self._order.window.start_step:
             if self._counted.follow_batch(watch.engine, self.window.min_steps):
                 self.measure_common(len(self._counted.steps), self._steps_seen - 1, "")
             if self._counted.add(step, watch.loss):
@@ -301,7 +305,7 @@ class Probe:
     def _decide(self) -> None:
         """Ends the measurement if there is enough, or the trial cannot win; at its moments, on all ranks alike."""
         assert self._watch is not None
-        window, to_beat, counted = self._settings.window, self._settings.to_beat, self._counted
+        window, to_beat, counted = self._order.window, self._order.to_beat, self._counted
         is_moment = len(counted) >= next_moment(window, counted.slowest)
         if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
             return
@@ -309,7 +313,7 @@ class Probe:
         is_moment &= len(counted) >= min(window.min_steps, window.max_steps)
         if is_moment and is_enough(window, counted.slowest):
             self._end_phase("steps")
-            if self._settings.with_profile:
+            if self._order.with_profile:
                 self._go_on_surveying()
             else:
                 self._finish(self._measurement())
@@ -328,7 +332,7 @@ class Probe:
             self._survey = Surveys(
                 self._watch,
                 self.facts,
-                self._settings.as_typed,
+                self._order.is_typed_profile,
                 self.on_most_demanding_rank,
                 lambda: self._keep(self._measurement()),
                 self._about_to_count,
@@ -352,11 +356,11 @@ class Probe:
 
     def _compare_with_what_was_asked(self) -> None:
         """Ends a trial whose first optimizer step had another batch than the candidate's."""
-        watch, source = self._watch, self._settings.batch_source
+        watch, source = self._watch, self._source
         assert watch is not None
-        if self._settings.as_typed:
+        if self._order.is_typed_profile:
             self.facts.micro_batches_per_step = watch.micro_batches
-        asked, accumulation = (self._settings.overrides.get(key) for key in (MICRO_BATCH, ACCUMULATION))
+        asked, accumulation = (self._order.overrides.get(key) for key in (MICRO_BATCH, ACCUMULATION))
         if asked is not None and self._arrived is not None and not watch.arrival.follows(asked, *self._arrived):
             reason = source.ignored_batch_reason(asked, self._arrived[0], self.facts.ds_config)
             self.refuse("invalid", reason, micro_batch_arrived=watch.first_micro_batch)
@@ -366,7 +370,7 @@ class Probe:
     @property
     def window(self) -> StepWindow:
         """The steps to measure."""
-        return self._settings.window
+        return self._order.window
 
     @property
     def micro_batches(self) -> int:
@@ -414,14 +418,12 @@ class Probe:
     def _measurement(self) -> dict[str, Any]:
         """Returns the metrics; every rank takes part, for some are sums and maxima over all of them."""
         assert self._watch is not None
-        if self._settings.as_typed:
+        if self._order.is_typed_profile:
             self._surveying().conclude()
         finite = self._counted.are_finite
         measurement = self._record("completed" if finite else "diverged", "" if finite else _NOT_FINITE)
-        measurement["metrics"] = self._counted.metrics(
-            self._watch, self._settings.flops_per_sample, self._settings.formats
-        )
-        if self._settings.with_profile:
+        measurement["metrics"] = self._counted.metrics(self._watch, self._order.flops_per_sample, self._order.formats)
+        if self._order.with_profile:
             measurement["program"] = self.facts.to_json()
             measurement["profile"] = model_profile(self._watch, self._memory.slot_bytes(self._watch.device))
         return measurement

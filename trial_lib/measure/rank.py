@@ -13,6 +13,7 @@ import sysconfig
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ from trial_lib.measure.ends.config_refusal import named_refusal
 from trial_lib.measure.ends.endings import EndedEarlyError, WaitsForEverError
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 from trial_lib.wire.next_size import NextSize
+from trial_lib.wire.rank_order import RankOrder, SizeOrder, TrainingOrder
 from trial_lib.wire.whole_files import write_whole
 
 # Libraries of the user's that a training may spend its time in.
@@ -35,33 +37,17 @@ _exit_now = os._exit
 _INITIALIZE_FRAME = ("trial_lib/measure/libraries/interception.py", "initialize")
 
 
-def run(payload: dict[str, Any], rank: int) -> None:
-    """Runs one rank; it ends the process and does not return.
+def run(payload: Mapping[str, Any], rank: int) -> None:
+    """Runs one rank of a trial, or of the sizes of a sweep; it ends the process and does not return.
 
     Args:
-        payload: the trial as the driver describes it: `program` (`{"script": path}` or `{"module": name}`),
-            `arguments`, `passes_local_rank`, `model_dir`, `overrides`, `window`, `memory_limit`, `with_profile`,
-            `launched_at` (seconds since the epoch), `scratch` (a folder for what the program would write into the
-            user's files), `protected_before` (files older than that, in seconds since the epoch, are never changed),
-            `patience_s` (seconds after which ranks that all wait for each other do so for ever), `to_beat`,
-            `longest_sequence`, `flops_per_sample`, `formats`, `arrival` and `as_typed` (as
-            `trial_lib.measure.probe_settings.ProbeSettings` has them), `device` (the kind of its slot, or None),
-            and `measurements`, `failures`, `states` and `engine_built`, the records' paths by rank.
+        payload: a `RankOrder`, as JSON.
         rank: this rank.
     """
-    sweep({"trials": [payload]}, rank)
-
-
-def sweep(payload: dict[str, Any], rank: int) -> None:
-    """Runs one rank that measures several micro-batch sizes, as far as they fit; it ends the process.
-
-    Args:
-        payload: as `trial_lib.measure.sizes.Sizes` takes it.
-        rank: this rank.
-    """
+    order = RankOrder.from_json(payload)
     process = os.getpid()
     sizes: Any = None
-    scratch = Path(payload["trials"][0]["scratch"])
+    scratch = Path(order.scratch)
     memory = NotedMemory(scratch)
     # Those of later sizes find the ops loaded.
     note_builds(scratch)
@@ -71,29 +57,29 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
         memory.note_held()
         _end(code)
 
-    def record(trial: dict[str, Any], measurement: dict[str, Any]) -> None:
+    def record(size: SizeOrder, measurement: dict[str, Any]) -> None:
         measurement["versions"] = _versions()
         measurement["trained_on"] = expected.found()
         measurement["host"] = platform.node()
         measurement["files"] = sizes.way_of_files
-        if trial["with_profile"] and rank == 0:
+        if size.with_profile and rank == 0:
             measurement["imported"] = _imported()
-        write_whole(Path(trial["measurements"][rank]), json.dumps(measurement))
+        write_whole(Path(size.measurements[rank]), json.dumps(measurement))
 
     def fail(error: BaseException) -> None:
-        trial = payload["trials"][0] if sizes is None else sizes.trial
+        size = order.sizes[0] if sizes is None else sizes.size
         phases = {} if sizes is None else sizes.phases
         memory.note_held()
-        _fail(trial, rank, phases, error, Path(trial["engine_built"][rank]).exists())
+        _fail(Path(size.failures[rank]), phases, error, Path(size.engine_built[rank]).exists())
 
     try:
         # Inside: a rank of a broken environment has to leave a record too.
         from trial_lib.measure.sizes import Sizes
 
-        expected.expect(payload["trials"][0]["device"])
-        sizes = Sizes(payload, rank, record, fail, end)
+        expected.expect(order.device)
+        sizes = Sizes(order, rank, record, fail, end)
         sizes.install()
-        while _run_program(sizes, process):
+        while _run_program(order, sizes, process):
             sizes.start_over()
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         if os.getpid() == process:
@@ -102,11 +88,11 @@ def sweep(payload: dict[str, Any], rank: int) -> None:
     _end_child(None)
 
 
-def _run_program(sizes: Any, process: int) -> bool:
+def _run_program(order: RankOrder, sizes: Any, process: int) -> bool:
     """Runs the program once; returns whether it is to be run again, with the next size."""
     try:
         try:
-            run_program(sizes.trial["program"], _arguments(sizes.trial))
+            run_program(order.program, _arguments(order, sizes.size.arguments))
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise
@@ -142,40 +128,39 @@ def _end_child(error: BaseException | None) -> None:
     _end(code)
 
 
-def train(payload: dict[str, Any], rank: int) -> None:
+def train(payload: Mapping[str, Any], rank: int) -> None:
     """Runs one rank of a full experiment: the user's program as it is, to its own end; it does not return.
 
     Args:
-        payload: `program`, `arguments` and `passes_local_rank`, as for `run`; `ds_config`, the configuration to train
-            with, and `is_in_code`, whether the program's own stands in its code; `device`, the kind of its slot;
-            `finished` and `failures`, the records' paths by rank.
+        payload: a `TrainingOrder`, as JSON.
         rank: this rank.
     """
+    order = TrainingOrder.from_json(payload)
     try:
         from trial_lib.intercept import post_import
         from trial_lib.measure.libraries import accelerate, hugging_face, zero_init
 
-        expected.expect(payload["device"])
-        hugging_face.adopt(payload["ds_config"], payload["is_in_code"])
-        zero_init.adopt(payload["ds_config"], payload["is_in_code"])
-        if payload["is_in_code"]:
+        expected.expect(order.device)
+        hugging_face.adopt(order.ds_config, order.is_in_code)
+        zero_init.adopt(order.ds_config, order.is_in_code)
+        if order.is_in_code:
             # Brings torch: not for a program that has no use for it.
             from trial_lib.measure.libraries import interception
 
-            interception.adopt(payload["ds_config"])
+            interception.adopt(order.ds_config)
             accelerate.adopt()
         else:
             post_import.when_imported("deepspeed", _let_config_count)
         try:
-            run_program(payload["program"], _arguments(payload))
+            run_program(order.program, _arguments(order, order.arguments))
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise
         # As the interpreter does: a checkpoint may still be written in a thread.
         threading._shutdown()  # type: ignore[attr-defined]
-        write_whole(Path(payload["finished"][rank]), json.dumps({"outcome": "completed", "time": time.time()}))
+        write_whole(Path(order.finished[rank]), json.dumps({"outcome": "completed", "time": time.time()}))
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
-        _fail(payload, rank, {}, error, engine_built=True)
+        _fail(Path(order.failures[rank]), {}, error, engine_built=True)
     # What runs at exit does; the interpreter's own end does not: gloo's threads, which may still hold tensors of the
     # last step, abort there now and then. A status other than 0 would have the guard end the ranks that still save.
     try:
@@ -192,14 +177,11 @@ def _let_config_count(_deepspeed: ModuleType) -> None:
     interception.let_config_count()
 
 
-def _arguments(payload: dict[str, Any]) -> list[str]:
-    local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if payload["passes_local_rank"] else []
-    return [*local_rank, *payload["arguments"]]
+def _arguments(order: RankOrder | TrainingOrder, arguments: list[str]) -> list[str]:
+    return [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments] if order.passes_local_rank else arguments
 
 
-def _fail(
-    payload: dict[str, Any], rank: int, phases: dict[str, float], error: BaseException, engine_built: bool
-) -> None:
+def _fail(file: Path, phases: dict[str, float], error: BaseException, engine_built: bool) -> None:
     """Leaves the exception in the log, as Python would, and in a record that needs no parsing."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     left = _left_bytes()
@@ -223,7 +205,7 @@ def _fail(
         "time": time.time(),
         "phases": phases,
     }
-    write_whole(Path(payload["failures"][rank]), json.dumps(record))
+    write_whole(file, json.dumps(record))
     if record["ended_early"] or record["waits"]:
         error = SystemExit(str(error))
     say(error)

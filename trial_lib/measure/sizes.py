@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,13 +34,11 @@ from trial_lib.measure.ends.waiting import Watcher
 from trial_lib.measure.figures.will_fit import SizeMemory, will_fit
 from trial_lib.measure.libraries import accelerate, hugging_face, zero_init
 from trial_lib.measure.probe import Probe
-from trial_lib.measure.probe_settings import ProbeSettings
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.user_program import forget_program
-from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.layer import read_layer
 from trial_lib.wire.next_size import NextSize
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.rank_order import RankOrder, SizeOrder
 from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
 
 _MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
@@ -51,10 +50,7 @@ class Sizes:
     """What one rank has to measure.
 
     Args:
-        payload: `trials`, one description for each size as `measure.rank.run` takes it; where there are several,
-            each has besides `logs` (paths by rank) and `environment` (variables that change, None for those that go),
-            and `bytes_per_sample`, `headroom` and `withdrawal` (the record of why no further size was measured) stand
-            beside them.
+        order: the sizes, and everything that they share.
         rank: this rank.
         record: writes the measurement of the size in hand.
         fail: records what has ended the size in hand, and ends the process.
@@ -67,14 +63,13 @@ class Sizes:
 
     def __init__(
         self,
-        payload: dict[str, Any],
+        order: RankOrder,
         rank: int,
-        record: Callable[[dict[str, Any], dict[str, Any]], None],
+        record: Callable[[SizeOrder, dict[str, Any]], None],
         fail: Callable[[BaseException], None],
         end: Callable[[int], NoReturn],
     ) -> None:
-        self._payload = payload
-        self._trials: list[dict[str, Any]] = payload["trials"]
+        self._order = order
         self._rank = rank
         self._record = record
         self._fail = fail
@@ -82,19 +77,20 @@ class Sizes:
         self._position = 0
         self._measured: list[SizeMemory] = []
         self._measured_at = 0.0
-        self._overrides = dict(self.trial["overrides"])
-        self._scratch = Path(self.trial["scratch"])
+        # The functions that replace DeepSpeed's read this one mapping: each size's overrides are put into it.
+        self._overrides = dict(self.size.overrides)
+        self._scratch = Path(order.scratch)
         self._seed = torch.initial_seed()
         self._patience_s = 0.0
         self._watchdog: threading.Timer | None = None
         self._used_at_first = 0
         self.is_last_run = False
-        self.phases = {"start": max(0.0, time.time() - self.trial["launched_at"])}
+        self.phases = {"start": max(0.0, time.time() - order.launched_at)}
 
     @property
-    def trial(self) -> dict[str, Any]:
+    def size(self) -> SizeOrder:
         """The size in hand."""
-        return self._trials[self._position]
+        return self._order.sizes[self._position]
 
     @property
     def probe(self) -> Probe:
@@ -118,7 +114,7 @@ class Sizes:
 
     def install(self) -> None:
         """Puts the probe, and all that protects the user's files and runs, in place; before the program runs."""
-        trial = self.trial
+        order, model_dir = self._order, Path(self._order.model_dir)
         facts = ProgramFacts()
         self._probe = self._new_probe(facts)
         self._probe.install()
@@ -131,35 +127,23 @@ class Sizes:
         self._layered = None if layer is None else LayeredFiles(layer)
         self._files = file_functions.install(
             self._scratch,
-            trial["protected_before"],
-            Path(trial["model_dir"]),
+            order.protected_before,
+            model_dir,
             None if self._layered is None else self._layered.device,
         )
         trackers.install(self._scratch, self._files)
         own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason))
         own_ends.install(lambda: self._closing)
-        Watcher(lambda: self._closing, Path(trial["model_dir"]), trial["patience_s"]).start()
+        Watcher(lambda: self._closing, model_dir, order.patience_s).start()
 
     def _new_probe(self, facts: ProgramFacts) -> Probe:
-        trial = self.trial
-        settings = ProbeSettings(
-            overrides=self._overrides,
-            window=StepWindow(**trial["window"]),
-            memory_limit=trial["memory_limit"],
-            with_profile=trial["with_profile"],
-            batch_source=BatchSource(
-                trial["arguments"], dict(os.environ), Path(trial["model_dir"]), int(os.environ.get("WORLD_SIZE", "1"))
-            ),
-            to_beat=trial["to_beat"],
-            longest_sequence=trial["longest_sequence"],
-            flops_per_sample=trial["flops_per_sample"],
-            formats=trial["formats"],
-            arrival=Arrival(**trial["arrival"]),
-            # The submitted trial runs so as well, and counts by what the profile has found: as its rivals do.
-            as_typed=trial["as_typed"] and trial["with_profile"],
+        size = self.size
+        source = BatchSource(
+            size.arguments, dict(os.environ), Path(self._order.model_dir), int(os.environ.get("WORLD_SIZE", "1"))
         )
         probe = Probe(
-            settings,
+            replace(size, overrides=self._overrides),
+            source,
             facts,
             self.phases,
             self._engine_built,
@@ -168,7 +152,7 @@ class Sizes:
             self._training_began,
             self._end_early,
         )
-        meeting = Meeting(trial["states"], self._rank, trial["failures"])
+        meeting = Meeting(size.states, self._rank, size.failures)
         self._closing = Closing(probe, meeting, self._leave, self._fail)
         loader_batches.start_over(self._end_early)
         return probe
@@ -181,10 +165,10 @@ class Sizes:
 
     def _keep(self, measurement: dict[str, Any]) -> None:
         """Records a measurement that counts unless another follows."""
-        self._record(self.trial, {**measurement, "time": time.time()})
+        self._record(self.size, {**measurement, "time": time.time()})
 
     def _engine_built(self) -> None:
-        write_whole(Path(self.trial["engine_built"][self._rank]), json.dumps(self._probe.facts.to_json()))
+        write_whole(Path(self.size.engine_built[self._rank]), json.dumps(self._probe.facts.to_json()))
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._position == 0:
@@ -202,9 +186,9 @@ class Sizes:
             self._end_group(_NOT_REPEATABLE, status=1)
         interruptible = let_nothing_interrupt()
         self._measured_at = measurement["time"] = time.time()
-        self._record(self.trial, measurement)
+        self._record(self.size, measurement)
         is_measured = measurement["outcome"] in ("completed", "too_slow")
-        if not is_measured or self._position + 1 == len(self._trials):
+        if not is_measured or self._position + 1 == len(self._order.sizes):
             # A rank that ends alone (its loss diverged, say) would leave the others waiting for it: the guard ends
             # those.
             self._end(0 if is_measured else 1)
@@ -213,12 +197,12 @@ class Sizes:
         if not self._next_will_fit(measurement["memory"]):
             self._end_group(_MEMORY, status=0)
         signal.pthread_sigmask(signal.SIG_SETMASK, interruptible)
-        following = self._trials[self._position + 1]
-        batch = following["overrides"]
-        raise NextSize(following["arguments"], batch[MICRO_BATCH], batch[ACCUMULATION], self._go_on)
+        following = self._order.sizes[self._position + 1]
+        batch = following.overrides
+        raise NextSize(following.arguments, batch[MICRO_BATCH], batch[ACCUMULATION], self._go_on)
 
     def _end_group(self, reason: str, status: int) -> NoReturn:
-        write_whole(Path(self._payload["withdrawal"]), json.dumps({"reason": reason}))
+        write_whole(Path(self._order.withdrawal), json.dumps({"reason": reason}))
         self._end(status)
 
     def _next_will_fit(self, used: dict[str, int]) -> bool:
@@ -229,9 +213,9 @@ class Sizes:
         if retries:
             return False
         available = None if least == -float("inf") else round(-least)
-        self._measured.append(SizeMemory(self.trial["overrides"][MICRO_BATCH], round(most), available))
-        samples = self._trials[self._position + 1]["overrides"][MICRO_BATCH]
-        return will_fit(self._measured, samples, self._payload["bytes_per_sample"], self._payload["headroom"])
+        self._measured.append(SizeMemory(self.size.overrides[MICRO_BATCH], round(most), available))
+        samples = self._order.sizes[self._position + 1].overrides[MICRO_BATCH]
+        return will_fit(self._measured, samples, self._order.bytes_per_sample, self._order.headroom)
 
     def _go_on(self) -> None:
         """Prepares the next size for code that keeps its engine."""
@@ -270,7 +254,7 @@ class Sizes:
         if ended.is_held(device, self._used_at_first, self._measured[-1].available):
             print("The program holds on to its engine: it is not run again in this process.", file=sys.stderr)
             self._end_group(_NOT_REPEATABLE, status=1)
-        os.chdir(self.trial["model_dir"])
+        os.chdir(self._order.model_dir)
         torch.manual_seed(self._seed)
         _meet()
         self.phases = {"start": time.time() - self._measured_at}
@@ -279,15 +263,15 @@ class Sizes:
 
     def _turn_to_next(self) -> None:
         self._position += 1
-        trial = self.trial
+        size = self.size
         self._overrides.clear()
-        self._overrides.update(trial["overrides"])
-        for name, value in trial["environment"].items():
+        self._overrides.update(size.overrides)
+        for name, value in size.environment.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        _write_to(trial["logs"][self._rank])
+        _write_to(size.logs[self._rank])
 
 
 def let_nothing_interrupt() -> set[int]:

@@ -19,10 +19,11 @@ from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
+from trial_lib.wire.rank_order import RankOrder, SizeOrder
 
 HOST = Host("cpu", ["0", "1"], 2**30)
 ENDED, KILLED = Ending("ranks", [0]), Ending("ranks", [-9])
-Act = Callable[[dict[str, Any]], Ending]
+Act = Callable[[RankOrder], Ending]
 
 
 class Ranks:
@@ -38,7 +39,7 @@ class Ranks:
 
     def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
         assert self.request is not None
-        return self._act(self.request.payload)
+        return self._act(RankOrder.from_json(json.loads(json.dumps(self.request.payload))))
 
 
 @dataclasses.dataclass
@@ -76,7 +77,7 @@ def swept(trials: Trials) -> Callable[[Act], Swept]:
     return run
 
 
-def measure(trial: dict[str, Any], outcome: str = "completed", **memory: int) -> None:
+def measure(size: SizeOrder, outcome: str = "completed", **memory: int) -> None:
     record = {
         "outcome": outcome,
         "reason": "",
@@ -85,19 +86,19 @@ def measure(trial: dict[str, Any], outcome: str = "completed", **memory: int) ->
         "phases": {"start": 0.01},
         "time": time.time(),
     }
-    Path(trial["measurements"][0]).write_text(json.dumps(record))
+    Path(size.measurements[0]).write_text(json.dumps(record))
 
 
-def fail(trial: dict[str, Any], message: str) -> None:
+def fail(size: SizeOrder, message: str) -> None:
     record = {"type": "RuntimeError", "message": message, "traceback": "", "in_initialize": False}
     record |= {"ended_early": False, "engine_built": True, "time": time.time(), "phases": {}}
-    Path(trial["failures"][0]).write_text(json.dumps(record))
+    Path(size.failures[0]).write_text(json.dumps(record))
 
 
 def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        for trial in payload["trials"]:
-            measure(trial)
+    def act(order: RankOrder) -> Ending:
+        for size in order.sizes:
+            measure(size)
         return ENDED
 
     found = swept(act)
@@ -111,10 +112,10 @@ def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> 
 
 
 def test_the_spans_of_a_sweeps_trials_follow_each_other_without_a_gap(swept: Any) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        for trial in payload["trials"]:
+    def act(order: RankOrder) -> Ending:
+        for size in order.sizes:
             time.sleep(0.1)
-            measure(trial)
+            measure(size)
         time.sleep(0.1)
         return ENDED
 
@@ -127,10 +128,10 @@ def test_the_spans_of_a_sweeps_trials_follow_each_other_without_a_gap(swept: Any
 def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:
     told_in_time = threading.Event()
 
-    def act(payload: dict[str, Any]) -> Ending:
-        first = payload["trials"][0]
+    def act(order: RankOrder) -> Ending:
+        first = order.sizes[0]
         measure(first)
-        result = Path(first["measurements"][0]).with_name("result.json")
+        result = Path(first.measurements[0]).with_name("result.json")
         for _ in range(200):
             if result.exists():
                 told_in_time.set()
@@ -143,9 +144,9 @@ def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:
 
 
 def test_a_result_says_that_its_allocator_had_to_make_room(swept: Any) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        for trial, retries in zip(payload["trials"], (0, 0, 4), strict=True):
-            measure(trial, counted_retries=retries, steps_peak=4)
+    def act(order: RankOrder) -> Ending:
+        for size, retries in zip(order.sizes, (0, 0, 4), strict=True):
+            measure(size, counted_retries=retries, steps_peak=4)
         return ENDED
 
     *steady, short = swept(act).ends
@@ -156,9 +157,9 @@ def test_a_result_says_that_its_allocator_had_to_make_room(swept: Any) -> None:
 
 @pytest.mark.parametrize("reason", ["memory", "not_repeatable"])
 def test_what_the_ranks_decided_is_the_reason_for_the_sizes_left(swept: Any, reason: str) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        measure(payload["trials"][0])
-        Path(payload["withdrawal"]).write_text(json.dumps({"reason": reason}))
+    def act(order: RankOrder) -> Ending:
+        measure(order.sizes[0])
+        Path(order.withdrawal).write_text(json.dumps({"reason": reason}))
         return ENDED
 
     found = swept(act)
@@ -167,9 +168,9 @@ def test_what_the_ranks_decided_is_the_reason_for_the_sizes_left(swept: Any, rea
 
 
 def test_an_out_of_memory_is_that_sizes_outcome_and_ends_the_group(swept: Any) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        measure(payload["trials"][0])
-        fail(payload["trials"][1], "DefaultCPUAllocator: can't allocate memory")
+    def act(order: RankOrder) -> Ending:
+        measure(order.sizes[0])
+        fail(order.sizes[1], "DefaultCPUAllocator: can't allocate memory")
         return Ending("ranks", [1])
 
     assert swept(act).outcomes == ["completed", "out_of_memory", "ended"]
@@ -179,10 +180,10 @@ def test_an_out_of_memory_is_that_sizes_outcome_and_ends_the_group(swept: Any) -
 def test_memory_of_the_host_that_is_gone_may_be_that_of_the_sizes_before(
     swept: Any, position: int, outcomes: list[str]
 ) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        for trial in payload["trials"][:position]:
-            measure(trial)
-        fail(payload["trials"][position], "DefaultCPUAllocator: can't allocate memory")
+    def act(order: RankOrder) -> Ending:
+        for size in order.sizes[:position]:
+            measure(size)
+        fail(order.sizes[position], "DefaultCPUAllocator: can't allocate memory")
         return Ending("ranks", [1])
 
     found = swept(act, host=Host("cuda", ["0", "1"], 2**30))
@@ -192,10 +193,10 @@ def test_memory_of_the_host_that_is_gone_may_be_that_of_the_sizes_before(
 
 @pytest.mark.parametrize("position", [0, 1])
 def test_a_crash_counts_for_the_first_size_and_says_nothing_of_a_later_one(swept: Any, position: int) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        for trial in payload["trials"][:position]:
-            measure(trial)
-        fail(payload["trials"][position], "trying to initialize the default process group twice!")
+    def act(order: RankOrder) -> Ending:
+        for size in order.sizes[:position]:
+            measure(size)
+        fail(order.sizes[position], "trying to initialize the default process group twice!")
         return Ending("ranks", [1])
 
     found = swept(act)
@@ -207,8 +208,8 @@ def test_a_crash_counts_for_the_first_size_and_says_nothing_of_a_later_one(swept
 
 
 def test_a_group_that_is_killed_from_outside_says_nothing_of_the_program(swept: Any) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        measure(payload["trials"][0])
+    def act(order: RankOrder) -> Ending:
+        measure(order.sizes[0])
         return Ending("ranks", [-signal.SIGKILL])
 
     found = swept(act)
@@ -218,10 +219,10 @@ def test_a_group_that_is_killed_from_outside_says_nothing_of_the_program(swept: 
 
 def test_a_batch_that_does_not_follow_is_invalid_first_and_not_repeatable_later(swept: Any) -> None:
     def ignored_at(position: int) -> Act:
-        def act(payload: dict[str, Any]) -> Ending:
-            for trial in payload["trials"][:position]:
-                measure(trial)
-            measure(payload["trials"][position], "invalid")
+        def act(order: RankOrder) -> Ending:
+            for size in order.sizes[:position]:
+                measure(size)
+            measure(order.sizes[position], "invalid")
             return Ending("ranks", [1])
 
         return act
@@ -231,17 +232,17 @@ def test_a_batch_that_does_not_follow_is_invalid_first_and_not_repeatable_later(
 
 
 def test_a_size_that_is_too_slow_or_diverged_has_a_result_of_its_own(swept: Any) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        measure(payload["trials"][0], "too_slow")
-        measure(payload["trials"][1], "diverged")
+    def act(order: RankOrder) -> Ending:
+        measure(order.sizes[0], "too_slow")
+        measure(order.sizes[1], "diverged")
         return Ending("ranks", [1])
 
     assert swept(act).outcomes == ["too_slow", "diverged", "ended"]
 
 
 def test_what_a_cancelled_sweep_has_measured_stays(swept: Any) -> None:
-    def act(payload: dict[str, Any]) -> Ending:
-        measure(payload["trials"][0])
+    def act(order: RankOrder) -> Ending:
+        measure(order.sizes[0])
         return Ending("cancel", [None])
 
     assert swept(act).outcomes == ["completed", "cancelled", "ended"]
@@ -254,13 +255,13 @@ def test_each_size_has_a_command_line_and_changes_of_the_environment_of_its_own(
         environment = {**plan.program.environment, **own}
         return dataclasses.replace(plan, program=dataclasses.replace(plan.program, environment=environment))
 
-    def act(payload: dict[str, Any]) -> Ending:
-        for trial in payload["trials"]:
-            measure(trial)
+    def act(order: RankOrder) -> Ending:
+        for size in order.sizes:
+            measure(size)
         return ENDED
 
     found = swept(act, change)
-    trials = found.request.payload["trials"]
-    assert [trial["environment"] for trial in trials] == [{}, {"BATCH": "4", "ONCE": "1"}, {"ONCE": None, "BATCH": "8"}]
-    assert [trial["arguments"] for trial in trials] == [plan.program.arguments for plan in found.plans]
+    sizes = RankOrder.from_json(found.request.payload).sizes
+    assert [size.environment for size in sizes] == [{}, {"BATCH": "4", "ONCE": "1"}, {"ONCE": None, "BATCH": "8"}]
+    assert [size.arguments for size in sizes] == [plan.program.arguments for plan in found.plans]
     assert found.request.deadline_s == sum(plan.deadline_s for plan in found.plans)

@@ -82,12 +82,12 @@ def _noted(request: dict[str, Any]) -> set[str]:
 
 
 def scratch_of(payload: Mapping[str, Any]) -> Path | None:
-    """Returns the scratch folder of a trial, of its first size where it is a sweep; None where it has none.
+    """Returns the scratch folder of a launch; None if it has none.
 
     Args:
-        payload: what its ranks are told.
+        payload: of the `LaunchRequest`.
     """
-    scratch = payload.get("trials", [payload])[0].get("scratch")
+    scratch = payload.get("scratch")
     return None if scratch is None else Path(scratch)
 
 

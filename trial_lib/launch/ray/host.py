@@ -20,7 +20,7 @@ from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter
 from trial_lib.launch.ray.host_folder import HostFolder
 from trial_lib.launch.ray.order import Delivery, Order
 from trial_lib.launch.ray.transfer import FileContents, moved, packed, result_from
-from trial_lib.launch.trial import ENTRY, TrialPlan, clear, payload_of, run_to_end, write_candidate
+from trial_lib.launch.trial import ENTRY, TrialPlan, clear, order_of, run_to_end, write_candidate
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Purpose, Withdrawal
 from trial_lib.records.result import TrialResult
@@ -192,14 +192,13 @@ class RayHost:
 
 
 def _part_request(plan: TrialPlan, part: Part, host: Host, slots: list[str]) -> LaunchRequest:
-    payload = payload_of(plan, launched_at=time.time())
     logs = [plan.paths.log(part.first_rank + rank) for rank in range(part.slots)]
     ranks = rank_requests(plan.program, host, slots, part.port, logs, part)
     model_dir = str(plan.program.model_dir)
     return LaunchRequest(
         plan.program.interpreter,
         ENTRY,
-        payload,
+        order_of(plan, launched_at=time.time()).to_json(),
         model_dir,
         ranks,
         plan.deadline_s,

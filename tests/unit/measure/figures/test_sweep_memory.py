@@ -56,9 +56,9 @@ def next_will_fit(**used: int) -> bool:
     """Asks a rank that has measured its first size, of 4 samples, about the next, of 8."""
     rank: Any = object.__new__(Sizes)
     rank._probe = SimpleNamespace(on_most_demanding_rank=lambda values: values)
-    rank._trials = [{"overrides": {"train_micro_batch_size_per_gpu": size}} for size in (4, 8)]
+    ordered = [SimpleNamespace(overrides={"train_micro_batch_size_per_gpu": size}) for size in (4, 8)]
     rank._position, rank._measured = 0, []
-    rank._payload = {"bytes_per_sample": 10.0, "headroom": 0.0}
+    rank._order = SimpleNamespace(sizes=ordered, bytes_per_sample=10.0, headroom=0.0)
     return bool(rank._next_will_fit({"after_initialize": 100, "available": 300, **used}))
 
 

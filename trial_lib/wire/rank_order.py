@@ -1,0 +1,194 @@
+"""The work that a driver orders of a rank. A rank imports this module: standard library only.
+
+The order travels as JSON inside a `LaunchRequest`. Driver and rank run the same ZeroTune, so a key that one of them
+does not have is a fault, and `from_json` raises it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.step_window import StepWindow
+
+_RecordT = TypeVar("_RecordT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """How one trial is measured.
+
+    Attributes:
+        window: the optimizer steps to measure.
+        memory_limit: bytes that a rank may use of its slot; None for all of a GPU.
+        to_beat: the best throughput so far, in samples/s over all ranks. When the trial cannot reach it any more, its
+            ranks end it as `too_slow`. None to measure to the end.
+        longest_sequence: tokens in a sample of the longest batch of the data. One warm-up step trains on such a batch,
+            so that the peak memory is a whole training's. None for batches as they come.
+        flops_per_sample: FLOPs of one sample, for the metrics; None for a profile, which counts them.
+        formats: number formats of the program's arithmetic, as `CountedSteps.metrics` takes them. They decide on the
+            peak FLOP/s that model FLOPs utilisation is relative to. None leaves the utilisation out.
+        arrival: how samples show in the batches that arrive.
+        as_typed: whether the program runs as it was typed. The candidate then changes nothing.
+    """
+
+    window: StepWindow
+    memory_limit: int | None
+    to_beat: float | None = None
+    longest_sequence: int | None = None
+    flops_per_sample: float | None = None
+    formats: tuple[str, ...] | None = None
+    arrival: Arrival = field(default_factory=Arrival)
+    as_typed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOrder(ProbeSettings):
+    """One micro-batch size to measure. Each size is a trial of its own.
+
+    Paths are listed by rank.
+
+    Attributes:
+        arguments: the program's command line.
+        environment: variables to change before this size runs; None removes one. Empty for the first size, whose
+            variables its processes were started with.
+        overrides: the candidate's part of the DeepSpeed configuration; empty for a program as typed.
+        with_profile: whether to profile the model too.
+        logs: the file that each rank prints to.
+        measurements: the file for each rank's measurement.
+        failures: the file for the exception that ended a rank.
+        states: the file in which each rank keeps the other ranks informed.
+        engine_built: the file that each rank writes when the engine exists.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str | None] = field(default_factory=dict)
+    overrides: dict[str, Any]
+    with_profile: bool
+    logs: list[str]
+    measurements: list[str]
+    failures: list[str]
+    states: list[str]
+    engine_built: list[str]
+
+    @property
+    def is_typed_profile(self) -> bool:
+        """Whether this run has to show the facts that only the program as typed shows.
+
+        A submitted trial runs as typed too. It is counted by the facts of the profile, as its rivals are.
+        """
+        return self.as_typed and self.with_profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOrder:
+    """Everything that the ranks of one launch have to do: one trial, or the sizes of a sweep.
+
+    Attributes:
+        program: `{"script": path}` or `{"module": name}`.
+        passes_local_rank: whether each rank passes `--local_rank=N` before the arguments, as `deepspeed` does.
+        model_dir: the working directory.
+        scratch: a folder that replaces the user's files for everything that the program would write.
+        protected_before: seconds since the epoch. The ranks never change a file of the user's that is older.
+        patience_s: seconds after which ranks that all wait for each other count as waiting for ever.
+        device: the kind of device of the slots, `cuda` or `cpu`. A rank on another kind ends the trial. None for any.
+        launched_at: seconds since the epoch.
+        sizes: to measure, in this order.
+        withdrawal: the file for the reason why no further size was measured.
+        bytes_per_sample: memory that one more sample is expected to take, in a sweep.
+        headroom: the share of the memory that a further size has to leave free.
+    """
+
+    program: dict[str, str]
+    passes_local_rank: bool
+    model_dir: str
+    scratch: str
+    protected_before: float
+    patience_s: float
+    device: str | None
+    launched_at: float
+    sizes: tuple[SizeOrder, ...]
+    withdrawal: str
+    bytes_per_sample: float = 0.0
+    headroom: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "RankOrder":
+        """Returns the order that `to_json` wrote.
+
+        Raises:
+            ValueError: a key is missing or unknown.
+        """
+        _check_keys(cls, plain)
+        return cls(**{**plain, "sizes": tuple(_size_order(size) for size in plain["sizes"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOrder:
+    """The work of a rank in a full experiment: the user's program as it is, to its own end.
+
+    `TrainingSpec` has the length of the training, its checkpoints and its metrics; the program reads that itself.
+
+    Attributes:
+        program: as `RankOrder` has it.
+        passes_local_rank: as `RankOrder` has it.
+        arguments: the program's command line.
+        ds_config: the DeepSpeed configuration to train with.
+        is_in_code: whether the program's own configuration is in its code, so that the rank has to merge `ds_config`.
+        device: as `RankOrder` has it.
+        finished: the file that each rank writes at the end of its program, by rank.
+        failures: the file for the exception that ended a rank, by rank.
+    """
+
+    program: dict[str, str]
+    passes_local_rank: bool
+    arguments: list[str]
+    ds_config: dict[str, Any]
+    is_in_code: bool
+    device: str | None
+    finished: list[str]
+    failures: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "TrainingOrder":
+        """Returns the order that `to_json` wrote.
+
+        Raises:
+            ValueError: a key is missing or unknown.
+        """
+        return _record(cls, plain)
+
+
+def _size_order(plain: Mapping[str, Any]) -> SizeOrder:
+    _check_keys(SizeOrder, plain)
+    formats = plain["formats"]
+    return SizeOrder(
+        **{
+            **plain,
+            "window": _record(StepWindow, plain["window"]),
+            "arrival": _record(Arrival, plain["arrival"]),
+            "formats": None if formats is None else tuple(formats),
+        }
+    )
+
+
+def _record(kind: type[_RecordT], plain: Mapping[str, Any]) -> _RecordT:
+    _check_keys(kind, plain)
+    return kind(**plain)
+
+
+def _check_keys(kind: type, plain: Mapping[str, Any]) -> None:
+    names = {each.name for each in fields(kind)}
+    if faults := [
+        *(f"`{name}` is missing" for name in sorted(names - plain.keys())),
+        *(f"`{name}` is unknown" for name in sorted(plain.keys() - names)),
+    ]:
+        raise ValueError(f"{kind.__name__}: {', '.join(faults)}.")
