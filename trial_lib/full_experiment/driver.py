@@ -24,13 +24,13 @@ from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullEx
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.kept.folder import INTERRUPTED
 from trial_lib.tracking.tracker import FullExperimentTracker
+from trial_lib.wire.json_lines import drop_torn_tail
 from trial_lib.wire.metrics_file import (
     CHECKPOINT,
     NOTE,
     VALIDATION,
     MetricsReader,
     MetricsRecord,
-    drop_torn_line,
 )
 from trial_lib.wire.stop_request import StopRequest
 from trial_lib.wire.training_spec import TrainingSpec
@@ -301,7 +301,7 @@ class FullExperiment:
 
     def _attempt(self, slots: list[str]) -> None:
         """Is told of each attempt before its ranks start."""
-        drop_torn_line(self.paths.metrics)
+        drop_torn_tail(self.paths.metrics)
         self._stop_request.clear()
         shutil.rmtree(self.paths.scratch, ignore_errors=True)
         dataclasses.replace(self._spec, latest_checkpoint=self._latest_checkpoint()).write(self.paths.training_spec)

@@ -1,6 +1,7 @@
 """How busy the host is while a training runs, sampled by the driver."""
 
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -11,7 +12,8 @@ import psutil
 
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.wire.metrics_file import SYSTEM, append_record
+from trial_lib.wire.json_lines import append
+from trial_lib.wire.metrics_file import SYSTEM
 
 _PERIOD_S = 10.0
 _GUARD = "trial_lib.launch.processes.guard"
@@ -78,7 +80,8 @@ class SystemMonitor:
             "training_memory": _training_memory(),
             **self._load(),
         }
-        append_record(self._path, {"kind": SYSTEM, "batch": self._batch(), "time": time.time(), "metrics": metrics})
+        record = {"kind": SYSTEM, "batch": self._batch(), "time": time.time(), "metrics": metrics}
+        append(self._path, json.dumps(record))
         self._sampled()
 
     def _load(self) -> dict[str, float]:

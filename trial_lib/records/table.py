@@ -16,8 +16,11 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.json_lines import LineReader, append
 
 VERSION = 1
+# A table is the user's own file, for colleagues too; the umask applies.
+_MODE = 0o666
 
 
 class TableHead(FrozenRecord):
@@ -106,17 +109,17 @@ def read_table(path: Path) -> RecordedTable:
         InputError: there is no such file, or it is no table.
     """
     try:
-        lines = path.read_text().splitlines(keepends=True)
+        path.stat()  # a reader would wait for a missing file
+        lines = [line.content for line in LineReader(path).read()]
     except OSError as error:
         raise InputError(
             f"it cannot be read ({error.strerror}).",
             where=str(path),
             remedy="Name a file that `zerotune record` wrote.",
         ) from None
-    whole = [line for line in lines if line.endswith("\n")]
     try:
-        table = RecordedTable(TableHead.model_validate_json(whole[0] if whole else ""))
-        for line in whole[1:]:
+        table = RecordedTable(TableHead.model_validate_json(lines[0] if lines else ""))
+        for line in lines[1:]:
             row = TableRow.model_validate_json(line)
             table.rows.setdefault(key_of(row.candidate), []).append(row)
     except ValidationError as error:
@@ -130,5 +133,4 @@ def read_table(path: Path) -> RecordedTable:
 
 def append_line(path: Path, line: TableHead | TableRow) -> None:
     """Adds a line to a table's file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line.model_dump_json() + "\n")
+    append(path, line.model_dump_json(), mode=_MODE)

@@ -13,6 +13,7 @@ from trial_lib.space.knobs import SearchSpace
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.json_lines import drop_torn_tail
 
 
 def record_table(
@@ -50,6 +51,7 @@ def record_table(
                 where=str(output),
                 remedy="Name another file.",
             )
+    drop_torn_tail(output)
     total = len(candidates) * repeats
     for repeat in range(repeats):
         order = list(candidates)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.wire.whole_files import open_own
+from trial_lib.wire.json_lines import append
 
 
 class Recorder:
@@ -50,8 +50,7 @@ class Recorder:
             return
         line = json.dumps({**record, "time": time.time()})
         print(_for_people(record), flush=True)
-        with open_own(self._path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append(self._path, line)
 
 
 def _for_people(record: dict[str, Any]) -> str:

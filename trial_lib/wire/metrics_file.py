@@ -6,13 +6,11 @@ to a checkpoint appends its batches again: the lines of a batch that is known al
 
 import contextlib
 import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trial_lib.wire.whole_files import open_own
+from trial_lib.wire.json_lines import Line, LineReader
 
 TRAINING, VALIDATION, CHECKPOINT, NOTE, SYSTEM = "training", "validation", "checkpoint", "note", "system"
 
@@ -64,27 +62,13 @@ class MetricsReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._end = 0
+        self._lines = LineReader(path)
         self._latest: dict[str, int] = {}  # kind -> the largest batch read
 
     def read(self) -> list[MetricsRecord]:
         """Returns the records since the last call; a line that is not whole yet comes later."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._end)
-                new = file.read()
-        except FileNotFoundError:
-            return []
-        records = []
-        for line in new.splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                break
-            self._end += len(line)
-            record = _record(line, self._end)
-            if record is not None and self._is_news(record):
-                records.append(record)
-        return records
+        records = (_record(line) for line in self._lines.read())
+        return [record for record in records if record is not None and self._is_news(record)]
 
     def _is_news(self, record: MetricsRecord) -> bool:
         if record.kind not in _ONCE_A_BATCH:
@@ -95,14 +79,14 @@ class MetricsReader:
         return True
 
 
-def _record(line: bytes, end: int) -> MetricsRecord | None:
+def _record(line: Line) -> MetricsRecord | None:
     """Returns what a line holds; None for one that a killed process left damaged."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-        data: dict[str, Any] = json.loads(line)
+        data: dict[str, Any] = json.loads(line.content)
         metric, epoch = data.get("metric"), data.get("epoch")
         return MetricsRecord(
             kind=str(data["kind"]),
-            end=end,
+            end=line.end,
             batch=int(data.get("batch", 0)),
             epoch=None if epoch is None else int(epoch),
             time=float(data.get("time", 0.0)),
@@ -116,33 +100,3 @@ def _record(line: bytes, end: int) -> MetricsRecord | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
-
-
-def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Adds one line.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    with open_own(path, "ab", buffering=0) as file:
-        file.write(json.dumps(record).encode() + b"\n")
-
-
-def drop_torn_line(path: Path) -> None:
-    """Removes the beginning of a line that a killed process left, for the next line to stand on its own.
-
-    Only while nobody appends.
-    """
-    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        length = size
-        while length > 0:
-            start = max(0, length - 4096)
-            file.seek(start)
-            newline = file.read(length - start).rfind(b"\n")
-            if newline >= 0:
-                length = start + newline + 1
-                break
-            length = start
-        if length < size:
-            file.truncate(length)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.wire.metrics_file import MetricsReader, append_record, drop_torn_line
+from trial_lib.wire.metrics_file import MetricsReader
 
 
 def line(kind: str, batch: int, **rest: object) -> str:
@@ -51,21 +51,3 @@ def test_a_damaged_line_costs_that_line(path: Path, damaged: str) -> None:
 def test_what_is_no_number_is_left_out(path: Path) -> None:
     path.write_text(line("training", 1, metrics={"loss": 1, "name": "x", "parts": [1]}))
     assert MetricsReader(path).read()[0].metrics == {"loss": 1.0}
-
-
-@pytest.mark.parametrize("torn", ["", "{", '{"kind": "trai', "x" * 10_000])
-def test_a_torn_line_is_dropped_for_the_next_to_stand_on_its_own(path: Path, torn: str) -> None:
-    whole = line("training", 1)
-    path.write_text(whole + torn)
-    drop_torn_line(path)
-    assert path.read_text() == whole
-    append_record(path, {"kind": "training", "batch": 2})
-    assert [record.batch for record in MetricsReader(path).read()] == [1, 2]
-
-
-def test_a_file_that_is_one_torn_line_becomes_empty_and_one_that_is_not_there_stays_away(path: Path) -> None:
-    drop_torn_line(path)
-    assert not path.exists()
-    path.write_text("{")
-    drop_torn_line(path)
-    assert path.read_text() == ""

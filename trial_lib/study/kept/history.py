@@ -1,8 +1,6 @@
 """The history of a study: one line for each ask, tell, withdrawal and stop, in order. Resuming is replaying it."""
 
-import errno
 import json
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
 from trial_lib.wire.errors import InputError
-from trial_lib.wire.whole_files import open_own
+from trial_lib.wire.json_lines import Line, LineReader, append, drop_torn_tail
 
 
 @dataclass(frozen=True)
@@ -144,11 +142,9 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        reader = HistoryReader(path)
-        self.replayed = reader.read()
-        if path.exists() and path.stat().st_size > reader.end:
-            # A torn last line, of a write that the machine's end cut short.
-            os.truncate(path, reader.end)
+        self.replayed = read_history(path)
+        # Of a write that the machine's end cut short.
+        drop_torn_tail(path)
 
     def append(self, event: Event) -> None:
         """Adds one event.
@@ -156,17 +152,7 @@ class History:
         Raises:
             OSError: the disk is full; nothing was added.
         """
-        line = _line(event)
-        with open_own(self._path, "ab", buffering=0) as file:
-            length = file.seek(0, os.SEEK_END)
-            record = json.dumps(line).encode() + b"\n"
-            try:
-                if file.write(record) < len(record):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(length)
-                raise
+        append(self._path, json.dumps(_line(event)), fsync=True)
 
 
 class HistoryReader:
@@ -174,16 +160,17 @@ class HistoryReader:
 
     Args:
         path: the file; it need not exist yet.
-
-    Attributes:
-        end: bytes of the whole lines that have been read.
     """
 
     def __init__(self, path: Path) -> None:
-        self.end = 0
         self._path = path
-        self._lines = 0
+        self._lines = LineReader(path)
         self._order = _Order()
+
+    @property
+    def end(self) -> int:
+        """Bytes of the whole lines that have been read."""
+        return self._lines.end
 
     def read(self) -> list[Event]:
         """Returns the events since the last call; a torn last line is left for later.
@@ -192,33 +179,24 @@ class HistoryReader:
             InputError: a line but for a torn last one is not a record, or does not fit those before it.
         """
         try:
-            with self._path.open("rb") as file:
-                file.seek(self.end)
-                new = file.read()
-        except FileNotFoundError:
-            return []
+            return [self._event(line) for line in self._lines.read()]
         except OSError as error:
             raise InputError(
                 f"the study's history cannot be read ({error.strerror}).", where=str(self._path), remedy=_REMEDY
             ) from None
-        events: list[Event] = []
-        for line in new.splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                break
-            where = f"{self._path}, line {self._lines + 1}"
-            try:
-                event = _event(json.loads(line))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                what = "This line is damaged, and a study is resumed by replaying them all."
-                raise InputError(what, where=where, remedy=_REMEDY) from error
-            wrong = self._order.take(event)
-            if wrong is not None:
-                what = f"{wrong}, and a study is resumed by replaying all lines in order."
-                raise InputError(what, where=where, remedy=_REMEDY)
-            events.append(event)
-            self._lines += 1
-            self.end += len(line)
-        return events
+
+    def _event(self, line: Line) -> Event:
+        where = f"{self._path}, line {line.number}"
+        try:
+            event = _event(json.loads(line.content))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            what = "This line is damaged, and a study is resumed by replaying them all."
+            raise InputError(what, where=where, remedy=_REMEDY) from error
+        wrong = self._order.take(event)
+        if wrong is not None:
+            what = f"{wrong}, and a study is resumed by replaying all lines in order."
+            raise InputError(what, where=where, remedy=_REMEDY)
+        return event
 
 
 def read_history(path: Path) -> list[Event]:
