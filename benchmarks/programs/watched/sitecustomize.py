@@ -101,6 +101,23 @@ def _replace(module: ModuleType) -> None:
     module.initialize = replaced
 
 
+def _replace_arguments(module: ModuleType) -> None:
+    """Puts the winner's batch into the Trainer's arguments, as a user would by hand."""
+    path = os.environ["WATCH_CONFIG"]
+    config = json.loads(Path(path).read_text())
+    arguments = module.TrainingArguments
+    complete = arguments.__post_init__
+
+    def replaced(self: Any) -> None:
+        if self.deepspeed:
+            self.deepspeed = path
+            self.per_device_train_batch_size = config["train_micro_batch_size_per_gpu"]
+            self.gradient_accumulation_steps = config["gradient_accumulation_steps"]
+        complete(self)
+
+    arguments.__post_init__ = replaced
+
+
 class Finder(MetaPathFinder):
     """Has a word with a module when it has been imported."""
 
@@ -108,6 +125,7 @@ class Finder(MetaPathFinder):
         self._words = {ENGINE: _watch}
         if os.environ.get("WATCH_CONFIG"):
             self._words["deepspeed"] = _replace
+            self._words["transformers.training_args"] = _replace_arguments
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Finds a module as everybody else does, and has it changed by its loader."""
