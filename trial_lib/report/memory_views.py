@@ -1,6 +1,6 @@
 """What the memory model expected of each trial, and what it then took: the model is told the trials once more."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
@@ -17,7 +17,7 @@ def memory_views(
     candidates: Mapping[int, Candidate],
     results: Mapping[int, TrialResult],
 ) -> dict[int, MemoryView]:
-    """Returns what was expected of each trial when it was told how it ended; nothing without a profile.
+    """Returns what was expected of each trial when it was told how it ended; nothing without a profile or a device.
 
     Args:
         base_config: the user's DeepSpeed configuration, completed.
@@ -25,11 +25,12 @@ def memory_views(
         results: by number, in the order in which they were told.
     """
     profiles = [(number, result) for number, result in results.items() if result.profile is not None]
-    if not profiles:
+    device = device_of(results.values())
+    if not profiles or not device:
         return {}
     profiled, profile = profiles[0]
     assert profile.profile is not None
-    model = MemoryModel(profile.profile, base_config, candidates[profiled].slots, device_of(results))
+    model = MemoryModel(profile.profile, base_config, candidates[profiled].slots, device)
     model.observe_profile(candidates[profiled], profile)
     views: dict[int, MemoryView] = {}
     for number, result in list(results.items())[:_MOST_TRIALS]:
@@ -49,7 +50,6 @@ def memory_views(
     return views
 
 
-def device_of(results: Mapping[int, TrialResult]) -> str:
-    """Returns `cuda` or `cpu`, as the trials have said it; of older ones, an allocator that reserves is CUDA's."""
-    said = next((result.trained_on for result in results.values() if result.trained_on), "")
-    return said or ("cuda" if any(result.memory.peak_reserved for result in results.values()) else "cpu")
+def device_of(results: Iterable[TrialResult]) -> str:
+    """Returns `cuda` or `cpu`; empty if no trial's record says it. Records of older versions do not."""
+    return next((result.trained_on for result in results if result.trained_on), "")

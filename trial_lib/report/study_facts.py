@@ -20,7 +20,7 @@ def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialR
     facts = {
         "started": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.started_at)),
         "host": _values(result.host for result in by_number.values()),
-        "device": device_of(by_number) if by_number else "",
+        "device": device_of(by_number.values()),
         "slots of a trial": _values(
             str(len(result.memory.peak)) for result in by_number.values() if result.memory.peak
         ),

@@ -68,6 +68,17 @@ def test_memory_is_predicted_before_each_trial_is_told_and_learns_from_it(tmp_pa
     assert all(view.budget is not None and view.budget > 2**30 for view in views)
 
 
+def test_a_study_from_before_trials_recorded_their_device_is_shown_without_predictions(tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path)
+    paths.history.write_text(
+        paths.history.read_text().replace('"trained_on": "cpu",', "").replace('"trained_on":"cpu",', "")
+    )
+    view = read_study(paths.root)
+    assert view.trials
+    assert all(trial.memory is None for trial in view.trials)
+    assert "device" not in view.facts
+
+
 def test_failures_are_grouped_by_what_ended_them_whatever_their_numbers_and_paths(tmp_path: Path) -> None:
     oom, crash = failure_groups(read_study(study_with_failures(tmp_path).root).trials)
     assert [trial.number for trial in oom.trials] == list(OUT_OF_MEMORY)
