@@ -39,7 +39,7 @@ def _zero_stages(default: str) -> Decorator:
 
 
 def _units() -> str:
-    return f"Units: {', '.join(f'{metric.name} in {metric.unit}' for metric in SEARCH_METRICS.values())}."
+    return f"The metrics are {', '.join(f'{metric.name} in {metric.unit}' for metric in SEARCH_METRICS.values())}."
 
 
 INCLUDE = _of_study("include", "-i", "--include")
@@ -86,7 +86,7 @@ def tune_options() -> list[Decorator]:
         type=click.Choice([method.name for method in METHODS.values() if method.confirms_winner]),
         default=StudyArguments.model_fields["method"].default,
         show_default=True,
-        help="The search method, with its default settings. `zerotune METHOD --help` shows them.",
+        help="Search with this method and its default settings. `zerotune METHOD --help` shows them.",
     )
     return [method, _MAP, _zero_stages(_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
 
@@ -116,7 +116,7 @@ RECORD_OPTIONS: list[Decorator] = [
         "--output",
         required=True,
         type=click.Path(path_type=Path),
-        help="The file to write the table to, as JSON lines.",
+        help="Write the table to this file, as JSON lines.",
     ),
     click.option(
         "-b",
@@ -124,14 +124,14 @@ RECORD_OPTIONS: list[Decorator] = [
         required=True,
         multiple=True,
         type=click.IntRange(min=1),
-        help="The micro-batch sizes to measure, in samples, such as -b 1 2 4 8.",
+        help="Measure these micro-batch sizes, in samples, such as -b 1 2 4 8.",
     ),
     click.option(
         "--repeats",
         type=click.IntRange(min=1),
         default=2,
         show_default=True,
-        help="How often each candidate is measured.",
+        help="Measure each candidate this often.",
     ),
     _zero_stages("0 1 2 3"),
     INCLUDE,

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+LONGEST_LINE = 45
+"""Characters that the line of a command may have."""
 _FIRST = {"tune": "-- deepspeed train.py", "show": "", "resume": "STUDY"}
 
 
@@ -84,8 +86,8 @@ class Commands(click.Group):
 
 
 def line_of(command: click.Command) -> str:
-    """Returns the line of a command in a list: the first sentence of its help."""
-    return command.get_short_help_str().rstrip(".")
+    """Returns the line of a command in a list: the first sentence of its help, without its full stop."""
+    return command.get_short_help_str(limit=LONGEST_LINE + 1).rstrip(".")
 
 
 def spread_lists(words: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:

@@ -152,10 +152,14 @@ cli.command("train", section=Section.TRAIN)(with_options(_train, TRAIN_OPTIONS))
     type=click.IntRange(1, 65535),
     default=4200,
     show_default=True,
-    help="The port of Prefect's UI and API.",
+    help="Serve Prefect's UI and API on this port.",
 )
 @click.option(
-    "--mlflow-port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="The port of MLflow's UI."
+    "--mlflow-port",
+    type=click.IntRange(1, 65535),
+    default=5000,
+    show_default=True,
+    help="Serve MLflow's UI on this port.",
 )
 def up(prefect_port: int, mlflow_port: int) -> None:
     """Start Prefect, a worker and the MLflow UI.
@@ -216,7 +220,10 @@ def _method_command(method: Method) -> None:
     def command(**options: Any) -> None:
         _tune(method.name, options)
 
-    command.__doc__ = method.help
+    command.__doc__ = (
+        f"{method.help}\n\nCONFIG_PATH is the experiment's YAML, and MODEL_DIR the folder with its code. "
+        f"`zerotune tune --method {method.name}` searches in the same way for a command."
+    )
     cli.command(method.name, section=Section.METHODS)(with_options(command, method_options(method)))
 
 

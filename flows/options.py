@@ -17,7 +17,7 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 _NAME = re.compile(r"    (\w+): ")
 # A description ends with this if it describes the default of a field whose value is None.
-_OTHERWISE = " if not given."
+_OTHERWISE = re.compile(r"(.*) Default: (.*)\.", re.DOTALL)
 
 
 class FlagWithOlderNames(click.Option):
@@ -88,10 +88,8 @@ def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
 def _said_of(model: type[BaseModel], field: str) -> tuple[str, str]:
     """Returns a field's description, and separately its part about the default."""
     description = descriptions(model)[field]
-    if not description.endswith(_OTHERWISE):
-        return description, ""
-    said, _, otherwise = description.removesuffix(_OTHERWISE).rpartition("; ")
-    return f"{said}.", otherwise
+    parted = _OTHERWISE.fullmatch(description)
+    return (description, "") if parted is None else (parted[1], parted[2])
 
 
 def _annotation(model: type[BaseModel], field: str) -> Any:

@@ -50,9 +50,9 @@ class TrainingArguments(FrozenRecord):
     Attributes:
         config_path: the experiment's YAML.
         model_dir: the model directory.
-        ds_config: a DeepSpeed configuration that is merged into the experiment's own, such as a study's
-            `best_ds_config.json`; None trains with the experiment's own.
-        include: files and folders that the code imports from outside the model directory.
+        ds_config: merge this DeepSpeed configuration, such as a study's `best_ds_config.json`, into that of the
+            experiment. Default: none.
+        include: add files or folders that the code imports from outside the model directory.
     """
 
     config_path: Path

@@ -21,7 +21,7 @@ class Method:
 
     Attributes:
         name: as in `--method` and a study's record.
-        help: for people: a sentence.
+        help: for `--help`. The first sentence stands in the list of commands: at most 45 characters, imperative.
         search: its class, as `module:Class`.
         settings: what it can be told.
         has_catalogue: whether it searches the catalogue's knobs; else those of dsat.
@@ -58,7 +58,7 @@ METHODS = {
     for method in (
         Method(
             "adaptive",
-            "Races configurations at sizes that fit, tunes the best ones further, and stops when little is to gain.",
+            "Race what fits, then tune the best further. The search stops when little is left to gain.",
             "trial_lib.search.adaptive:AdaptiveSearch",
             AdaptiveSettings,
             has_catalogue=True,
@@ -67,25 +67,26 @@ METHODS = {
         ),
         Method(
             "asha",
-            "Searches random configurations' micro-batch sizes, giving more trials to those that do well.",
+            "Promote random configurations that do well. Their micro-batch sizes are searched, and the better ones get "
+            "more trials.",
             "trial_lib.search.asha:AshaSearch",
             AshaSettings,
         ),
         Method(
             "binary",
-            "Searches the micro-batch size of random configurations by bisection.",
+            "Bisect micro-batches of random configurations.",
             "trial_lib.search.binary:BinarySearch",
             BinarySettings,
         ),
         Method(
             "random",
-            "Searches random configurations, and stops early those that cannot win.",
+            "Try random configurations. The search stops those early that cannot win.",
             "trial_lib.search.random:RandomSearch",
             RandomSettings,
         ),
         Method(
             "micro_batch",
-            "Finds the largest and the fastest micro-batch size of one configuration.",
+            "Find the largest and fastest micro-batch. All trials have one configuration otherwise.",
             "trial_lib.search.micro_batch:MicroBatchSearch",
             confirms_winner=False,
         ),

@@ -43,7 +43,7 @@ class AdaptiveSettings(SearchSettings):
         zero_stages: ZeRO stages that may be used.
         divisible_by: every micro-batch size (samples) is a multiple of it.
         memory_headroom: share of a device's memory that is to stay free.
-        min_gain: the search ends when no trial is expected to bring more than this share.
+        min_gain: end the search when no trial is expected to gain more than this share.
     """
 
     zero_stages: ZeroStages = (0, 1, 2, 3)
@@ -56,7 +56,7 @@ class BinarySettings(SearchSettings):
     """What `binary` can be told.
 
     Attributes:
-        search_range_factor: the largest micro-batch to try, as a multiple of the first guess of the largest that fits.
+        search_range_factor: try micro-batches up to this multiple of the first guess of the largest that fits.
     """
 
     search_range_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -68,10 +68,12 @@ class AshaSettings(BinarySettings):
     Rung r, from 0, is complete after `min_binary_search_trials` x `divisor` ^ (`asha_early_stopping` + r) trials.
 
     Attributes:
-        max_rungs: rungs that a configuration can climb; from the top one none is promoted.
-        min_binary_search_trials: trials of a configuration that complete its lowest rung, without early stopping.
-        asha_early_stopping: the paper's early-stopping rate: with each step up, rungs take `divisor` times as long.
-        divisor: the paper's reduction factor: one in so many configurations is promoted to the next rung.
+        max_rungs: use at most this many rungs. No configuration is promoted from the top one.
+        min_binary_search_trials: complete the lowest rung of a configuration after this many trials, without early
+            stopping.
+        asha_early_stopping: set the early-stopping rate of the paper. Each step up multiplies the trials of every rung
+            by the divisor.
+        divisor: promote one in this many configurations to the next rung. The paper calls it the reduction factor.
     """
 
     max_rungs: PositiveInt = 5
@@ -84,9 +86,9 @@ class RandomSettings(SearchSettings):
     """What `random` can be told.
 
     Attributes:
-        trials_per_random_config: trials that a configuration has at most.
-        early_stopping: trials in a row without a new best, after the first best, that end the search; never if not
-            given.
+        trials_per_random_config: run at most this many trials of one configuration.
+        early_stopping: end the search after this many trials in a row without a new best, once there is a best.
+            Default: never.
     """
 
     trials_per_random_config: PositiveInt = 5

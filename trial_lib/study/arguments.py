@@ -23,35 +23,36 @@ class StudyArguments(FrozenRecord):
     """The arguments of a study, as the command line, a deployment or a resumed study's record gives them.
 
     Attributes:
-        config_path: the experiment's YAML; empty if a command is tuned.
-        command: the words of a command to tune, in the place of an experiment's YAML.
-        arg_mappings: the option or variable by which the command's program takes each DeepSpeed key.
-        model_dir: the model directory; the working directory of a command.
-        method: the search: adaptive races what fits, and stops when little is left to gain; the others are dsat's.
-        settings: of the search method, by name; the rest has its default.
-        max_trials: trials in all, including the profile trial; your own configuration is measured in addition.
-        max_slots: slots that all trials together may use; all of this host if not given.
-        max_micro_batch: the largest micro-batch size to try, in samples; what fits if not given.
-        max_minutes: minutes after which the search starts no further trial; no limit if not given.
-        train_batch_size: samples of an optimizer step that every configuration has to have; those of your own
-            configuration if not given.
-        free_batch: let the search choose the samples of an optimizer step: the training changes with them.
-        divisible_by: try only micro-batch sizes that are multiples of this.
-        memory_headroom: share of a slot's memory to leave free.
-        max_concurrent_trials: trials that may run at once, each on slots of its own.
-        metric: what is optimised; times are of one optimizer step.
-        zero_stages: ZeRO stages to search; those of the method if not given.
-        start_profile_step: the first optimizer step that is measured, from 1.
-        end_profile_step: measure at least up to this optimizer step; more are measured while their times vary.
-        random_seed: the seed of the search.
-        max_search_runner_restarts: how often a search that failed is started again, from where it was.
-        include: files or folders that the code imports from outside the model directory.
-        from_earlier: start from what earlier studies of the experiment in this folder found: confirm the known winner,
-            and search again only if the code, the versions, the hardware or its throughput have changed.
-        run_full_experiment: train at full length with the winning configuration afterwards.
-        ray_address: spread the trials over the hosts of this Ray cluster, HOST:PORT, or auto; this host alone if not
-            given.
-        start: how ranks start: warm forks them from a primed interpreter, cold starts fresh ones.
+        config_path: the experiment's YAML. Empty if a command is tuned.
+        command: the words of the command to tune, instead of an experiment's YAML.
+        arg_mappings: the option or variable of the command that sets each DeepSpeed key.
+        model_dir: the model directory. For a command it is the working directory.
+        method: search with this method. adaptive races the configurations that fit, and stops when little is left to
+            gain. The others are dsat's.
+        settings: the settings of the search method, by name. Others keep their defaults.
+        max_trials: run at most this many trials, including the profile trial. Your configuration is measured in
+            addition.
+        max_slots: use at most this many slots for all trials together. Default: all of this host.
+        max_micro_batch: try no micro-batch size above this one, in samples. Default: what fits.
+        max_minutes: start no further trial of the search after this many minutes. Default: no limit.
+        train_batch_size: give every configuration this global batch, in samples. Default: that of your configuration.
+        free_batch: let the search choose the global batch. This changes the training.
+        divisible_by: try only micro-batch sizes that are multiples of this number.
+        memory_headroom: leave this share of a slot's memory free.
+        max_concurrent_trials: run at most this many trials at once, each on its own slots.
+        metric: optimise this metric. Times are per optimizer step.
+        zero_stages: search these ZeRO stages. Default: those of the method.
+        start_profile_step: measure from this optimizer step on. The first step is 1.
+        end_profile_step: measure at least up to this optimizer step. More are measured while their times vary.
+        random_seed: draw all random choices of the search from this seed.
+        max_search_runner_restarts: restart a search that failed at most this often, from where it stopped.
+        include: add files or folders that the code imports from outside the model directory.
+        from_earlier: start from the results of earlier studies of this experiment in this folder. The known winner is
+            confirmed. The search runs again only if the code, the versions, the hardware or the throughput has changed.
+        run_full_experiment: train at full length with the winning configuration after the search.
+        ray_address: spread the trials over the hosts of this Ray cluster, by HOST:PORT or auto. Default: this host
+            alone.
+        start: choose how ranks start. warm forks them from a primed interpreter, and cold starts fresh ones.
     """
 
     config_path: Path | None = None

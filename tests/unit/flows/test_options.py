@@ -31,7 +31,7 @@ class Record(Base):
         way: there.
         paths: to files.
         is_new: whether it is.
-        limit: of the paint; what fits if not given.
+        limit: use so much of the paint. More is no use. Default: what fits.
     """
 
     colour: Annotated[str, NameOf("colour", {"red": 1, "blue": 2})] = "red"
@@ -78,8 +78,9 @@ def test_a_field_that_may_be_left_out_shows_no_default() -> None:
     made = flag("limit")
     assert made.type is click.FLOAT
     assert not made.show_default
-    assert made.help == "Of the paint.  [default: what fits]"
-    assert flag("limit", default="as you like").help == "Of the paint.  [default: as you like]"
+    said = "Use so much of the paint. More is no use."
+    assert made.help == f"{said}  [default: what fits]"
+    assert flag("limit", default="as you like").help == f"{said}  [default: as you like]"
 
 
 def test_an_older_spelling_works_and_is_not_listed() -> None:
