@@ -1,4 +1,4 @@
-"""The end of a study: it is written down, and drawn."""
+"""The end of a study: its record and its report."""
 
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.opening.open_study import OpenStudy
@@ -8,9 +8,9 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
     """Writes how a study ended, and its report.
 
     Args:
-        study: has nothing in flight.
+        study: no trial of it is running.
         status: how it ended.
-        reason: why, unless it completed.
+        reason: why it ended. Empty if it completed.
     """
     study.finish(status, reason)
     # A cancelled run has seconds to end in, and its study may be resumed. `zerotune show` reads it meanwhile.
@@ -19,8 +19,8 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
 
 
 def _report(study: OpenStudy) -> None:
-    """Writes the report; if that fails, the study has not failed."""
-    # Only a study that ends needs what draws it.
+    """Writes the report. If that fails, the study has still completed."""
+    # Only the end of a study needs this import, which takes time.
     from trial_lib.report.write_report import write_report
 
     try:

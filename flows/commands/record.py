@@ -13,6 +13,7 @@ from flows.interrupts import interrupts
 from flows.terminal import say, say_error
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.report.leaderboard import flat_knobs
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
@@ -82,5 +83,5 @@ class _Teller:
         per_trial = (time.monotonic() - self._started) / self._measured
         left = timedelta(seconds=round(per_trial * (total - done)))
         throughput = result.metrics.get("throughput")
-        said = result.outcome.value if throughput is None else f"{throughput:.1f} samples/s"
+        said = result.outcome.value if throughput is None else SEARCH_METRICS["throughput"].shown(throughput)
         say(f"{done}/{total}, {left} left: {candidate.label} {flat_knobs(candidate.knobs)}: {said}")
