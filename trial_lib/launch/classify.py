@@ -44,10 +44,23 @@ class RankRecord:
     engine_built: bool = True
 
 
-def classify(
-    ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str
-) -> tuple[Outcome, str]:
-    """Returns how a trial ended, and one sentence that a person can act on.
+@dataclass(frozen=True)
+class TrialEnd:
+    """How a trial, or an attempt of a training, ended.
+
+    Attributes:
+        outcome: the kind of end.
+        reason: one sentence that a person can act on; empty for a completed trial.
+        failed_rank: the rank that failed first, whose log the reason names; None if no rank failed.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    failed_rank: int | None = None
+
+
+def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str) -> TrialEnd:
+    """Reads how a trial ended.
 
     Read in this order: the ranks' measurements; the root cause in any rank's record or log; the kernel's out-of-memory
     counter; else it crashed. An exit status alone is never success.
@@ -59,30 +72,34 @@ def classify(
         kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
         device: `cuda` or `cpu`, whose slots have no other memory than the host's.
     """
-    measured = [rank.measurement for rank in ranks if rank.measurement is not None]
-    refused = [measurement for measurement in measured if measurement["outcome"] != Outcome.COMPLETED]
-    if refused:
-        return Outcome(refused[0]["outcome"]), refused[0]["reason"]
+    measured = [(number, rank.measurement) for number, rank in enumerate(ranks) if rank.measurement is not None]
+    for number, measurement in measured:
+        if measurement["outcome"] != Outcome.COMPLETED:
+            return TrialEnd(Outcome(measurement["outcome"]), measurement["reason"], number)
     if len(measured) == len(ranks):
-        return Outcome.COMPLETED, ""
+        return TrialEnd(Outcome.COMPLETED)
     if ending.ended_by == CANCEL:
-        return Outcome.CANCELLED, "Cancelled while it ran."
-    for rank in ranks:
+        return TrialEnd(Outcome.CANCELLED, "Cancelled while it ran.")
+    for number, rank in enumerate(ranks):
         lack = lack_of_memory(rank.failure, rank.log_tail, device)
         if lack is not None:
-            return _out_of_memory(lack, rank.log)
+            return _failed_on(ranks, number, *_out_of_memory(lack))
     if kernel_killed and any(status == -signal.SIGKILL for status in ending.statuses):
         of_the_slot = kind_of(device).computes_on_the_processor
         outcome = Outcome.OUT_OF_MEMORY if of_the_slot else Outcome.OUT_OF_HOST_MEMORY
-        return outcome, f"The kernel killed a rank for lack of host memory. Log: {ranks[0].log}"
+        return _failed_on(ranks, 0, outcome, "The kernel killed a rank for lack of host memory.")
     return _failed(ending, ranks, deadline_s)
 
 
-def _out_of_memory(lack: MemoryLack, log: str) -> tuple[Outcome, str]:
+def _failed_on(ranks: list[RankRecord], number: int, outcome: Outcome, sentence: str) -> TrialEnd:
+    return TrialEnd(outcome, f"{sentence} Log: {ranks[number].log}", number)
+
+
+def _out_of_memory(lack: MemoryLack) -> tuple[Outcome, str]:
     if lack.whose is MemoryOwner.HOST:
         # The line may speak of CUDA, which locks the pages.
-        return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said} Log: {log}"
-    return Outcome.OUT_OF_MEMORY, f"{lack.said} Log: {log}"
+        return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said}"
+    return Outcome.OUT_OF_MEMORY, lack.said
 
 
 def is_from_outside(ending: Ending, outcome: Outcome, ranks: list[RankRecord]) -> bool:
@@ -99,52 +116,60 @@ def is_from_outside(ending: Ending, outcome: Outcome, ranks: list[RankRecord]) -
     return killed or ending.ended_by in (GUARD, HOST)
 
 
-def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> tuple[Outcome, str]:
+def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> TrialEnd:
     if ending.ended_by == HOST:
+        gone = f"The host {ending.host} could not be reached or died"
         lost = ranks[ending.host_rank]
         if not lost.log_tail.strip():
-            return Outcome.CRASHED, f"The host {ending.host} could not be reached or died. Log: {ranks[0].log}"
-        said = f"{_last_line(lost)} Log: {lost.log}"
-        return Outcome.CRASHED, f"The host {ending.host} could not be reached or died: {said}"
-    roots = [rank for rank in ranks if rank.failure and not PEER_DIED.search(rank.failure["message"])]
+            return _failed_on(ranks, 0, Outcome.CRASHED, f"{gone}.")
+        return _failed_on(ranks, ending.host_rank, Outcome.CRASHED, f"{gone}: {_last_line(lost)}")
+    roots = [
+        (rank.failure["time"], number)
+        for number, rank in enumerate(ranks)
+        if rank.failure and not PEER_DIED.search(rank.failure["message"])
+    ]
     if roots:
-        root = min(roots, key=lambda rank: rank.failure["time"] if rank.failure else 0.0)
-        assert root.failure is not None
-        message = _first_lines(root.failure["message"])
-        if root.failure["ended_early"]:
-            return Outcome.CRASHED, f"{message} Log: {root.log}"
-        if root.failure.get("elsewhere"):
-            return Outcome.INVALID, f"{root.failure['message']} Log: {root.log}"
-        if root.failure.get("waits"):
-            return Outcome.TIMED_OUT, f"{root.failure['message']} Log: {root.log}"
-        if root.failure["type"] == "SystemExit" and message.isdigit():
-            said = f"SystemExit: {message}; its last words: {_last_line(root)}"
-            return Outcome.CRASHED, f"The program ended by itself with {said} Log: {root.log}"
-        sentence = f"{root.failure['type']}: {message}" if message else str(root.failure["type"])
-        if root.failure["in_initialize"] and root.failure["type"] not in ("ImportError", "ModuleNotFoundError"):
-            refused = root.failure.get("refusal") or sentence
-            return Outcome.INVALID, f"{REFUSED} {refused} Log: {root.log}"
-        return Outcome.CRASHED, f"The program raised {sentence} Log: {root.log}"
+        _, root = min(roots)
+        return _failed_on(ranks, root, *_by_exception(ranks[root]))
     if ending.ended_by == DEADLINE:
-        waiting = next((rank for rank in ranks if not rank.engine_built), None)
+        waiting = next((number for number, rank in enumerate(ranks) if not rank.engine_built), None)
         if waiting is not None:
             reason = (
                 f"The program had no DeepSpeed engine after {deadline_s:.0f} s: it does not call deepspeed.initialize, "
                 "or waits for something before that (a download, a prompt, a lock, other processes). "
-                f"Its last words: {_last_line(waiting)} Log: {waiting.log}"
+                f"Its last words: {_last_line(ranks[waiting])}"
             )
-            return Outcome.TIMED_OUT, reason
-        return Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s. Log: {ranks[0].log}"
+            return _failed_on(ranks, waiting, Outcome.TIMED_OUT, reason)
+        return _failed_on(ranks, 0, Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s.")
     if ending.ended_by == GUARD:
-        return Outcome.CRASHED, f"The trial's guard process was killed. Log: {ranks[0].log}"
+        return _failed_on(ranks, 0, Outcome.CRASHED, "The trial's guard process was killed.")
     killed = next((number for number, status in enumerate(ending.statuses) if status is not None and status < 0), None)
     if killed is not None:
-        number = -(ending.statuses[killed] or 0)
-        return Outcome.CRASHED, f"{_by_signal(killed, number, ranks[killed])} Log: {ranks[killed].log}"
+        sentence = _by_signal(killed, -(ending.statuses[killed] or 0), ranks[killed])
+        return _failed_on(ranks, killed, Outcome.CRASHED, sentence)
     silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
     culprit = next((number for number, status in enumerate(ending.statuses) if status), silent)
-    last = _last_line(ranks[culprit])
-    return Outcome.CRASHED, f"Rank {culprit} left no result; its last words: {last} Log: {ranks[culprit].log}"
+    sentence = f"Rank {culprit} left no result; its last words: {_last_line(ranks[culprit])}"
+    return _failed_on(ranks, culprit, Outcome.CRASHED, sentence)
+
+
+def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
+    """Returns how a trial ended one of whose ranks raised an exception, and a sentence about it."""
+    assert rank.failure is not None
+    failure, message = rank.failure, _first_lines(rank.failure["message"])
+    if failure["ended_early"]:
+        return Outcome.CRASHED, message
+    if failure.get("elsewhere"):
+        return Outcome.INVALID, str(failure["message"])
+    if failure.get("waits"):
+        return Outcome.TIMED_OUT, str(failure["message"])
+    if failure["type"] == "SystemExit" and message.isdigit():
+        said = f"SystemExit: {message}; its last words: {_last_line(rank)}"
+        return Outcome.CRASHED, f"The program ended by itself with {said}"
+    sentence = f"{failure['type']}: {message}" if message else str(failure["type"])
+    if failure["in_initialize"] and failure["type"] not in ("ImportError", "ModuleNotFoundError"):
+        return Outcome.INVALID, f"{REFUSED} {failure.get('refusal') or sentence}"
+    return Outcome.CRASHED, f"The program raised {sentence}"
 
 
 def _by_signal(number: int, signal_number: int, rank: RankRecord) -> str:

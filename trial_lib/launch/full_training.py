@@ -168,7 +168,8 @@ def _attempt(
         )
         for rank in ranks
     ]
-    outcome, reason = classify(ending, records, math.inf, kernel_kills() > kills_before, host.device)
+    end = classify(ending, records, math.inf, kernel_kills() > kills_before, host.device)
+    outcome = end.outcome
     invalid = None if outcome is Outcome.COMPLETED else _broken_api(records)
     if cancelled.is_set() and outcome is not Outcome.COMPLETED:
         return _AttemptEnd(Outcome.CANCELLED, "Cancelled while it ran.")
@@ -177,7 +178,7 @@ def _attempt(
     failures = [record.failure for record in records if record.failure is not None]
     is_refused = any(failure.get("refusal") or failure.get("elsewhere") for failure in failures)
     from_outside = is_from_outside(ending, outcome, records)
-    return _AttemptEnd(outcome, reason, is_invalid=is_refused, is_from_outside=from_outside)
+    return _AttemptEnd(outcome, end.reason, is_invalid=is_refused, is_from_outside=from_outside)
 
 
 def _run(

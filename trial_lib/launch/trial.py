@@ -323,7 +323,8 @@ def _result(
         )
         for rank in range(plan.candidate.slots)
     ]
-    outcome, reason = classify(ending, ranks, plan.deadline_s, kernel_killed, device)
+    end = classify(ending, ranks, plan.deadline_s, kernel_killed, device)
+    outcome = end.outcome
     first = ranks[0].measurement or {}
     failure = next((rank.failure for rank in ranks if rank.failure), {}) or {}
     phases = dict(first.get("phases") or failure.get("phases") or {})
@@ -339,7 +340,8 @@ def _result(
         name=plan.name,
         config_hash=plan.config_hash,
         outcome=outcome,
-        reason=reason,
+        reason=end.reason,
+        failed_rank=end.failed_rank,
         metrics=first.get("metrics", {}) if outcome is Outcome.COMPLETED else {},
         step_times=first.get("step_times", []),
         losses=first.get("losses", []),

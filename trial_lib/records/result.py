@@ -236,6 +236,7 @@ class TrialResult(FrozenRecord):
         config_hash: names the complete DeepSpeed configuration that ran.
         outcome: how it ended.
         reason: one sentence that a person can act on; empty for a completed trial.
+        failed_rank: the rank that failed first; None if none failed, or in a record of an older version.
         metrics: by name; `measure` documents each. Empty unless steps were measured.
         step_times: seconds of each counted optimizer step, on the slowest rank.
         losses: what each of the first optimizer steps has made smaller, from step 1 on: mostly the mean loss over
@@ -273,6 +274,7 @@ class TrialResult(FrozenRecord):
     config_hash: str
     outcome: Outcome
     reason: str = ""
+    failed_rank: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     step_times: list[float] = Field(default_factory=list)
     losses: list[float] = Field(default_factory=list)

@@ -46,14 +46,13 @@ class LogEnds:
 
 
 def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
-    """Returns what the rank has left that failed first, or the first rank where none has.
+    """Returns what the rank left that failed first; rank 0 if none failed, or if an older record does not say it.
 
     Args:
         result: of a trial that has logs.
         paths: the study's files, wherever its folder is now.
     """
-    # A reason names the log of that rank.
-    rank = next((rank for rank, log in enumerate(result.logs) if log in result.reason), 0)
+    rank = result.failed_rank or 0
     written, typed = Path(result.logs[rank]), paths.trial(result.number).as_typed.root.name
     # Another trial's, where that has run the same configuration.
     folder = written.parent.parent if written.parent.name == typed else written.parent

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from trial_lib.launch.classify import RankRecord, classify, is_from_outside
@@ -20,8 +22,11 @@ def rank(number=0, measurement=None, failure=None, log="", engine_built=True):
 
 def ended(ranks, by="ranks", statuses=None, kernel_killed=False, device="cpu"):
     statuses = [1] * len(ranks) if statuses is None else statuses
-    outcome, reason = classify(Ending(by, statuses), ranks, 60.0, kernel_killed, device)
-    return outcome.value, reason
+    end = classify(Ending(by, statuses), ranks, 60.0, kernel_killed, device)
+    # A reason names the log of the rank that failed.
+    named = None if " Log: " not in end.reason else int(re.findall(r"Log: rank(\d+).log$", end.reason)[0])
+    assert named in (None, end.failed_rank)
+    return end.outcome.value, end.reason
 
 
 @pytest.mark.parametrize(

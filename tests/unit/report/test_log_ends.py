@@ -28,6 +28,7 @@ def failed(number: int, ran: TrialPaths, purpose: Purpose = Purpose.SEARCH) -> T
         config_hash="a",
         outcome=Outcome.CRASHED,
         reason=f"The program raised KeyError: 'lr' Log: {logs[1]}",
+        failed_rank=1,
         host="here",
         started_at=0.0,
         logs=[str(path) for path in logs],
@@ -70,3 +71,10 @@ def test_they_are_found_where_the_study_is_now(paths: StudyPaths, tmp_path: Path
 def test_a_trial_that_is_another_one_again_shows_what_that_has_left(paths: StudyPaths) -> None:
     result = failed(3, paths.trial(3)).model_copy(update={"number": 7})
     assert LogEnds(paths, KnownSecrets(())).of(result)[0] == "Traceback: KeyError: 'lr'"
+
+
+def test_an_older_record_that_does_not_say_which_rank_failed_shows_the_first_ranks_log(paths: StudyPaths) -> None:
+    record = failed(3, paths.trial(3)).model_dump(mode="json")
+    del record["failed_rank"]
+    shown, name = LogEnds(paths, KnownSecrets(())).of(TrialResult.model_validate(record))
+    assert (shown, name) == ("its last words", str(paths.trial(3).log(0).relative_to(paths.root)))

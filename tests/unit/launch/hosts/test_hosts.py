@@ -65,8 +65,7 @@ def test_a_rank_on_this_host_is_given_the_devices_that_are_locked_and_elsewhere_
 def test_a_host_s_death_is_the_reason_and_not_what_its_peers_say_of_it(log, said):
     peer = {"type": "RuntimeError", "message": "something broke", "traceback": "", "time": 1.0, "ended_early": False}
     ranks = [RankRecord(None, peer, "", "/t/rank0.log"), RankRecord(None, None, log, "/t/rank1.log")]
-    outcome, reason = classify(
-        Ending(HOST, [1, -9], host="node-2", host_rank=1), ranks, 60.0, kernel_killed=False, device="cpu"
-    )
-    assert outcome is Outcome.CRASHED
-    assert reason == said
+    end = classify(Ending(HOST, [1, -9], host="node-2", host_rank=1), ranks, 60.0, kernel_killed=False, device="cpu")
+    assert end.outcome is Outcome.CRASHED
+    assert end.reason == said
+    assert end.failed_rank == (1 if log else 0)
