@@ -1,9 +1,10 @@
 """The full experiment: the user's training at full length."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 
@@ -18,8 +19,11 @@ from trial_lib.records.study_folder import FULL_EXPERIMENTS, StudyStatus
 from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
 
 
-@flow(name="experiment", persist_result=False, validate_parameters=True)
-@shows(TrainingArguments)
+def _flow(function: Callable[..., State[Any]]) -> Flow[..., State[Any]]:
+    return flow(name="experiment", persist_result=False, validate_parameters=True)(shows(TrainingArguments)(function))
+
+
+@_flow
 def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None, **arguments: Any) -> State[Any]:
     """Trains at full length.
 
@@ -37,6 +41,22 @@ def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None,
             raise
         # The training has finished, but Prefect did not record that and has retried this run.
         return Completed(message=finished.where)
+    return run_experiment(full_experiment)
+
+
+def experiment_open(full_experiment: FullExperiment) -> Flow[..., State[Any]]:
+    """Returns the flow `experiment` for a full experiment that its command or its study has opened already."""
+
+    @_flow
+    def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None, **arguments: Any) -> State[Any]:
+        """Trains at full length. Prefect only shows the parameters."""
+        return run_experiment(full_experiment)
+
+    return experiment
+
+
+def run_experiment(full_experiment: FullExperiment) -> State[Any]:
+    """Runs an open full experiment to its end and closes it. Returns the flow's state."""
     try:
         full_experiment.begin()
         end = train(full_experiment)

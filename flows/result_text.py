@@ -94,9 +94,9 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say(f"Send it later: {shlex.join(['zerotune', 'sync', str(study.paths.root)])}")
 
 
-def tell_failed_training(study: OpenStudy) -> None:
+def tell_failed_training(study: OpenStudy, reason: str) -> None:
     """Prints why the full experiment failed, and how to resume it."""
-    say(f"The full experiment failed. {study.driver.full_experiment_failure}")
+    say(f"The full experiment failed. {reason}")
     say(f"Its files:     {study.paths.full_experiment.root}")
     say(f"Fix that, then resume with: {interrupts.resume_command}")
 

@@ -1,18 +1,20 @@
 """The tuning flow: profile, known winner, submitted configuration, search, confirmation, report."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
-from prefect import flow, get_run_logger, tags
+from prefect import Flow, flow, get_run_logger, tags
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.ending import finish
-from flows.experiment import experiment
+from flows.experiment import experiment_open, run_experiment
 from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
+from flows.running_study import RunningStudy
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
 from tasks.confirm import tell_finding
 from tasks.known_winner import tell_since_last, tell_start
@@ -27,6 +29,7 @@ from trial_lib.full_experiment.open import full_experiment_of
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyStatus
+from trial_lib.study.answer import ignored_batch_reason
 from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
 from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan, no_answer
 from trial_lib.study.driver import StudyDriver
@@ -36,7 +39,7 @@ from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
 from trial_lib.study.opening.accepted_config import require_accepted_config
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
-from trial_lib.study.profile_report import profile_failure
+from trial_lib.study.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work, WorkEnd
 from trial_lib.study.unfinished import ElsewhereError
 from trial_lib.wire.errors import InputError
@@ -45,8 +48,20 @@ Running = list[tuple[Work, TrialFuture]]
 """Running work, with its task runs."""
 
 
-@flow(name="tune", task_runner=ThreadPoolTaskRunner(), persist_result=False, validate_parameters=True)
-@shows(StudyArguments, derived=("zero_stages",), older=OLDER_NAMES)
+class RunFailures(NamedTuple):
+    """Why a study failed, and why its full experiment did. Each is None if it did not."""
+
+    study: str | None = None
+    training: str | None = None
+
+
+def _flow(function: Callable[..., State[Any]]) -> Flow[..., State[Any]]:
+    with_fields = shows(StudyArguments, derived=("zero_stages",), older=OLDER_NAMES)(function)
+    options = {"task_runner": ThreadPoolTaskRunner(), "persist_result": False, "validate_parameters": True}
+    return flow(name="tune", **options)(with_fields)
+
+
+@_flow
 def tune(work_dir: Path | None = None, study_dir: Path | None = None, **arguments: Any) -> State[Any]:
     """Finds the DeepSpeed configuration that trains fastest.
 
@@ -65,10 +80,26 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
         # The study has finished, but Prefect did not record that and has retried this run.
         record = record_of(StudyPaths(Path(finished.where)))
         return completed(finished.where, "" if record is None else record.regression)
-    restarts = study.driver.arguments.max_search_runner_restarts
+    return run_with_restarts(RunningStudy(study))
+
+
+def tune_open(running: RunningStudy) -> Flow[..., State[Any]]:
+    """Returns the flow `tune` of a command, which has opened its study already."""
+
+    @_flow
+    def tune(work_dir: Path | None = None, study_dir: Path | None = None, **arguments: Any) -> State[Any]:
+        """Tunes the study that the command has opened. Prefect only shows the parameters."""
+        return run_with_restarts(running)
+
+    return tune
+
+
+def run_with_restarts(running: RunningStudy) -> State[Any]:
+    """Runs a study to its end. A search that fails is resumed `max_search_runner_restarts` times."""
+    restarts = running.study.driver.setup.arguments.max_search_runner_restarts
     while True:
         try:
-            return run_to_its_end(study)
+            return run_to_its_end(running)
         except InputError:
             # The same input would be wrong again.
             raise
@@ -78,15 +109,16 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
             # Prefect's retries would also repeat a study that has failed for good.
             get_run_logger().exception("The search failed and is resumed. Restarts left: %d", restarts - 1)
             restarts -= 1
-            study = resume_study(study.paths.root)
+            running.study = resume_study(running.study.paths.root)
 
 
-def run_to_its_end(study: OpenStudy) -> State[Any]:
+def run_to_its_end(running: RunningStudy) -> State[Any]:
     """Runs an open study to its end and closes it. Returns the flow's state."""
+    study = running.study
     try:
-        failure = run_while_there_is_room(study)
+        failure, running.training_failure = run_while_there_is_room(study)
         if failure:
-            failure = f"{failure} {study.driver.edited}".rstrip()
+            failure = f"{failure} {study.driver.edits.so_far()}".rstrip()
         finish(study, StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
         return Failed(message=failure) if failure else completed(str(study.paths.root), study.record.regression)
     except BaseException as error:
@@ -120,8 +152,8 @@ def open_study(arguments: dict[str, Any], study_dir: Path | None, work_dir: Path
     return study
 
 
-def run_while_there_is_room(study: OpenStudy) -> str | None:
-    """Runs a study to its end. Returns why it failed, or None.
+def run_while_there_is_room(study: OpenStudy) -> RunFailures:
+    """Runs a study to its end. Returns why it failed.
 
     It also fails if the disk is full, or if ranks run on another kind of device than their slots. It can be resumed
     when that is fixed.
@@ -132,53 +164,51 @@ def run_while_there_is_room(study: OpenStudy) -> str | None:
             return run_study(study)
     except (DiskFullError, ElsewhereError) as error:
         study.driver.cancel()
-        return str(error)
+        return RunFailures(study=str(error))
 
 
-def run_study(study: OpenStudy) -> str | None:
-    """Runs the remaining steps of a study. Returns why it failed, or None."""
+def run_study(study: OpenStudy) -> RunFailures:
+    """Runs the remaining steps of a study. Returns why it failed."""
     driver = study.driver
     profile = driver.state.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
-        return profile_failure(profile, driver.had_engine(profile))
+        return RunFailures(study=profile_failure(profile, had_engine(driver.setup, profile)))
     study.profiled()
     tell_profile(driver)
-    if driver.arguments.from_earlier and not driver.state.has_searched:
+    if driver.setup.arguments.from_earlier and not driver.state.has_searched:
         confirm_known_winner(study)
     if not driver.state.has_searched:
         submitted = None if driver.state.submitted else driver.submitted_plan()
         if submitted is not None:
             run_and_insist(study, submitted)
         search(study)
-    if driver.ignored_batch is not None:
-        return driver.ignored_batch
+    ignored_batch = ignored_batch_reason(driver.state)
+    if ignored_batch is not None:
+        return RunFailures(study=ignored_batch)
     confirm(study)
     answer = answer_of(driver)
     if answer is None:
-        return no_answer(driver)
+        return RunFailures(study=no_answer(driver))
     tell_since_last(driver)
     report(driver, answer, study.tracker)
-    if driver.arguments.run_full_experiment:
-        train_with_winner(study)
-    return None
+    return RunFailures(training=train_with_winner(study) if driver.setup.arguments.run_full_experiment else None)
 
 
-def train_with_winner(study: OpenStudy) -> None:
-    """Trains at full length with the winning configuration, as a subflow. A failure is noted in the driver."""
+def train_with_winner(study: OpenStudy) -> str | None:
+    """Trains at full length with the winning configuration, as a subflow. Returns why that failed, or None."""
     full_experiment = full_experiment_of(study)
     if full_experiment is None:
-        return
-    named = experiment.with_options(flow_run_name=full_experiment.record.experiment_id)
-    root = full_experiment.paths.root
+        return None
+    named = experiment_open(full_experiment).with_options(flow_run_name=full_experiment.record.experiment_id)
     try:
         # The automation that detects missing heartbeats selects runs by this tag.
         with tags("zerotune"), interrupts.noting(full_experiment.interrupt, LONGEST_END_S), impatient_if_away():
-            state = named(experiment_dir=root, return_state=True)
+            state = named(experiment_dir=full_experiment.paths.root, return_state=True)
     except httpx.HTTPError as error:
         study.driver.log.warning("Prefect has not recorded the full experiment, or not its end: %s", error)
         record = full_experiment.record
         if record.status is StudyStatus.RUNNING:
-            state = experiment.fn(experiment_dir=root)
+            state = run_experiment(full_experiment)
         else:
             state = Completed() if record.status is StudyStatus.COMPLETED else Failed(message=record.reason)
     finally:
@@ -186,8 +216,7 @@ def train_with_winner(study: OpenStudy) -> None:
     if state.is_cancelled():
         # The interrupt that cancelled it is this study's as well.
         raise KeyboardInterrupt
-    if not state.is_completed():
-        study.driver.full_experiment_failure = full_experiment.record.reason or str(state.message)
+    return None if state.is_completed() else full_experiment.record.reason or str(state.message)
 
 
 def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
@@ -222,14 +251,14 @@ def search(study: OpenStudy) -> None:
     progress = Progress(driver)
     running: Running = []
     while True:
-        for work in driver.next_work(driver.concurrency - len(running)):
+        for work in driver.next_work(driver.setup.concurrency - len(running)):
             running.append((work, submit(driver, work)))
         progress.update()
         if not running:
             break
         take_in(study, next_ended(driver, running))
     progress.finish()
-    driver.stop("its minutes are over" if driver.minutes_are_over else "the search has ended")
+    driver.stop("its minutes are over" if driver.time.is_over else "the search has ended")
 
 
 def confirm(study: OpenStudy) -> None:

@@ -34,12 +34,12 @@ def tell_since_last(driver: StudyDriver) -> None:
         get_run_logger().info("the winner: %s", compared.sentence)
         return
     get_run_logger().warning("the winner: %s", compared.sentence)
-    name = driver.experiment.name
+    name = driver.setup.experiment.name
     with told_if_possible(driver.log):
         emit_event(
             REGRESSION,
             resource={"prefect.resource.id": f"zerotune.experiment.{name}", "prefect.resource.name": name},
-            payload={"study_id": driver.study_id, "folder": str(driver.paths.root), **compared.document()},
+            payload={"study_id": driver.setup.study_id, "folder": str(driver.setup.paths.root), **compared.document()},
             # Prefect stores it once, however often a study is resumed. An automation may run again after minutes.
-            id=uuid5(NAMESPACE_URL, f"{REGRESSION}/{driver.study_id}"),
+            id=uuid5(NAMESPACE_URL, f"{REGRESSION}/{driver.setup.study_id}"),
         )

@@ -16,10 +16,8 @@ def tell_profile(driver: StudyDriver) -> None:
     """Writes the profile, and the memory that each ZeRO stage needs, to the study, its log and Prefect."""
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
-    report = report_profile(
-        driver.state.profile.profile, driver.base_config, driver.experiment.config.resources.slots_per_trial
-    )
-    write_whole(driver.paths.profile, report.model_dump_json(indent=2))
+    report = report_profile(driver.state.profile.profile, driver.known.base_config, driver.setup.slots)
+    write_whole(driver.setup.paths.profile, report.model_dump_json(indent=2))
     for line in report.lines():
         driver.log.info("%s", line)
         get_run_logger().info(line)

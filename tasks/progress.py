@@ -22,12 +22,12 @@ class Progress:
         self._next = 0.0
         with told_if_possible(driver.log):
             self._bar = create_progress_artifact(
-                self._percent, key="progress", description=f"{driver.arguments.max_trials} trials at most"
+                self._percent, key="progress", description=f"{driver.setup.arguments.max_trials} trials at most"
             )
 
     @property
     def _percent(self) -> float:
-        return 100.0 * self._driver.state.searched / self._driver.arguments.max_trials
+        return 100.0 * self._driver.state.searched / self._driver.setup.arguments.max_trials
 
     def update(self) -> None:
         """Updates both, unless that has just been done."""
@@ -40,7 +40,7 @@ class Progress:
 
     def _tell(self) -> None:
         driver, began = self._driver, time.monotonic()
-        rows = leaderboard(driver.state.results, driver.state.candidates, driver.arguments.metric)
+        rows = leaderboard(driver.state.results, driver.state.candidates, driver.metric)
         more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
         with told_if_possible(driver.log):
             if self._bar is not None:
@@ -48,7 +48,7 @@ class Progress:
             create_table_artifact(
                 [row.for_people() for row in rows[:_ROWS]],
                 key="leaderboard",
-                description=f"Best first, by {driver.arguments.metric}{more}",
+                description=f"Best first, by {driver.metric}{more}",
             )
         ended = time.monotonic()
         self._next = ended + (ended - began) / _SHARE

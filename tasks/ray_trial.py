@@ -68,7 +68,7 @@ class RayWork:
 def submit_to_ray(driver: StudyDriver, work: Work) -> RayWork:
     """Starts work on the cluster, in the background. Its results arrive at `driver.next_ended`."""
     assert isinstance(driver.place, RayPlace)
-    driver.place.send = lambda order: _SentByPrefect(order, driver.arguments.metric, driver.log)
+    driver.place.send = lambda order: _SentByPrefect(order, driver.metric, driver.log)
     thread = ThreadPoolExecutor(1, thread_name_prefix=work.label)
     # Prefect finds the flow's run in the context.
     future = thread.submit(contextvars.copy_context().run, driver.run, work)

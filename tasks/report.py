@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.mlflow_links import in_words, link_to_mlflow
 from tasks.telling import told_if_possible
 from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.study.answer import winning_config
+from trial_lib.study.answer import write_answer
 from trial_lib.study.confirm.of_study import Answer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.tracking.tracker import Tracker
@@ -20,8 +20,8 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     """Writes the best configuration, its metrics and its command, and shows them in Prefect."""
     best, finding = answer.best, answer.finding
     candidate = driver.state.candidates[best.number]
-    metric = driver.arguments.metric
-    driver.write_answer(best.number, answer.document(driver))
+    metric = driver.metric
+    write_answer(driver.setup, driver.known, candidate, answer.document(driver))
     value = SEARCH_METRICS[metric].shown(best.metrics[metric])
     measured = f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
     headline = answer.sentence or measured
@@ -29,7 +29,7 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     for line in dict.fromkeys([*([headline] if finding is None else []), measured]):
         driver.log.info("%s", line)
         get_run_logger().info(line)
-    config = json.dumps(winning_config(driver.base_config, candidate), indent=2)
+    config = json.dumps(candidate.complete(driver.known.base_config), indent=2)
     with told_if_possible(driver.log):
         create_markdown_artifact(
             "\n".join(
@@ -41,9 +41,9 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
                     config,
                     "```",
                     "```sh",
-                    driver.paths.best_command.read_text().rstrip(),
+                    driver.setup.paths.best_command.read_text().rstrip(),
                     "```",
-                    f"- report, once the study has ended: `{driver.paths.report}`",
+                    f"- report, once the study has ended: `{driver.setup.paths.report}`",
                     f"- trials in MLflow: {in_words(tracker.ways)}",
                     f"- answer in MLflow: {in_words(tracker.run_ways)}",
                 ]

@@ -25,7 +25,7 @@ class TrialFuture(Protocol):
 
 def submit(driver: StudyDriver, work: Work) -> TrialFuture:
     """Starts work in the background. Its results arrive at `driver.next_ended`."""
-    if driver.arguments.ray_address is not None:
+    if driver.setup.arguments.ray_address is not None:
         # Other studies do not need Ray.
         from tasks.ray_trial import submit_to_ray
 

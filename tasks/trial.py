@@ -21,7 +21,7 @@ def trial(driver: StudyDriver, label: str, work: Any) -> State:
     """Runs one trial. The task run always completes, and its state is named after the trial's outcome."""
     (result,) = driver.run(work())
     assert isinstance(result, TrialResult)
-    state = said(result, driver.arguments.metric)
+    state = said(result, driver.metric)
     if result.outcome is Outcome.COMPLETED:
         get_run_logger().info("%s: %s", label, state.message)
     else:
@@ -34,7 +34,7 @@ def sweep(driver: StudyDriver, label: str, work: Any) -> State:
     """Measures several micro-batch sizes in one process group, and lists them in an artifact."""
     swept: Work = work()
     ends = {end.number: end for end in driver.run(swept)}
-    metric = driver.arguments.metric
+    metric = driver.metric
     rows = []
     for plan in swept.plans:
         end = ends[plan.number]

@@ -13,6 +13,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.study_folder import StudyStatus
+from trial_lib.study.answer import write_answer
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan
 from trial_lib.study.driver import StudyDriver
@@ -146,7 +147,7 @@ class Experiment:
             run(plan)
         answer = answer_of(driver)
         assert answer is not None
-        driver.write_answer(answer.best.number, answer.document(driver))
+        write_answer(driver.setup, driver.known, driver.state.candidates[answer.best.number], answer.document(driver))
         study.finish(StudyStatus.COMPLETED)
 
     def _search(self, work: Work, run: Callable[[TrialPlan], None]) -> None:

@@ -43,12 +43,12 @@ def measure(driver: StudyDriver, candidate: Candidate) -> TrialResult:
 def confirm(driver: StudyDriver, reading: TrialResult, search_seconds: float) -> Finding:
     """Confirms one configuration as if it were two."""
     candidate = driver.state.candidates[reading.number]
-    config = candidate.complete(driver.base_config)
+    config = candidate.complete(driver.known.base_config)
     own, twin = (
         Contender(candidate.model_copy(), config, reading.model_copy(update={"config_hash": name}))
         for name in ("own", "twin")
     )
-    confirmation = Confirmation(own, [twin], METRIC, driver.host.device, search_seconds)
+    confirmation = Confirmation(own, [twin], METRIC, driver.setup.device, search_seconds)
     while (asked := confirmation.next) is not None:
         key = "own" if asked is own.candidate else "twin"
         confirmation.tell(measure(driver, candidate).model_copy(update={"config_hash": key}))

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.study.answer import write_answer
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirm.of_study import Answer, answer_of, next_confirming_plan, no_answer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.opening.open_study import OpenStudy, new_study
-from trial_lib.study.profile_report import profile_failure
+from trial_lib.study.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work
 
 
@@ -46,7 +47,7 @@ def run_to_answer(study: OpenStudy) -> Answer:
     driver = study.driver
     profile = run_alone(driver, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
-        raise StudyFailedError(profile_failure(profile, driver.had_engine(profile)))
+        raise StudyFailedError(profile_failure(profile, had_engine(driver.setup, profile)))
     submitted = driver.submitted_plan()
     if submitted is not None:
         run_alone(driver, submitted)
@@ -59,5 +60,5 @@ def run_to_answer(study: OpenStudy) -> Answer:
     answer = answer_of(driver)
     if answer is None:
         raise StudyFailedError(no_answer(driver))
-    driver.write_answer(answer.best.number, answer.document(driver))
+    write_answer(driver.setup, driver.known, driver.state.candidates[answer.best.number], answer.document(driver))
     return answer

@@ -43,7 +43,7 @@ def courses_of(program: Program, work: Path) -> dict[str, LossCourse | str]:
                 data_parallel_size=own.data_parallel_size,
             )
             result = trials.measured(candidate)
-            config = candidate.complete(trials.driver.base_config)
+            config = candidate.complete(trials.driver.known.base_config)
             found[f"z{stage}, {micro} x {accumulation}"] = result.reason
             if result.outcome is Outcome.COMPLETED:
                 # A way that had no effect would be compared with itself.

@@ -234,7 +234,7 @@ def tried(trials: Trials) -> Training:
     result = trials.measured(trials.own)
     if result.outcome is not Outcome.COMPLETED:
         raise RuntimeError(f"a trial of what was typed: {result.reason}")
-    batch = resolve_batch(trials.own.complete(trials.driver.base_config), trials.own.data_parallel_size)
+    batch = resolve_batch(trials.own.complete(trials.driver.known.base_config), trials.own.data_parallel_size)
     return Training(
         batch.micro_batch_size,
         batch.gradient_accumulation_steps,

@@ -59,7 +59,7 @@ def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int
 def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
     profile = driver.state.profile
     assert profile is not None
-    space = study_space(driver.arguments, driver.experiment, driver.base_config, driver.host.device, profile)
+    space = study_space(driver.setup, driver.known.base_config, profile)
     count = sum(arm.size for arm in space.arms) * len(sizes)
     if count > MOST_CANDIDATES:
         raise InputError(

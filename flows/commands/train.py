@@ -54,10 +54,15 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
         with interrupts.noting(full_experiment.interrupt, LONGEST_END_S), prefect_server() as server:
             name, root = full_experiment.record.experiment_id, full_experiment.paths.root
 
+            def load() -> "Flow[..., Any]":
+                from flows.experiment import experiment_open
+
+                return experiment_open(full_experiment)
+
             def is_down() -> bool:
                 return full_experiment.is_down
 
-            run_flow(server, _experiment_flow, [name], log, is_down, experiment_dir=root, **dict(arguments))
+            run_flow(server, load, [name], log, is_down, experiment_dir=root, **dict(arguments))
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if interrupts.heard:
@@ -76,12 +81,6 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
     elif not interrupts.heard:
         _tell(full_experiment)
     return _STATUS_EXIT.get(full_experiment.record.status, FULL_EXPERIMENT_FAILED)
-
-
-def _experiment_flow() -> "Flow[..., Any]":
-    from flows.experiment import experiment
-
-    return experiment
 
 
 def _resume_command(arguments: TrainingArguments) -> str:

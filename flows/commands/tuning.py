@@ -11,6 +11,7 @@ from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.live import LiveView
 from flows.result_text import result_document, tell_failed_training, tell_result
+from flows.running_study import RunningStudy
 from flows.servers.prefect_server import prefect_server, require_home, require_server_for_all
 from flows.servers.service import ServerError
 from flows.terminal import print_document, say, shown
@@ -19,7 +20,7 @@ from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.kept.folder import INTERRUPTED
 from trial_lib.study.opening.accepted_config import require_accepted_config
-from trial_lib.study.opening.open_study import OpenStudy, last_opened, open_planned, plan_study, resume_study
+from trial_lib.study.opening.open_study import OpenStudy, open_planned, plan_study, resume_study
 from trial_lib.wire.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def resume_command(root: Path, as_json: bool) -> int:
     with interrupts.opening():
         study = resume_study(root)
     try:
-        require_server_for_all(study.driver.arguments.ray_address)
+        require_server_for_all(study.driver.setup.arguments.ray_address)
     except InputError:
         study.close()
         raise
@@ -69,14 +70,15 @@ def resume_command(root: Path, as_json: bool) -> int:
 
 def _run(study: OpenStudy, as_json: bool) -> int:
     study.config_check.ask()
-    arguments = study.driver.arguments
+    arguments = study.driver.setup.arguments
     interrupts.resume_command = shlex.join(["zerotune", "resume", str(study.paths.root)])
-    for note in study.driver.experiment.notes:
+    for note in study.driver.setup.experiment.notes:
         say(f"note: {note}")
     study.driver.log.debug("the study is open, and its servers are starting")
     say(f"study: {study.paths.root}")
     say(f"tracking: {study.tracker.tracking_uri}")
-    noting = interrupts.noting(lambda: last_opened(study).interrupt())
+    running = RunningStudy(study)
+    noting = interrupts.noting(running.interrupt)
     try:
         with noting, LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(NoteHandler(view.note))
@@ -87,12 +89,16 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             def check() -> None:
                 require_accepted_config(study, interrupts.aside)
 
-            def is_down() -> bool:
-                return last_opened(study).is_down
+            def load() -> "Flow[..., Any]":
+                from flows.tune import tune_open
 
-            run_flow(server, _tune_flow, runs, study.driver.log, is_down, check, study_dir=study.paths.root, **shown)
-        # If the flow has restarted the search, it has opened the study again.
-        study = last_opened(study)
+                return tune_open(running)
+
+            def is_down() -> bool:
+                return running.is_down
+
+            run_flow(server, load, runs, study.driver.log, is_down, check, study_dir=study.paths.root, **shown)
+        study = running.study
         if study.record.status is StudyStatus.COMPLETED:
             interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
         if study.record.status is StudyStatus.RUNNING:
@@ -105,7 +111,7 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             if isinstance(error, InputError):
                 interrupts.resume_command = None
             raise
-        study = last_opened(study)
+        study = running.study
         # The signal came before the flow began, or the flow has cleaned up and raised it again.
         if study.record.status is StudyStatus.RUNNING:
             finish(study, StudyStatus.CANCELLED, INTERRUPTED)
@@ -119,23 +125,19 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         print_document(document)
     else:
         tell_result(study, document)
-    if study.driver.full_experiment_failure is not None:
-        tell_failed_training(study)
+    if running.training_failure is not None:
+        tell_failed_training(study, running.training_failure)
         return FULL_EXPERIMENT_FAILED
     if study.record.regression:
         return REGRESSED
     return _STATUS_EXIT[study.record.status]
 
 
-def _tune_flow() -> "Flow[..., Any]":
-    from flows.tune import tune
-
-    return tune
-
-
 def _flow_runs(study: OpenStudy) -> list[str]:
     """Returns the names of the study's flow run and of its full experiment's flow run."""
-    full_experiment = [full_experiment_id(study.record.study_id)] if study.driver.arguments.run_full_experiment else []
+    full_experiment = (
+        [full_experiment_id(study.record.study_id)] if study.driver.setup.arguments.run_full_experiment else []
+    )
     return [study.record.study_id, *full_experiment]
 
 

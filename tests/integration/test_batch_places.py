@@ -36,6 +36,7 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.opening.typed_command import read_command
 from trial_lib.study.runner import Work
+from trial_lib.study.setup import StudySetup
 
 KEYS = {"micro": MICRO_BATCH, "accumulation": ACCUMULATION, "total": TRAIN_BATCH}
 MICRO, ACCUMULATED = 4, 2
@@ -209,7 +210,8 @@ class Runs:
         paths.trials.mkdir(parents=True)
         place = ThisHost(self._starter, host, self.lock_dir)
         log = logging.getLogger(f"test.{self._study}")
-        return StudyDriver("study", time.time(), experiment, arguments, paths, host, place, log)
+        setup = StudySetup.now("study", time.time(), experiment, arguments, paths, host)
+        return StudyDriver(setup, place, log)
 
 
 @pytest.fixture

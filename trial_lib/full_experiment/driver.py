@@ -140,11 +140,6 @@ class FullExperiment:
         return self._record
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it has been closed."""
-        return self._closed
-
-    @property
     def is_down(self) -> bool:
         """Whether nothing of it is left to do: closing waits a while for the tracking server."""
         return self._is_down

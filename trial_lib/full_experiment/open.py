@@ -36,9 +36,6 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import OWNERS_FOLDER, write_all, write_whole
 
-# A command opens its full experiment before the flow starts, and so does a study; the flow then finds it here.
-_opened: dict[Path, FullExperiment] = {}
-
 
 def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_id: str | None = None) -> FullExperiment:
     """Checks the arguments and opens a new full experiment.
@@ -92,7 +89,7 @@ def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperimen
 
 
 def resume_full_experiment(root: Path) -> FullExperiment:
-    """Opens a full experiment that was interrupted, or finds the one that this process has opened.
+    """Opens a full experiment that was interrupted.
 
     Args:
         root: its folder.
@@ -102,9 +99,6 @@ def resume_full_experiment(root: Path) -> FullExperiment:
         InputError: there is none, another process drives it, or its configuration has changed.
     """
     paths = FullExperimentPaths(root.absolute())
-    opened = _opened.get(paths.root)
-    if opened is not None and not opened.is_closed:
-        return opened
     record = _read_record(paths)
     if record.status is StudyStatus.COMPLETED:
         raise FinishedError(
@@ -128,8 +122,8 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
     paths = FullExperimentPaths(study.paths.full_experiment.root)
     driver = study.driver
     # Those that the profile trial found, too: a full experiment has no profile.
-    mapped = driver.experiment.config.model_copy(update={"arg_mappings": driver.arg_mappings})
-    experiment = dataclasses.replace(driver.experiment, config=mapped)
+    mapped = driver.setup.experiment.config.model_copy(update={"arg_mappings": driver.known.arg_mappings})
+    experiment = dataclasses.replace(driver.setup.experiment, config=mapped)
     check_length(experiment)
     ds_config = json.loads(study.paths.best_ds_config.read_text())
     if paths.record.exists():
@@ -146,12 +140,12 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
             config_path=study.paths.experiment,
             model_dir=experiment.model_dir,
             ds_config=study.paths.best_ds_config,
-            include=driver.arguments.include,
+            include=driver.setup.arguments.include,
         )
         study_id = study.record.study_id
         record = _new_record(full_experiment_id(study_id), experiment, ds_config, arguments, study_id)
     tracking_uri = default_tracking_uri(work_dir_of(study.paths.root))
-    opened = _open(record, experiment, driver.environment, driver.host, paths, tracking_uri)
+    opened = _open(record, experiment, driver.setup.environment, driver.setup.host, paths, tracking_uri)
     opened.log.parent = driver.log  # what the study's log and its live view show as well
     return opened
 
@@ -308,9 +302,7 @@ def _open(
     hosts = experiment.config.resources.hosts
     starter = HostfileStarter(hosts, *start) if hosts else ColdStarter(*start)
     tracker = FullExperimentTracker(paths, tracking_uri)
-    opened = FullExperiment(record, experiment, plan, spec, starter, host, host_lock_dir(), tracker, lock, log)
-    _opened[paths.root] = opened
-    return opened
+    return FullExperiment(record, experiment, plan, spec, starter, host, host_lock_dir(), tracker, lock, log)
 
 
 def _is_in_code(experiment: Experiment) -> bool:

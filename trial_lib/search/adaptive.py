@@ -61,7 +61,6 @@ class AdaptiveSearch(Search):
             InputError: no micro-batch size satisfies the batch policy.
         """
         super().__init__(settings, problem)
-        self._problem = problem
         self._policy = BatchPolicy.of(problem, settings.divisible_by, settings.max_micro_batch)
         self._policy.check()
         self._min_gain = settings.min_gain
@@ -137,7 +136,7 @@ class AdaptiveSearch(Search):
             self._fitting.forget()
             self._changes += 1
             return
-        lineage = self._coordinates.locate_config(candidate.complete(self._problem.base_config))
+        lineage = self._coordinates.locate_config(candidate.complete(self.problem.base_config))
         size = candidate.micro_batch_size
         same_batch = candidate.gradient_accumulation_steps == self._policy.accumulation(size)
         self._learn(Point(*lineage, size) if lineage and same_batch else None, candidate, result, asked=False)
@@ -169,7 +168,7 @@ class AdaptiveSearch(Search):
         if best is None or point is None or not self._policy.is_kept or self._policy.only_micro_batch is not None:
             return None
         free = replace(self._policy, train_batch_size=None)
-        fitting = FittingSizes(free, self._problem, self._headroom, self._fitting.memory, self._fitting.host)
+        fitting = FittingSizes(free, self.problem, self._headroom, self._fitting.memory, self._fitting.host)
         sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), USUAL_RISK)
         return best_free_batch(best, [fitting.candidate(best[0].knobs, size) for size in sizes], point, self._model())
 
@@ -379,7 +378,7 @@ class AdaptiveSearch(Search):
 
     def _bound(self, arm: int) -> int:
         """Returns the largest size (samples) of an arm that nothing rules out."""
-        limit = max(self._failures.size_limit(self._problem.base_config.get(MICRO_BATCH)), self._policy.sizes()[0])
+        limit = max(self._failures.size_limit(self.problem.base_config.get(MICRO_BATCH)), self._policy.sizes()[0])
         bounds = [self._limits[arm].bound, self._failures.bound]
         return min([limit, *(bound - 1 for bound in bounds if bound is not None)])
 

@@ -64,6 +64,7 @@ class Search(ABC):
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
         """Starts with nothing asked for."""
         self.metric = SEARCH_METRICS[settings.metric]
+        self.problem = problem
         self.space = problem.space
         self._seed = settings.seed
         self._budget = settings.max_trials - 1

@@ -4,17 +4,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from trial_lib.deepspeed_config.rules import broken_rules
-from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.memory.host_memory import RESERVE, HostMemory
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome
 from trial_lib.records.units import bytes_shown
-from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.kept.history import Decided
 from trial_lib.study.runner import NotRun
+from trial_lib.study.setup import StudySetup
 from trial_lib.wire.free_host_memory import available_bytes
 
 
@@ -24,20 +22,17 @@ class Admission:
     Nothing does before the model is known.
 
     Args:
-        experiment: what the user submitted.
-        arguments: the study's.
-        host: the devices.
+        setup: the study's.
 
     Attributes:
         waiting: what was decided on and is to run before anything else is asked for.
     """
 
-    def __init__(self, experiment: Experiment, arguments: StudyArguments, host: Host) -> None:
-        self._device: Literal["cpu", "cuda"] = "cpu" if kind_of(host.device).computes_on_the_processor else "cuda"
-        resources = experiment.config.resources
-        self._slots = resources.slots_per_trial
+    def __init__(self, setup: StudySetup) -> None:
+        self._device: Literal["cpu", "cuda"] = "cpu" if kind_of(setup.device).computes_on_the_processor else "cuda"
+        self._slots = setup.slots
         # What other hosts have free now is not asked.
-        self._is_here = not resources.hosts and arguments.ray_address is None
+        self._is_here = not setup.experiment.config.resources.hosts and setup.arguments.ray_address is None
         self._base_config: Mapping[str, Any] = {}
         self._model: ModelProfile | None = None
         self._memory: HostMemory | None = None

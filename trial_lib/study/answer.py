@@ -4,13 +4,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import without_tuning_keys
-from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.setup import StudySetup
+from trial_lib.study.state import PROFILE_NUMBER, StudyState
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.whole_files import write_whole
 
@@ -26,13 +25,13 @@ def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | No
     return best
 
 
-def ignored_batch_reason(results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate]) -> str | None:
+def ignored_batch_reason(state: StudyState) -> str | None:
     """Returns why no batches but the profile's arrive; None where larger ones do, or were never asked for.
 
     Where that is the program's own size, the profile trial does not find out a program that has it in its code.
     """
-    profiles = (number for number, result in results.items() if result.purpose is Purpose.PROFILE)
-    profiled = min((candidates[number].micro_batch_size for number in profiles), default=1)
+    results, candidates = state.results, state.candidates
+    profiled = 1 if state.profile is None else candidates[PROFILE_NUMBER].micro_batch_size
     larger = [
         result
         for number, result in results.items()
@@ -55,33 +54,16 @@ def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float
     return ours / theirs if theirs else None
 
 
-def winning_config(base_config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
-    """Returns the configuration to train with: the user's with the candidate merged in, and no tuning key."""
-    return candidate.complete(without_tuning_keys(base_config))
-
-
-def write_answer(
-    experiment: Experiment,
-    candidate: Candidate,
-    measured: Mapping[str, Any],
-    paths: StudyPaths,
-    device: str,
-    environment: Mapping[str, str],
-    known: KnownProgram,
-) -> None:
-    """Writes the winning configuration, what it measured, and the command to train with it.
+def write_answer(setup: StudySetup, known: KnownProgram, winner: Candidate, measured: Mapping[str, Any]) -> None:
+    """Writes the winning configuration, its measurements, and the command to train with it.
 
     Args:
-        experiment: what the user submitted.
-        candidate: the winner.
-        measured: what it measured and how that was confirmed, as JSON.
-        paths: the study's files.
-        device: `cuda` or `cpu`.
-        environment: what the trials' ranks started from.
-        known: the user's program, as far as the study knows it.
+        setup: the study's.
+        known: the user's program.
+        winner: the winning candidate.
+        measured: its measurements and their confirmation, as JSON.
     """
-    config = winning_config(known.base_config, candidate)
-    write_whole(paths.best_ds_config, json.dumps(config, indent=2) + "\n")
-    write_whole(paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
-    command = training_command(experiment, config, paths, device, environment, known)
-    write_whole(paths.best_command, command)
+    config = winner.complete(known.base_config)
+    write_whole(setup.paths.best_ds_config, json.dumps(config, indent=2) + "\n")
+    write_whole(setup.paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
+    write_whole(setup.paths.best_command, training_command(setup, known, config))

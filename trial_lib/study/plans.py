@@ -6,20 +6,18 @@ from typing import Any
 
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.memory.host_bytes import host_bytes
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, ProgramProfile, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.records.study_folder import StudyPaths, TrialPaths
-from trial_lib.search.methods import METHODS
-from trial_lib.study.arguments import StudyArguments
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.search.methods import METHODS, MethodName
 from trial_lib.study.build_program import program_of
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
 from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.step_window import StepWindow
@@ -32,37 +30,11 @@ class TrialPlans:
     """Makes the plans of one study's trials.
 
     Args:
-        study_id: unique over all studies.
-        opened_at: seconds since the epoch: no trial changes a file of the user's that is older.
-        experiment: what the user submitted.
-        arguments: the study's.
-        paths: its files.
-        host: the devices.
-        environment: what the ranks start from.
-
-    Attributes:
-        memory_limit: the budget of a slot, in bytes; None for all of a GPU, which has its own memory.
+        setup: the study's.
     """
 
-    def __init__(
-        self,
-        study_id: str,
-        opened_at: float,
-        experiment: Experiment,
-        arguments: StudyArguments,
-        paths: StudyPaths,
-        host: Host,
-        environment: Mapping[str, str],
-    ) -> None:
-        self._study_id = study_id
-        self._opened_at = opened_at
-        self._experiment = experiment
-        self._arguments = arguments
-        self._paths = paths
-        self._environment = environment
-        self._device = host.device
-        asked = experiment.config.resources.memory_per_slot
-        self.memory_limit = kind_of(host.device).budget(host, None if asked is None else int(asked))
+    def __init__(self, setup: StudySetup) -> None:
+        self._setup = setup
 
     def plan(
         self,
@@ -83,37 +55,36 @@ class TrialPlans:
             profiled: the profile trial and its candidate; None for the profile trial itself.
             name: the candidate's in the study.
         """
-        arguments = self._arguments
+        arguments = self._setup.arguments
         if profiled is None:
             window = StepWindow(start_step=1, end_step=1, max_steps=1)
             deadline = PROFILE_DEADLINE_S
         else:
             window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
             deadline = deadline_s(*profiled, candidate, window, self._offloaded(candidate, known, profiled[0]))
-        paths = self._paths.trial(number)
+        paths = self._setup.paths.trial(number)
         # What was typed is what it says: the user's configuration is not put together again.
         as_typed = purpose is Purpose.SUBMITTED
         return TrialPlan(
-            trial_id=f"{self._study_id}-{number:04d}",
+            trial_id=f"{self._setup.study_id}-{number:04d}",
             number=number,
             purpose=purpose,
             candidate=candidate,
             window=window,
-            memory_limit=self.memory_limit,
+            memory_limit=self._setup.memory_limit,
             deadline_s=deadline,
-            protected_before=self._opened_at,
+            protected_before=self._setup.opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
             flops_per_sample=_flops_per_sample(profiled),
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
-            device=self._device,
-            name=name,
+            device=self._setup.device,
             **self._run_with(candidate.complete(known.base_config), paths, known.arg_mappings, as_typed),
         )
 
     def _offloaded(self, candidate: Candidate, known: KnownProgram, profile: TrialResult) -> float:
         """Returns the bytes that each rank of a candidate moves to its host; none on a CPU, which they never leave."""
-        if profile.profile is None or kind_of(self._device).computes_on_the_processor:
+        if profile.profile is None or kind_of(self._setup.device).computes_on_the_processor:
             return 0.0
         accumulates = candidate.gradient_accumulation_steps > 1
         config = candidate.complete(known.base_config)
@@ -132,15 +103,21 @@ class TrialPlans:
         self, config: dict[str, Any], paths: TrialPaths, arg_mappings: Mapping[str, str], as_typed: bool
     ) -> dict[str, Any]:
         """Returns the part of a plan that says what runs, by its configuration and its files."""
-        environment = dict(self._environment)
+        experiment = self._setup.experiment
         return {
             "ds_config": config,
             "config_hash": config_hash(config),
             "program": program_of(
-                self._experiment, environment, paths.ds_config, config, paths.training_spec, arg_mappings, as_typed
+                experiment,
+                self._setup.environment,
+                paths.ds_config,
+                config,
+                paths.training_spec,
+                arg_mappings,
+                as_typed,
             ),
             "paths": paths,
-            "training_spec": trial_spec(self._experiment, config, paths),
+            "training_spec": trial_spec(experiment, config, paths),
             "as_typed": as_typed,
         }
 
@@ -199,16 +176,17 @@ def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int |
     return program.longest_sequence
 
 
-def throughput_to_beat(arguments: StudyArguments, best: TrialResult | None) -> float | None:
+def throughput_to_beat(method: MethodName, metric: str, best: TrialResult | None) -> float | None:
     """Returns the throughput (samples/s) that a single trial of the search has to come near; None for any will do.
 
     dsat's methods take a trial that was stopped for one that has failed: they are spared.
 
     Args:
-        arguments: the study's.
+        method: the study's.
+        metric: the one that the study goes by.
         best: the best trial so far.
     """
-    may_end = METHODS[arguments.method].ends_hopeless_trials and SEARCH_METRICS[arguments.metric].is_throughput
+    may_end = METHODS[method].ends_hopeless_trials and SEARCH_METRICS[metric].is_throughput
     if best is None or not may_end:
         return None
     return best.metrics.get("throughput")

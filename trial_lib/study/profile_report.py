@@ -8,6 +8,7 @@ from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.records.units import bytes_shown
 from trial_lib.space.knobs import ZERO_STAGES
+from trial_lib.study.setup import StudySetup
 
 _MOST_NAMED = 4
 
@@ -84,6 +85,12 @@ def model_notes(profile: ModelProfile) -> list[str]:
         f"The FLOPs leave out what {named} compute: nobody knows how much that is. "
         "So model FLOPs utilisation (mfu) is left out."
     ]
+
+
+def had_engine(setup: StudySetup, profile: TrialResult) -> bool:
+    """Returns whether every rank of the profile trial reached a DeepSpeed engine, in either of its runs."""
+    paths = setup.paths.trial(profile.number)
+    return any(all(run.engine_built(rank).exists() for rank in range(setup.slots)) for run in (paths, paths.as_typed))
 
 
 def profile_failure(result: TrialResult, had_engine: bool) -> str:

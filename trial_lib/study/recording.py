@@ -77,13 +77,13 @@ def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[
     """Returns every lineage of a space at each micro-batch size (samples), with the configuration's accumulation."""
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
-    accumulation = driver.base_config.get(ACCUMULATION, "auto")
+    accumulation = driver.known.base_config.get(ACCUMULATION, "auto")
     return [
         Candidate(
             knobs=arm.lineage(index),
             micro_batch_size=size,
             gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
-            slots=driver.experiment.config.resources.slots_per_trial,
+            slots=driver.setup.slots,
             data_parallel_size=driver.state.profile.profile.data_parallel_size,
         )
         for arm in space.arms
@@ -93,20 +93,20 @@ def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[
 
 
 def _head(driver: StudyDriver) -> TableHead:
-    profile, experiment = driver.state.profile, driver.experiment
+    profile, experiment = driver.state.profile, driver.setup.experiment
     assert profile is not None
     assert profile.profile is not None
     return TableHead(
         name=experiment.name,
         entrypoint=[*experiment.entrypoint.arguments],
-        base_config=driver.base_config,
+        base_config=driver.known.base_config,
         slots=experiment.config.resources.slots_per_trial,
-        device=driver.host.device,
-        memory_limit=driver.memory_limit,
+        device=driver.setup.device,
+        memory_limit=driver.setup.memory_limit,
         profile=profile.profile,
         machine={
             "processor": platform.processor() or platform.machine(),
-            "slots": str(len(driver.host.slots)),
+            "slots": str(len(driver.setup.host.slots)),
             **profile.versions,
         },
     )

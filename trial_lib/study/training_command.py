@@ -19,43 +19,37 @@ from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.setup import StudySetup
 from trial_lib.wire.whole_files import write_all
 
 
-def training_command(
-    experiment: Experiment,
-    config: dict[str, Any],
-    paths: StudyPaths,
-    device: str,
-    environment: Mapping[str, str],
-    known: KnownProgram,
-) -> str:
-    """Returns what to type to train with the winning configuration, under the conditions it was measured in.
+def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, Any]) -> str:
+    """Returns the command that trains with the winning configuration, under the conditions of the trials.
 
-    The files that the command names beside that configuration are written.
+    Files that the command names beside that configuration are written.
 
     Args:
-        experiment: what the user submitted.
+        setup: the study's.
+        known: the user's program.
         config: the winning configuration.
-        paths: the study's files, that configuration's among them.
-        device: `cuda` or `cpu`.
-        environment: what the trials' ranks started from.
-        known: the user's program, as far as the study knows it.
     """
+    experiment, paths = setup.experiment, setup.paths
     entrypoint = experiment.entrypoint
-    variables, secrets = _environment(experiment, environment)
+    variables, secrets = _environment(experiment, setup.environment)
     words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
     command = trial_command(
-        entrypoint, paths.best_ds_config, known.arg_mappings, config, environment, folder=experiment.model_dir
+        entrypoint, paths.best_ds_config, known.arg_mappings, config, setup.environment, folder=experiment.model_dir
     )
     write_all(command.files)
     # Its launcher sets these, as it is told.
     variables |= {name: value for name, value in command.variables.items() if name not in entrypoint.config_variables}
     words = (
-        _typed_launcher(experiment, config, paths) if entrypoint.launcher else _own_launcher(experiment, device, paths)
+        _typed_launcher(experiment, config, paths)
+        if entrypoint.launcher
+        else _own_launcher(experiment, setup.device, paths)
     )
     typed = _assignments(variables) + shlex.join([*words, *command.arguments])
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]

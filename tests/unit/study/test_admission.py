@@ -19,6 +19,7 @@ from trial_lib.study import admission
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import NotRun
+from trial_lib.study.setup import StudySetup
 
 GIB = 2**30
 CONFIG = """
@@ -61,7 +62,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         paths = StudyPaths(tmp_path / f"study-{device}-{free}-{model.host_mem}")
         paths.trials.mkdir(parents=True)
         monkeypatch.setattr(admission, "available_bytes", lambda: free)
-        driver = StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
+        driver = StudyDriver(
+            StudySetup.now("s", 0.0, experiment, arguments, paths, host), place, logging.getLogger("s")
+        )
         driver.profile_plan()
         driver.tell(ended(0, Purpose.PROFILE, profile=model, metrics={"latency": 1.0}))
         return driver
@@ -129,7 +132,7 @@ def test_a_trial_that_offloads_runs_alone(made: Made) -> None:
     driver = made(max_trials=30, settings={"trials_per_random_config": 1})
     running: dict[int, Candidate] = {}
     had_company = waited = alone = 0
-    while work := driver.next_work(driver.concurrency - len(running)) or running:
+    while work := driver.next_work(driver.setup.concurrency - len(running)) or running:
         for each in work if isinstance(work, list) else []:
             running[each.numbers[0]] = each.plans[0].candidate
         count = sum(map(offloads, running.values()))
@@ -146,8 +149,8 @@ def test_a_trial_that_offloads_runs_alone(made: Made) -> None:
 
 def test_on_a_cpu_trials_that_offload_run_beside_others(made: Made) -> None:
     driver = made("cpu", max_trials=30, settings={"trials_per_random_config": 1})
-    work = driver.next_work(driver.concurrency)
-    assert len(work) == driver.concurrency
+    work = driver.next_work(driver.setup.concurrency)
+    assert len(work) == driver.setup.concurrency
     assert any(offloads(each.plans[0].candidate) for each in work)
 
 

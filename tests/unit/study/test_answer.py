@@ -6,6 +6,8 @@ from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.answer import best_result, gain, ignored_batch_reason
+from trial_lib.study.kept.history import Asked, Told
+from trial_lib.study.state import StudyState
 
 
 def trial(
@@ -70,19 +72,27 @@ def ignoring(number: int, arrived: int) -> TrialResult:
     return trial(number, outcome=Outcome.INVALID).model_copy(update=found)
 
 
-SIZES = {0: Candidate(micro_batch_size=1), 1: Candidate(micro_batch_size=1), 2: Candidate(micro_batch_size=8)}
+SIZES = {0: 1, 1: 1, 2: 8, 3: 4}
+
+
+def state_of(*results: TrialResult) -> StudyState:
+    """Returns the state of a study with some ended trials, of the micro-batch sizes in `SIZES`."""
+    state = StudyState()
+    for result in results:
+        state.apply(Asked(result.number, result.purpose, Candidate(micro_batch_size=SIZES[result.number])))
+        state.apply(Told(result.number, result))
+    return state
 
 
 def test_a_program_that_feeds_one_sample_whatever_is_asked_is_found_out_after_the_profile() -> None:
-    results = {0: trial(0, Purpose.PROFILE), 1: trial(1, Purpose.SUBMITTED), 2: ignoring(2, arrived=1)}
-    assert ignored_batch_reason(results, SIZES) == "batches of 1"
+    state = state_of(trial(0, Purpose.PROFILE), trial(1, Purpose.SUBMITTED), ignoring(2, arrived=1))
+    assert ignored_batch_reason(state) == "batches of 1"
 
 
 def test_a_program_that_once_took_what_was_asked_ignores_nothing() -> None:
-    sizes = {**SIZES, 3: Candidate(micro_batch_size=4)}
-    assert ignored_batch_reason({2: ignoring(2, arrived=1), 3: trial(3)}, sizes) is None
-    assert ignored_batch_reason({0: trial(0, Purpose.PROFILE), 1: trial(1)}, SIZES) is None
+    assert ignored_batch_reason(state_of(ignoring(2, arrived=1), trial(3))) is None
+    assert ignored_batch_reason(state_of(trial(0, Purpose.PROFILE), trial(1))) is None
 
 
 def test_a_data_set_that_is_too_small_for_a_size_ignores_nothing() -> None:
-    assert ignored_batch_reason({2: ignoring(2, arrived=5)}, SIZES) is None
+    assert ignored_batch_reason(state_of(ignoring(2, arrived=5))) is None

@@ -20,6 +20,7 @@ from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
+from trial_lib.study.setup import StudySetup
 
 TRIALS = 120
 WINDOW = 30
@@ -37,7 +38,7 @@ def driver(tmp_path: Path) -> StudyDriver:
     paths.trials.mkdir(parents=True)
     host = Host("cpu", ["0"], 10 * 2**30)
     place = ThisHost(InstantStarter(), host, tmp_path / "locks")
-    return StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
+    return StudyDriver(StudySetup.now("s", 0.0, experiment, arguments, paths, host), place, logging.getLogger("s"))
 
 
 def begin(driver: StudyDriver) -> None:
@@ -85,7 +86,7 @@ def test_a_trial_that_has_ended_takes_a_bounded_part_of_the_driver_s_memory_and_
     assert driver.state.searched == TRIALS
     assert sum(grown) / trials < DRIVER_KIB
 
-    view = LiveView(driver.paths, driver.arguments)
+    view = LiveView(driver.setup.paths, driver.setup.arguments)
     with memory_growth() as grown:
         view._read()
     assert len(view._rows) > trials

@@ -1,17 +1,14 @@
 """What a rank may use of its slot's memory."""
 
-import logging
 from pathlib import Path
 
 import pytest
 
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.cold import ColdStarter
-from trial_lib.launch.place import ThisHost
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
+from trial_lib.study.setup import StudySetup
 
 CONFIG = """
 name: t
@@ -29,9 +26,8 @@ def limit_on(device: str, folder: Path, resources: str = "") -> int | None:
     config.write_text(CONFIG + resources)
     experiment = read_experiment(config, folder)
     arguments = StudyArguments(config_path=config, model_dir=folder)
-    host, starter = Host(device, ["0"], 80 * GIB), ColdStarter("python", [], {}, lambda text: None)
-    place, log = ThisHost(starter, host, folder), logging.getLogger("s")
-    return StudyDriver("s", 0.0, experiment, arguments, StudyPaths(folder), host, place, log).memory_limit
+    host = Host(device, ["0"], 80 * GIB)
+    return StudySetup.now("s", 0.0, experiment, arguments, StudyPaths(folder), host).memory_limit
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from study_setups import setup_of
 
 from trial_lib.device.host.base import Host
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.study.build_program import environment_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.opening.typed_command import read_command
 from trial_lib.study.training_command import training_command
@@ -18,11 +17,9 @@ SLOTS = ["0", "1", "2", "3"]
 def threads(folder: Path, command: str, device: str) -> tuple[str | None, str]:
     """Returns OMP_NUM_THREADS as the ranks have it, and the command to train with."""
     experiment = read_command(command.split(), {}, folder, Host(device, SLOTS, 2**30))
-    environment = environment_of(experiment, (), device)
-    told = training_command(
-        experiment, {}, StudyPaths(folder / "study"), device, environment, KnownProgram.of(experiment)
-    )
-    return environment.get("OMP_NUM_THREADS"), told
+    setup = setup_of(experiment, folder / "study", device)
+    told = training_command(setup, KnownProgram.of(experiment), {})
+    return setup.environment.get("OMP_NUM_THREADS"), told
 
 
 @pytest.fixture

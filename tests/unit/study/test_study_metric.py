@@ -38,8 +38,8 @@ def test_a_study_of_no_flops_that_was_cut_short_is_resumed_by_throughput(team: E
         driver.tell(team._ended(driver.profile_plan(), driver))
         study.profiled()
     with team.resumed(study.paths.root) as study:
-        assert study.driver.arguments.metric == study.record.metric == "throughput"
-        assert study.driver.metric_is_replaced
+        assert study.driver.metric == study.record.metric == "throughput"
+        assert study.driver.setup.arguments.metric == "FLOPS_per_gpu"
 
 
 def test_another_metric_is_kept_whatever_is_counted(team: Experiment) -> None:

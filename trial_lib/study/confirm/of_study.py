@@ -9,7 +9,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.methods import METHODS
 from trial_lib.space.knobs import STAGE, get_knob
-from trial_lib.study.answer import gain
+from trial_lib.study.answer import best_result, gain
 from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.confirm.finding import Estimate, Finding, freeing_advice, partition_advice
 from trial_lib.study.driver import StudyDriver
@@ -64,7 +64,7 @@ class Answer:
         if self.finding is not None and self.finding.own is not None:
             own = self.finding.own.metrics
         return {
-            "metric": driver.arguments.metric,
+            "metric": driver.metric,
             "trial": self.best.number,
             "gain": self.gain,
             "gain_interval": self.gain_interval,
@@ -80,14 +80,14 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     A search for micro-batch sizes has sizes to tell, and no winner to confirm.
     """
     if (
-        not METHODS[driver.arguments.method].confirms_winner
+        not METHODS[driver.setup.arguments.method].confirms_winner
         or not driver.state.has_searched
         or driver.state.profile is None
     ):
         return None
     if ended_on_known_winner(driver):
         return known_confirmation(driver)
-    metric, submitted = driver.arguments.metric, driver.state.submitted
+    metric, submitted = driver.metric, driver.state.submitted
     searched = driver.state.of_purpose(Purpose.SEARCH)
     own, candidate = None, None if submitted is None else driver.state.candidates[submitted.number]
     if submitted is not None and submitted.outcome is Outcome.COMPLETED and submitted.metrics.get(metric, 0.0) > 0.0:
@@ -99,7 +99,7 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
         return None
     before = [driver.state.profile, *([submitted] if submitted is not None else []), *searched]
     confirmation = Confirmation(
-        own, ranked, metric, driver.host.device, seconds_of(before), candidate, driver.state.profile.formats
+        own, ranked, metric, driver.setup.device, seconds_of(before), candidate, driver.state.profile.formats
     )
     for result in confirmed_after_search(driver):
         confirmation.tell(result)
@@ -108,7 +108,7 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
 
 def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None = None) -> Contender:
     candidate = driver.state.candidates[reading.number]
-    return Contender(candidate, candidate.complete(driver.base_config), reading, expected)
+    return Contender(candidate, candidate.complete(driver.known.base_config), reading, expected)
 
 
 def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
@@ -122,15 +122,15 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     """Returns what a study says; None where nothing completed, or nothing did so again."""
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is not None:
-        best = driver.best
+        best = best_result(driver.state.results.values(), driver.metric)
         if best is None:
             return None
-        value = gain(best, driver.state.submitted, driver.arguments.metric)
+        value = gain(best, driver.state.submitted, driver.metric)
         return Answer(best, None, value, name_of(driver.state.candidates[best.number]))
     found = {
         "freeing": _freeing(driver),
         "left_out": () if driver.search is None else driver.search.left_out,
-        "instead": INSTEAD if driver.metric_is_replaced else "",
+        "instead": INSTEAD if driver.metric != driver.setup.arguments.metric else "",
         "left_unmeasured": "" if driver.state.submitted is None else driver.state.submitted.note,
     }
     finding = confirmation.finding().model_copy(update=found)
@@ -149,13 +149,13 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
     if winner is None:
         return None
     return since_last(
-        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.host.device
+        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.setup.device
     )
 
 
 def untried(driver: StudyDriver) -> str:
     """Returns, in two sentences, why the search has tried nothing at all; empty where it has, or had the time to."""
-    minutes = driver.arguments.max_minutes
+    minutes = driver.setup.arguments.max_minutes
     if (
         minutes is None
         or driver.state.of_purpose(Purpose.SEARCH)
@@ -182,7 +182,7 @@ def _freeing(driver: StudyDriver) -> str:
 
 def _in_code(driver: StudyDriver, winner: Candidate) -> str:
     program = None if driver.state.profile is None else driver.state.profile.program
-    stage = get_knob(winner.complete(driver.base_config), STAGE, 0)
+    stage = get_knob(winner.complete(driver.known.base_config), STAGE, 0)
     return partition_advice(stage, program is not None and program.partitions_its_model)
 
 

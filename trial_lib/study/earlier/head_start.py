@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.search.base import SearchProblem
 from trial_lib.search.space_coordinates import SpaceCoordinates
-from trial_lib.space.knobs import SearchSpace
 from trial_lib.study.earlier.earlier_studies import EarlierStudy
 from trial_lib.study.earlier.fingerprint import Fingerprint
 
@@ -46,35 +46,30 @@ class HeadStart:
         """Whether anything that is known of has changed since the last study. The profile trial has ended."""
         return self.last is None or bool(self.now.changed_since(self.last.fingerprint))
 
-    def winner(self, space: SearchSpace, batch: int | None, slots: int) -> Candidate | None:
-        """Returns what a search starts from: the last study's winner, with the slots and the global batch of this one.
-
-        Args:
-            space: what the search chooses from.
-            batch: the samples of an optimizer step that every candidate has to have; None where they are free.
-            slots: of a trial.
+    def winner(self, problem: SearchProblem) -> Candidate | None:
+        """Returns the first candidate of a search: the last study's winner, with this study's slots and global batch.
 
         Returns:
-            None where there is no winner, where it is the user's configuration or none of the search's space any
-            more, and where its micro-batch size does not go into that batch.
+            None if there is no winner, if it is the user's configuration or outside the search's space, and if its
+            micro-batch size does not divide the global batch.
         """
-        last, profile = self.last, self._model
-        if last is None or last.winner == "own" or profile is None:
+        last = self.last
+        if last is None or last.winner == "own":
             return None
-        known = last.other.candidate
-        if SpaceCoordinates(space).locate(known.knobs) is None:
+        known, replicas = last.other.candidate, problem.profile.data_parallel_size
+        if SpaceCoordinates(problem.space).locate(known.knobs) is None:
             return None
         accumulation = known.gradient_accumulation_steps
-        if batch is not None:
-            accumulation, left = divmod(batch, known.micro_batch_size * profile.data_parallel_size)
+        if problem.train_batch_size is not None:
+            accumulation, left = divmod(problem.train_batch_size, known.micro_batch_size * replicas)
             if left or not accumulation:
                 return None
         return Candidate(
             knobs=known.knobs,
             micro_batch_size=known.micro_batch_size,
             gradient_accumulation_steps=accumulation,
-            slots=slots,
-            data_parallel_size=profile.data_parallel_size,
+            slots=problem.slots,
+            data_parallel_size=replicas,
         )
 
     def trials(self) -> list[tuple[Candidate, TrialResult]]:

@@ -16,7 +16,7 @@ from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord
 from trial_lib.study.earlier.earlier_studies import record_of, trials_of
 from trial_lib.study.known_program import completed_config
 from trial_lib.study.opening.open_study import OpenStudy
-from trial_lib.study.profile_report import profile_failure
+from trial_lib.study.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work
 from trial_lib.wire.errors import InputError
 
@@ -91,10 +91,10 @@ def run_profile(study: OpenStudy) -> KnownTrials:
     if result.from_outside:
         raise ProfileFailedError(f"The profile trial could not be run to its end: {result.reason}")
     if result.outcome is not Outcome.COMPLETED:
-        raise ProfileFailedError(profile_failure(result, driver.had_engine(result)))
+        raise ProfileFailedError(profile_failure(result, had_engine(driver.setup, result)))
     driver.tell(result)
     assert result.profile is not None
-    return KnownTrials(result.profile, (driver.state.candidates[plan.number], result), driver.base_config)
+    return KnownTrials(result.profile, (driver.state.candidates[plan.number], result), driver.known.base_config)
 
 
 def _is_of(record: StudyRecord, paths: StudyPaths, experiment: Experiment) -> bool:

@@ -16,7 +16,7 @@ def starting_from(driver: StudyDriver) -> str:
     """Returns in a sentence what a study starts from, and why it searches; empty where it does not learn."""
     last = driver.head_start.last
     if last is None:
-        return "No earlier study of this experiment can be learned from." if driver.arguments.from_earlier else ""
+        return "No earlier study of this experiment can be learned from." if driver.setup.arguments.from_earlier else ""
     if not driver.head_start.has_changed:
         return f"Nothing has changed since {last.study_id}: its winner is measured again."
     changes = "; ".join(driver.head_start.now.changes_since(last.fingerprint))
@@ -32,8 +32,8 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
     confirmation = Confirmation(
         own,
         [_contender(driver, last.other)],
-        driver.arguments.metric,
-        driver.host.device,
+        driver.metric,
+        driver.setup.device,
         search_seconds=0.0,
         formats=profile.formats,
     )
@@ -60,7 +60,7 @@ def holds(driver: StudyDriver) -> bool:
     if winner is None or (winner.verdict == "own") != (last.winner == "own"):
         return False
     compared = since_last(
-        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.host.device
+        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.setup.device
     )
     return compared is not None and not compared.is_regression
 
@@ -87,6 +87,6 @@ def _first_of_search(driver: StudyDriver) -> int | None:
 
 
 def _contender(driver: StudyDriver, measured: EarlierConfirmed) -> Contender:
-    config_hash = measured.candidate.config_hash(driver.base_config)
+    config_hash = measured.candidate.config_hash(driver.known.base_config)
     reading = measured.median.model_copy(update={"config_hash": config_hash})
-    return Contender(measured.candidate, measured.candidate.complete(driver.base_config), reading)
+    return Contender(measured.candidate, measured.candidate.complete(driver.known.base_config), reading)

@@ -48,6 +48,11 @@ class Edits:
         more = f" and {len(names) - _MOST_SAID} more" if len(names) > _MOST_SAID else ""
         return f"Edited while the study ran: {', '.join(names[:_MOST_SAID])}{more}."
 
+    def so_far(self) -> str:
+        """Looks once more, and returns the sentence."""
+        self.look()
+        return self.sentence
+
     def look(self) -> None:
         """Tells what has been edited since the last look. Callable from any thread."""
         with self._lock:

@@ -17,6 +17,7 @@ from trial_lib.space.of_program import surroundings_of
 from trial_lib.space.ops import SHARED_MEMORY, ops_of, shown_op
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.setup import StudySetup
 from trial_lib.wire.errors import InputError
 
 # Of a model of which nothing is known: no op depends on it.
@@ -63,19 +64,13 @@ def supposed_ops(experiment: Experiment, arguments: StudyArguments, device: str)
 
 
 def with_ops_built(
-    profiled: TrialResult,
-    experiment: Experiment,
-    arguments: StudyArguments,
-    device: str,
-    build: Callable[[Sequence[str]], dict[str, str]],
+    profiled: TrialResult, setup: StudySetup, build: Callable[[Sequence[str]], dict[str, str]]
 ) -> TrialResult:
     """Has the ops built that the arms of a study need, once its profile trial has shown which these are, and waits.
 
     Args:
         profiled: how that trial ended.
-        experiment: what the user submitted.
-        arguments: the study's.
-        device: `cuda` or `cpu`.
+        setup: the study's.
         build: as `Place.build`.
 
     Returns:
@@ -83,38 +78,31 @@ def with_ops_built(
     """
     if profiled.outcome is not Outcome.COMPLETED or profiled.profile is None or profiled.program is None:
         return profiled
-    base_config = KnownProgram.of(experiment).learned(profiled.program).base_config
+    base_config = KnownProgram.of(setup.experiment).learned(profiled.program).base_config
     # What is wrong with the space is said where it is searched.
     with contextlib.suppress(InputError):
-        space = study_space(arguments, experiment, base_config, device, profiled)
+        space = study_space(setup, base_config, profiled)
         ops = {op for _, ops in _known_by_arm(space, base_config, profiled) for op in ops}
         cannot = build(sorted(ops))
         return profiled.model_copy(update={"unbuildable": {op: why for op, why in cannot.items() if op in ops}})
     return profiled
 
 
-def study_space(
-    arguments: StudyArguments,
-    experiment: Experiment,
-    base_config: Mapping[str, Any],
-    device: str,
-    profiled: TrialResult,
-) -> SearchSpace:
-    """Returns what a study may search, whatever can be built.
+def study_space(setup: StudySetup, base_config: Mapping[str, Any], profiled: TrialResult) -> SearchSpace:
+    """Returns the configurations that a study may try. Some may need an operator that cannot be built.
 
     Args:
-        arguments: the study's.
-        experiment: what the user submitted.
+        setup: the study's.
         base_config: the user's DeepSpeed configuration, as far as it is known.
-        device: `cuda` or `cpu`.
         profiled: the profile trial, which has completed.
 
     Raises:
         InputError: the experiment's `search_space` cannot be used.
     """
-    here = surroundings_of(profiled, base_config, experiment.config.resources.slots_per_trial, device)
-    requests = read_search_space(experiment.config.search_space)
-    return build_space(arguments.zero_stages, here, requests, catalogue=METHODS[arguments.method].has_catalogue)
+    here = surroundings_of(profiled, base_config, setup.slots, setup.device)
+    requests = read_search_space(setup.experiment.config.search_space)
+    has_catalogue = METHODS[setup.arguments.method].has_catalogue
+    return build_space(setup.arguments.zero_stages, here, requests, catalogue=has_catalogue)
 
 
 def without_unbuildable(

@@ -7,7 +7,6 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from trial_lib.deepspeed_config.batch import resolve_batch
-from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.memory.host_memory import HostMemory
 from trial_lib.records.candidate import Candidate
@@ -17,15 +16,14 @@ from trial_lib.search.methods import METHODS
 from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.opening.needed_ops import study_space, without_unbuildable
+from trial_lib.study.setup import StudySetup
+from trial_lib.study.study_metric import metric_with
 from trial_lib.wire.errors import InputError
 
 
 def open_search(
-    arguments: StudyArguments,
-    experiment: Experiment,
+    setup: StudySetup,
     base_config: Mapping[str, Any],
-    device: str,
-    concurrency: int,
     can_sweep: bool,
     known: Sequence[tuple[Candidate, TrialResult]],
     log: logging.Logger,
@@ -33,14 +31,11 @@ def open_search(
     """Returns the search of a study, which has asked for nothing yet.
 
     Args:
-        arguments: the study's.
-        experiment: what the user submitted.
+        setup: the study's.
         base_config: the user's DeepSpeed configuration, as far as it is known.
-        device: `cuda` or `cpu`.
-        concurrency: trials that may run at once.
         can_sweep: whether one process group may measure several micro-batch sizes.
-        known: the profile trial, which has completed, and that of the user's configuration if it has ended.
-        log: for people: which of their knobs have no effect, and which batch is kept.
+        known: the profile trial, which has completed, then the submitted trial, if it has ended, then older trials.
+        log: the study's log. It gets the knobs without an effect, the arms that are not tried, and the batch.
 
     Raises:
         InputError: no candidate satisfies the batch policy.
@@ -48,32 +43,29 @@ def open_search(
     # In this process from here on: the search's matrices are small, and threads would wait for one another, on cores
     # that the ranks have.
     threadpool_limits(1, "blas")
+    arguments, method = setup.arguments, METHODS[setup.arguments.method]
     _, profile_trial = known[0]
-    assert profile_trial.profile is not None
-    profile = profile_trial.profile
-    slots = experiment.config.resources.slots_per_trial
-    method = METHODS[arguments.method]
-    here = surroundings_of(profile_trial, base_config, slots, device)
-    requests = read_search_space(experiment.config.search_space)
-    for sentence in left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue):
-        log.warning("%s", sentence)
-    space = study_space(arguments, experiment, base_config, device, profile_trial)
-    for sentence in HostMemory(profile, base_config, slots, device).without_room(space.arms):
-        log.warning("%s", sentence)
-    space, unbuildable = without_unbuildable(space, base_config, profile_trial)
-    for sentence in unbuildable:
+    profile, program = profile_trial.profile, profile_trial.program
+    assert profile is not None
+    here = surroundings_of(profile_trial, base_config, setup.slots, setup.device)
+    requests = read_search_space(setup.experiment.config.search_space)
+    left_out = left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue)
+    whole = study_space(setup, base_config, profile_trial)
+    no_room = HostMemory(profile, base_config, setup.slots, setup.device).without_room(whole.arms)
+    space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
+    for sentence in (*left_out, *no_room, *unbuildable):
         log.warning("%s", sentence)
     problem = SearchProblem(
         space=space,
         profile=profile,
         base_config=base_config,
-        slots=slots,
-        device=device,
+        slots=setup.slots,
+        device=setup.device,
         train_batch_size=kept_batch(arguments, base_config, profile, log),
         can_sweep=can_sweep and not profile.pipeline_parallel,
-        only_micro_batch=_only_micro_batch(arguments, profile_trial.program, log),
+        only_micro_batch=_only_micro_batch(arguments, program, log),
     )
-    search = method.load()(method.settings(**_settings(arguments, concurrency)), problem)
+    search = method.load()(method.settings(**_settings(setup, metric_with(arguments.metric, profile_trial))), problem)
     for candidate, result in known:
         search.observe(candidate, result)
     return search
@@ -121,15 +113,16 @@ def kept_batch(
         return None
 
 
-def _settings(arguments: StudyArguments, concurrency: int) -> dict[str, Any]:
+def _settings(setup: StudySetup, metric: str) -> dict[str, Any]:
+    arguments = setup.arguments
     own = {"divisible_by": arguments.divisible_by, "memory_headroom": arguments.memory_headroom}
     return {
         **arguments.settings,
         "max_trials": arguments.max_trials,
         "zero_stages": arguments.zero_stages,
-        "metric": arguments.metric,
+        "metric": metric,
         "seed": arguments.random_seed,
-        "concurrency": concurrency,
+        "concurrency": setup.concurrency,
         "max_micro_batch": arguments.max_micro_batch,
         **(own if METHODS[arguments.method].has_batch_policy else {}),
     }

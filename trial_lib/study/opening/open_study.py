@@ -42,6 +42,7 @@ from trial_lib.study.opening.config_refused import ConfigCheck
 from trial_lib.study.opening.followed import followed
 from trial_lib.study.opening.preflight import check_include, check_length, check_slots
 from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.setup import StudySetup
 from trial_lib.study.study_metric import INSTEAD
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
@@ -86,11 +87,6 @@ class OpenStudy:
         self._interrupted = False
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it has been closed."""
-        return self._closed
-
-    @property
     def is_down(self) -> bool:
         """Whether nothing of it is left to do: closing waits a while for the tracking server."""
         return self._is_down
@@ -122,7 +118,7 @@ class OpenStudy:
 
     def profiled(self) -> None:
         """Writes what the profile trial has changed of the study: the metric that it goes by."""
-        if self._record.metric != self.driver.arguments.metric:
+        if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
 
@@ -172,20 +168,10 @@ class OpenStudy:
 
     def _update(self, **changes: object) -> None:
         with self._writing:
-            self._record = self._record.model_copy(update={"metric": self.driver.arguments.metric, **changes})
+            self._record = self._record.model_copy(update={"metric": self.driver.metric, **changes})
             with disk_full_told(self.paths.root):
                 write_study_record(self.paths, self._record)
         self.tracker.notify()
-
-
-# A command opens its study before the flow starts, so that the fork server primes while Prefect comes up; the flow then
-# finds it here, and the command finds the one that the flow opened last.
-_opened: dict[Path, OpenStudy] = {}
-
-
-def last_opened(study: OpenStudy) -> OpenStudy:
-    """Returns the study as this process opened it last: a flow that failed opens it anew, and replays its history."""
-    return _opened[study.paths.root]
 
 
 def new_study(
@@ -299,9 +285,6 @@ def resume_study(root: Path) -> OpenStudy:
         InputError: there is no study, another process drives it, or the experiment has changed.
     """
     paths = StudyPaths(root.absolute())
-    opened = _opened.get(paths.root)
-    if opened is not None and not opened.is_closed:
-        return opened
     record = read_record(paths)
     try:
         arguments = StudyArguments.model_validate(record.arguments)
@@ -422,10 +405,9 @@ def _open(
         place = ThisHost(starter, host, host_lock_dir())
     else:
         place = cluster_of(experiment, arguments, host, record.study_id, log.info)
-    driver = StudyDriver(record.study_id, time.time(), experiment, arguments, paths, host, place, log)
+    setup = StudySetup.now(record.study_id, time.time(), experiment, arguments, paths, host)
+    driver = StudyDriver(setup, place, log)
     # A study whose training alone is left has its answer.
     asked = None if record.status is StudyStatus.COMPLETED else starter
     check = ConfigCheck(experiment, asked, log)
-    study = OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)
-    _opened[paths.root] = study
-    return study
+    return OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)

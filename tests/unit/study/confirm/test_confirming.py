@@ -18,6 +18,7 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, untried
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.kept.history import Asked, Event, History, Stopped, Told
+from trial_lib.study.setup import StudySetup
 
 BASE = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
 PROFILE = ModelProfile(
@@ -55,7 +56,7 @@ def driver_of(arguments: StudyArguments, folder: Path) -> StudyDriver:
     starter = ColdStarter("python", [], {}, lambda text: None)
     host = Host("cuda", ["0"], 2**30)
     place = ThisHost(starter, host, folder)
-    return StudyDriver("s", 0.0, experiment, arguments, paths, host, place, logging.getLogger("s"))
+    return StudyDriver(StudySetup.now("s", 0.0, experiment, arguments, paths, host), place, logging.getLogger("s"))
 
 
 def ended(number: int, purpose: Purpose, candidate: Candidate, throughput: float, **fields: Any) -> TrialResult:

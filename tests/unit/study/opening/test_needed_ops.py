@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_setups import setup_of
 
 from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import Experiment
@@ -100,7 +101,7 @@ class Profiled:
             unbuildable=cannot,
         )
         experiment = experiment_of(folder, config, **QUANTIZED)
-        self.space = study_space(arguments_of(folder), experiment, config, "cuda", self.trial)
+        self.space = study_space(setup_of(experiment, folder / "study"), config, self.trial)
 
     def left(self) -> tuple[set[str], list[str]]:
         """Returns the names of the arms that are left, and what is told of the others."""
@@ -153,10 +154,10 @@ def test_once_the_profile_has_ended_the_ops_of_the_arms_are_built_and_what_canno
         asked.extend(builders)
         return {"QuantizerBuilder": NO_NVCC, "AsyncIOBuilder": "nobody needs it here"}
 
-    experiment, arguments = experiment_of(tmp_path, adam(), **QUANTIZED), arguments_of(tmp_path)
+    setup = setup_of(experiment_of(tmp_path, adam(), **QUANTIZED), tmp_path / "study")
     profiled = Profiled(tmp_path, adam(), {}).trial
-    ended = with_ops_built(profiled, experiment, arguments, "cuda", build)
+    ended = with_ops_built(profiled, setup, build)
     assert asked == ["CPUAdamBuilder", "FusedAdamBuilder", "QuantizerBuilder"]
     assert ended.unbuildable == {"QuantizerBuilder": NO_NVCC}
     failed = profiled.model_copy(update={"outcome": Outcome.CRASHED})
-    assert with_ops_built(failed, experiment, arguments, "cuda", build) == failed
+    assert with_ops_built(failed, setup, build) == failed

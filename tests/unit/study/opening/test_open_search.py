@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_setups import setup_of
 
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.records.candidate import Candidate, Purpose
@@ -57,7 +58,6 @@ def test_it_is_said_which_arms_the_host_has_no_room_for(caplog: pytest.LogCaptur
         "{train_micro_batch_size_per_gpu: 2, zero_optimization: {stage: 1}}}, max_restarts: 0}"
     )
     experiment = read_experiment(config, tmp_path)
-    arguments = StudyArguments(config_path=config, model_dir=tmp_path)
     profile = TrialResult(
         trial_id="s-0",
         number=0,
@@ -68,9 +68,9 @@ def test_it_is_said_which_arms_the_host_has_no_room_for(caplog: pytest.LogCaptur
     )
     known = [(Candidate(micro_batch_size=1), profile)]
     with caplog.at_level(logging.WARNING):
-        open_search(arguments, experiment, CONFIG, "cuda", 1, False, known, logging.getLogger("test"))
+        open_search(setup_of(experiment, tmp_path / "s"), CONFIG, False, known, logging.getLogger("test"))
     assert "z2-offload-optimizer is not tried: it would keep" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        open_search(arguments, experiment, CONFIG, "cpu", 1, False, known, logging.getLogger("test"))
+        open_search(setup_of(experiment, tmp_path / "s", "cpu"), CONFIG, False, known, logging.getLogger("test"))
     assert "is not tried" not in caplog.text

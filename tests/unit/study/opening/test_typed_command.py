@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nvml_fixtures import PretendGpu, pretend_gpus
+from study_setups import setup_of
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.device.host import cuda
@@ -278,9 +279,7 @@ def test_the_best_command_is_the_users_own(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     paths = StudyPaths(folder / "study")
     experiment = read(folder, command, **mappings)
-    written = training_command(
-        experiment, {MICRO_BATCH: 8}, paths, "cuda", environment_of(experiment, (), "cuda"), KnownProgram.of(experiment)
-    )
+    written = training_command(setup_of(experiment, paths.root), KnownProgram.of(experiment), {MICRO_BATCH: 8})
     assert written.splitlines() == [f"cd {folder}", line.format(best=paths.best_ds_config)]
 
 
@@ -290,8 +289,8 @@ def test_where_the_configuration_is_in_the_code_the_best_command_is_one_that_nee
     paths = StudyPaths(folder / "study")
     config = {MICRO_BATCH: 8, "zero_optimization": {"stage": 2}}
     experiment = read(folder, "python train.py")
-    written = training_command(experiment, config, paths, "cuda", {}, KnownProgram.of(experiment))
-    *told, command = written.splitlines()
+    setup = setup_of(experiment, paths.root)
+    *told, command = training_command(setup, KnownProgram.of(experiment), config).splitlines()
     assert f"# The DeepSpeed configuration stands in the code. Set there, as {paths.best_ds_config} has it:" in told
     assert {f"#   {MICRO_BATCH}: 8", "#   zero_optimization.stage: 2"} <= set(told)
     assert any(line.endswith("python train.py") for line in told)
@@ -333,12 +332,11 @@ def test_where_the_command_sets_all_that_was_won_the_best_command_is_the_users_o
     experiment = read(folder, command, **{MICRO_BATCH: batch, ACCUMULATION: accumulation})
     base = {MICRO_BATCH: 8, ACCUMULATION: 2, TRAIN_BATCH: 32, "zero_optimization": {"stage": 1}}
     config = {**base, MICRO_BATCH: 16, ACCUMULATION: 4, TRAIN_BATCH: 128}
-    environment = environment_of(experiment, (), "cuda")
-    known = replace(KnownProgram.of(experiment), base_config=base)
-    written = training_command(experiment, config, paths, "cuda", environment, known)
+    setup, known = setup_of(experiment, paths.root), replace(KnownProgram.of(experiment), base_config=base)
+    written = training_command(setup, known, config)
     assert written.splitlines() == [f"cd {folder}", line]
     faster = {**config, "zero_optimization": {"stage": 2, "overlap_comm": False}}
-    told = training_command(experiment, faster, paths, "cuda", environment, known).splitlines()
+    told = training_command(setup, known, faster).splitlines()
     assert told[1:3] == ["#   zero_optimization.stage: 2", "#   zero_optimization.overlap_comm: false"]
     assert f"# {line}" in told
     assert all(text.startswith("#") for text in told[:-1])
@@ -349,7 +347,7 @@ def test_a_value_in_a_file_of_the_command_is_won_in_a_copy_of_that_file(folder: 
     paths = StudyPaths(folder / "study")
     experiment = read(folder, "python train.py --config conf.yaml", **{MICRO_BATCH: "conf.yaml:trainer.batch"})
     known = replace(KnownProgram.of(experiment), base_config={MICRO_BATCH: 8})
-    *_, line = training_command(experiment, {MICRO_BATCH: 16}, paths, "cuda", {}, known).splitlines()
+    *_, line = training_command(setup_of(experiment, paths.root), known, {MICRO_BATCH: 16}).splitlines()
     copy = Path(line.split()[-1])
     assert line.endswith(f"python train.py --config {copy}")
     assert copy.is_relative_to(paths.root)
@@ -360,7 +358,8 @@ def test_where_the_training_arguments_are_in_the_code_the_best_command_says_what
     paths = StudyPaths(folder / "study")
     config = {MICRO_BATCH: 8, "gradient_accumulation_steps": 2}
     experiment = read(folder, "python train.py --deepspeed ds.json")
-    known = KnownProgram.of(experiment).learned(ProgramProfile(batch=config))
-    written = training_command(experiment, config, paths, "cuda", {}, known)
+    known = KnownProgram.of(experiment).learned(ProgramProfile(batch={MICRO_BATCH: 8}))
+    assert known.is_batch_in_code
+    written = training_command(setup_of(experiment, paths.root), known, config)
     assert "set per_device_train_batch_size=8, gradient_accumulation_steps=2." in written
     assert written.splitlines()[-1].endswith(f"--ds-config {paths.best_ds_config}")

@@ -1,0 +1,23 @@
+"""Setups of studies that run no trial."""
+
+from pathlib import Path
+
+from trial_lib.device.host.base import Host
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.setup import StudySetup
+
+
+def setup_of(experiment: Experiment, folder: Path, device: str = "cuda", **arguments: object) -> StudySetup:
+    """Returns the setup of a study of an experiment, on as many devices as one of its trials takes.
+
+    Args:
+        experiment: what is tuned.
+        folder: the study's.
+        device: `cuda` or `cpu`.
+        arguments: those of the study that are not the defaults.
+    """
+    slots = [str(slot) for slot in range(experiment.config.resources.slots_per_trial)]
+    given = StudyArguments(config_path=Path("experiment.yaml"), model_dir=experiment.model_dir, **arguments)  # type: ignore[arg-type]
+    return StudySetup.now("s", 0.0, experiment, given, StudyPaths(folder), Host(device, slots, 80 * 2**30))

@@ -1,0 +1,57 @@
+"""The profile trial of a study: its two runs, the check of the mapped batch, and the build of the operators."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trial_lib.launch.place import Place
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import ProgramProfile, TrialResult
+from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.opening.mapped_values import held_against, mapped_places
+from trial_lib.study.opening.needed_ops import with_ops_built
+from trial_lib.study.plans import TrialPlans
+from trial_lib.study.profiling import profile_candidate, run_profile
+from trial_lib.study.setup import StudySetup
+
+
+def run_profile_of_study(
+    setup: StudySetup, place: Place, plan: TrialPlan, run: Callable[[TrialPlan], TrialResult]
+) -> TrialResult:
+    """Runs the profile trial of a study to its end.
+
+    The operators that the search needs are built meanwhile. The result names those that cannot be built.
+
+    Args:
+        setup: the study's.
+        place: where its trials run.
+        plan: the trial, as it was decided on.
+        run: runs one plan.
+    """
+    plans, typed = TrialPlans(setup), KnownProgram.of(setup.experiment)
+
+    def plan_for(program: ProgramProfile, size: int) -> TrialPlan:
+        known = typed.learned(program)
+        candidate = profile_candidate(program, size, plan.candidate.slots, known.arg_mappings)
+        return plans.plan(plan.number, plan.purpose, candidate, known, None)
+
+    def run_and_compare(plan: TrialPlan) -> TrialResult:
+        result = run(plan)
+        if not plan.as_typed:
+            return result
+        places = mapped_places(setup.experiment, setup.environment)
+        return held_against(result, places, setup.experiment.config.arg_mappings)
+
+    profiled = run_profile(plan, plans.typed(plan, typed.base_config), plan_for, run_and_compare, place.prime)
+    return with_ops_built(profiled, setup, place.build)
+
+
+def profiled_candidate(file: Path) -> Candidate | None:
+    """Returns the candidate that a profile trial measured in the end; None if its file is missing or damaged.
+
+    A study asks for the smallest micro-batch. A program that cannot take it is profiled at a larger one.
+    """
+    try:
+        return Candidate.model_validate_json(file.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,69 @@
+"""The setup of a study: everything that stays as it is while the study runs."""
+
+from dataclasses import dataclass
+
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.build_program import environment_of
+
+
+@dataclass(frozen=True)
+class StudySetup:
+    """The setup of a study.
+
+    Attributes:
+        study_id: unique over all studies.
+        opened_at: seconds since the epoch. A trial never changes a user's file that is older.
+        experiment: the experiment that the user submitted.
+        arguments: the study's arguments, as the user gave them.
+        paths: the study's files.
+        host: the devices.
+        environment: the environment variables that ranks start from.
+    """
+
+    study_id: str
+    opened_at: float
+    experiment: Experiment
+    arguments: StudyArguments
+    paths: StudyPaths
+    host: Host
+    environment: dict[str, str]
+
+    @classmethod
+    def now(
+        cls,
+        study_id: str,
+        opened_at: float,
+        experiment: Experiment,
+        arguments: StudyArguments,
+        paths: StudyPaths,
+        host: Host,
+    ) -> "StudySetup":
+        """Returns a setup with the environment of this moment. Prefect and MLflow change this process's later."""
+        environment = environment_of(experiment, arguments.include, host.device)
+        return cls(study_id, opened_at, experiment, arguments, paths, host, environment)
+
+    @property
+    def device(self) -> str:
+        """`cuda` or `cpu`."""
+        return self.host.device
+
+    @property
+    def slots(self) -> int:
+        """The devices that a trial takes."""
+        return self.experiment.config.resources.slots_per_trial
+
+    @property
+    def concurrency(self) -> int:
+        """The number of trials that may run at once."""
+        slots = self.arguments.max_slots or len(self.host.slots)
+        return max(1, min(self.arguments.max_concurrent_trials, self.arguments.max_trials, slots // self.slots))
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The memory budget of a slot, in bytes. None leaves a trial all the memory of its GPU."""
+        asked = self.experiment.config.resources.memory_per_slot
+        return kind_of(self.device).budget(self.host, None if asked is None else int(asked))
