@@ -18,7 +18,7 @@ from prefect_ray.context import remote_options
 from tasks.states import said, said_of_sizes
 from tasks.telling import told_if_possible
 from tasks.without_secrets import keep_secrets_from_prefect
-from trial_lib.launch.ray.order import Delivery, Order
+from trial_lib.launch.ray.order import ClusterOrder, Delivery
 from trial_lib.launch.ray.place import HostLostError, RayPlace
 from trial_lib.launch.ray.work import carry_out, is_loss, options_of
 from trial_lib.records.result import TrialResult
@@ -28,7 +28,7 @@ from trial_lib.study.runner import Work
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
-def trial_on_ray(order: Callable[[], Order], label: str, metric: str, secrets: KnownSecrets) -> State:
+def trial_on_ray(order: Callable[[], ClusterOrder], label: str, metric: str, secrets: KnownSecrets) -> State:
     """Carries out an order on the cluster. The task run always completes, and its state describes the outcome."""
     keep_secret(secrets)
     keep_secrets_from_prefect()
@@ -85,7 +85,7 @@ class _SentByPrefect:
         log: the study's log.
     """
 
-    def __init__(self, order: Order, metric: str, log: logging.Logger) -> None:
+    def __init__(self, order: ClusterOrder, metric: str, log: logging.Logger) -> None:
         self._log = log
         label = Work(order.plans, order.sweep).label
         name = "trial" if order.sweep is None else "sweep"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.replay.space_of_table import nearest  # noqa: E402
 from benchmarks.replay.table import TableWorld  # noqa: E402
 from trial_lib.launch import sweep, trial  # noqa: E402
-from trial_lib.launch.rank_starter import Ending, LaunchRequest  # noqa: E402
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd  # noqa: E402
 from trial_lib.measure.figures.will_fit import SizeMemory, will_fit  # noqa: E402
 from trial_lib.records.candidate import Candidate  # noqa: E402
 from trial_lib.records.result import Outcome, TrialResult  # noqa: E402
@@ -60,7 +60,7 @@ class TableStarter:
         self._request = request
         return self
 
-    def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
+    def wait_or_cancel(self, cancelled: threading.Event) -> ProcessesEnd:
         order = RankOrder.from_json(self._request.payload)
         measured: list[SizeMemory] = []
         for one in order.sizes:
@@ -75,11 +75,11 @@ class TableStarter:
             result = self._result(candidate, number)
             self._write(one, result)
             if result.outcome is not Outcome.COMPLETED:
-                return Ending("ranks", [1] * candidate.slots)
+                return ProcessesEnd("ranks", [1] * candidate.slots)
             memory = result.memory
             above = max(peak - after for peak, after in zip(memory.peak, memory.after_initialize, strict=True))
             measured.append(SizeMemory(size, above, min(memory.available, default=None)))
-        return Ending("ranks", [0] * len(self._request.ranks))
+        return ProcessesEnd("ranks", [0] * len(self._request.ranks))
 
     def _result(self, candidate: Candidate, number: int) -> TrialResult:
         world = self._world

@@ -15,7 +15,7 @@ from device_fixtures import need
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program, rank_requests
-from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter
 from trial_lib.slots.ports import reserved_port
 from trial_lib.wire.rank_order import TrainingOrder
 from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
@@ -50,7 +50,7 @@ class Training:
     """
 
     root: Path
-    ending: Ending
+    ending: ProcessesEnd
     logs: list[str]
 
     @property

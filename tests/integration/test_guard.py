@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trial_lib.launch.cold import ColdStarter, rank_environment
-from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankRequest
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest
 from trial_lib.wire import shared_segments
 
 SHM = Path("/dev/shm")
@@ -22,7 +22,7 @@ class Guarded:
         self._folder = folder
         self.log = folder / "rank0.log"
 
-    def run(self, program: str, deadline_s: float = 30.0, **payload: Any) -> Ending:
+    def run(self, program: str, deadline_s: float = 30.0, **payload: Any) -> ProcessesEnd:
         """Runs a function `run(payload, rank)` to its end."""
         (self._folder / "guarded_program.py").write_text(textwrap.dedent(program))
         environment = rank_environment()

@@ -8,8 +8,8 @@ import pytest
 from conftest import Trials
 
 from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.program import Part
-from trial_lib.launch.rank_starter import Ending
+from trial_lib.launch.program import HostRanks
+from trial_lib.launch.rank_starter import ProcessesEnd
 from trial_lib.launch.ray.host import HostSetup, RayHost
 from trial_lib.launch.ray.transfer import unpack
 from trial_lib.launch.trial import take_result
@@ -32,18 +32,18 @@ def test_the_parts_of_two_hosts_are_one_trial_whose_files_come_back(trials: Tria
     plan.paths.root.mkdir(parents=True)
     first, second = host(trials, "first"), host(trials, "second")
     port = first.meet(plan.trial_id)
-    parts = [Part(rank, 1, 2, "127.0.0.1", port) for rank in range(2)]
+    parts = [HostRanks(rank, 1, 2, "127.0.0.1", port) for rank in range(2)]
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(on.run_part, plan, part, []) for on, part in zip((first, second), parts, strict=True)]
         ends = [one.result() for one in running]
-    assert [end.ending for end in ends] == [Ending("ranks", [0])] * 2
+    assert [end.ending for end in ends] == [ProcessesEnd("ranks", [0])] * 2
     assert [sorted(name for name in end.files if name.endswith(".log")) for end in ends] == [
         ["rank0.log"],
         ["rank1.log"],
     ]
     for end in ends:
         unpack(end.files, plan.paths.root)
-    result = take_result(plan, Ending("ranks", [0, 0]), False, "cpu", 0.0, 1.0)
+    result = take_result(plan, ProcessesEnd("ranks", [0, 0]), False, "cpu", 0.0, 1.0)
     assert result.outcome == "completed", result.reason
     assert len(result.memory.peak) == 2
     assert result.logs == [str(plan.paths.log(rank)) for rank in range(2)]

@@ -8,7 +8,7 @@ from typing import Any
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.lack_of_memory import PEER_DIED, MemoryLack, MemoryOwner, lack_of_memory
 from trial_lib.launch.processes.guard import CANCEL, DEADLINE
-from trial_lib.launch.rank_starter import GUARD, HOST, Ending
+from trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
 from trial_lib.records.result import Outcome
 
 REFUSED = "DeepSpeed refuses the configuration:"
@@ -59,7 +59,9 @@ class TrialEnd:
     failed_rank: int | None = None
 
 
-def classify(ending: Ending, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str) -> TrialEnd:
+def classify(
+    ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str
+) -> TrialEnd:
     """Reads how a trial ended.
 
     Read in this order: the ranks' measurements; the root cause in any rank's record or log; the kernel's out-of-memory
@@ -102,7 +104,7 @@ def _out_of_memory(lack: MemoryLack) -> tuple[Outcome, str]:
     return Outcome.OUT_OF_MEMORY, lack.said
 
 
-def is_from_outside(ending: Ending, outcome: Outcome, ranks: list[RankRecord]) -> bool:
+def is_from_outside(ending: ProcessesEnd, outcome: Outcome, ranks: list[RankRecord]) -> bool:
     """Returns whether somebody killed the ranks, their guard or their host, which says nothing of what they ran.
 
     Args:
@@ -116,7 +118,7 @@ def is_from_outside(ending: Ending, outcome: Outcome, ranks: list[RankRecord]) -
     return killed or ending.ended_by in (GUARD, HOST)
 
 
-def _failed(ending: Ending, ranks: list[RankRecord], deadline_s: float) -> TrialEnd:
+def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float) -> TrialEnd:
     if ending.ended_by == HOST:
         gone = f"The host {ending.host} could not be reached or died"
         lost = ranks[ending.host_rank]

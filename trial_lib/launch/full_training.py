@@ -12,7 +12,7 @@ from trial_lib.device.host.base import Host
 from trial_lib.launch.classify import RankRecord, classify, is_from_outside
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
-from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter, StarterClosedError
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
 from trial_lib.records.full_experiment_folder import FullExperimentPaths
 from trial_lib.records.result import Outcome
 from trial_lib.slots.ports import reserved_port
@@ -183,7 +183,7 @@ def _attempt(
 
 def _run(
     plan: TrainingPlan, starter: RankStarter, host: Host, slots: HeldSlots, port: int, cancelled: threading.Event
-) -> Ending:
+) -> ProcessesEnd:
     program, ranks = plan.program, range(plan.slots)
     order = TrainingOrder(
         program=program.target,
@@ -208,7 +208,7 @@ def _run(
     try:
         return starter.launch(request).wait_or_cancel(cancelled)
     except StarterClosedError:
-        return Ending("cancel", [])
+        return ProcessesEnd("cancel", [])
 
 
 def _broken_api(records: list[RankRecord]) -> str | None:

@@ -34,7 +34,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Part:
+class HostRanks:
     """The ranks on one host, of a trial that spans several.
 
     Attributes:
@@ -53,7 +53,7 @@ class Part:
 
 
 def rank_requests(
-    program: Program, host: Host, slots: list[str], port: int, logs: list[Path], part: Part | None = None
+    program: Program, host: Host, slots: list[str], port: int, logs: list[Path], part: HostRanks | None = None
 ) -> list[RankRequest]:
     """Returns one rank for each slot, in the environment that the program's launcher gives it, or else DeepSpeed's.
 
@@ -68,7 +68,7 @@ def rank_requests(
         logs: of each rank here.
         part: which ranks these are; None for all that there are.
     """
-    part = part or Part(0, len(slots), len(slots), "127.0.0.1", port)
+    part = part or HostRanks(0, len(slots), len(slots), "127.0.0.1", port)
     shared = {
         **program.environment,
         "WORLD_SIZE": str(part.world_size),
@@ -92,7 +92,7 @@ def rank_requests(
     ]
 
 
-def _rank_variables(program: Program, part: Part, rank: int) -> dict[str, str]:
+def _rank_variables(program: Program, part: HostRanks, rank: int) -> dict[str, str]:
     """Returns the variables that tell a rank which one it is, by all the names that its launcher has for them.
 
     Args:

@@ -1,4 +1,4 @@
-"""The one interface of all starters: a request becomes processes, and their end becomes an `Ending`."""
+"""The one interface of all starters: a request becomes processes, and their end becomes an `ProcessesEnd`."""
 
 import contextlib
 import select
@@ -74,7 +74,7 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessesEnd:
     """How a trial's processes ended.
 
     Attributes:
@@ -103,7 +103,7 @@ class Launched:
         self._open = True
         self._is_cancelled = False
 
-    def wait(self) -> Ending:
+    def wait(self) -> ProcessesEnd:
         """Waits until no process of the trial is left.
 
         A keeper that somebody has stopped is woken: where its guard is stopped as well, nobody else ends the trial.
@@ -128,14 +128,14 @@ class Launched:
             self._open = False
             self._guard.close()
         if told is None:
-            return Ending(GUARD, [None] * self._ranks)
-        return Ending(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {})
+            return ProcessesEnd(GUARD, [None] * self._ranks)
+        return ProcessesEnd(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {})
 
     def is_running(self) -> bool:
         """Returns whether its end has not been waited for yet."""
         return self._open
 
-    def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
+    def wait_or_cancel(self, cancelled: threading.Event) -> ProcessesEnd:
         """Waits like `wait`, and cancels when the event is set."""
         ended = threading.Event()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trial_lib.device.host.base import Host
 from trial_lib.launch.device_watch import tell_devices, watched
-from trial_lib.launch.rank_starter import Ending, RankStarter
+from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial import (
     TrialPlan,
@@ -82,7 +82,7 @@ def run_sweep(
         reserved_port(lock_dir) as port,
     ):
         collector = _Collector(plans, host.device, started_at, measured)
-        ending = Ending("cancel", [])
+        ending = ProcessesEnd("cancel", [])
         if slots is not None:
             for plan in plans:
                 plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
@@ -179,11 +179,11 @@ class _Collector:
             if not all(record.get("outcome") in _MEASURED for record in records):
                 return
             ended_at = max(record["time"] for record in records)
-            self._add(self._next_result(Ending("ranks", [0] * len(records)), False, ended_at))
+            self._add(self._next_result(ProcessesEnd("ranks", [0] * len(records)), False, ended_at))
             self._started_at = self._begins_at = ended_at
             self._clock = time.monotonic()
 
-    def take_last(self, ending: Ending, kernel_killed: bool, note: Callable[[str], None]) -> Withdrawal:
+    def take_last(self, ending: ProcessesEnd, kernel_killed: bool, note: Callable[[str], None]) -> Withdrawal:
         """Takes in the size that ran when the group ended; returns why those that are left were not measured."""
         position = len(self.results)
         decided = _read(self._plans[0].paths.withdrawal)
@@ -200,7 +200,7 @@ class _Collector:
         self._add(result)
         return Withdrawal.ENDED
 
-    def _next_result(self, ending: Ending, kernel_killed: bool, ended_at: float) -> TrialResult:
+    def _next_result(self, ending: ProcessesEnd, kernel_killed: bool, ended_at: float) -> TrialResult:
         position = len(self.results)
         return take_result(
             self._plans[position],

@@ -17,7 +17,7 @@ from trial_lib.launch.device_watch import tell_devices, watched
 from trial_lib.launch.processes.leavings import LEFT, REMOVED
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
-from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter, StarterClosedError
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial_files import layer_for, put_away, remove
 from trial_lib.records.candidate import Candidate, Purpose
@@ -113,7 +113,7 @@ def run_trial(
         launched_at = time.time()
         devices: list[TrialDevice] = []
         if slots is None:
-            ending = Ending("cancel", [])
+            ending = ProcessesEnd("cancel", [])
         else:
             plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
             request = request_of(plan, order_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
@@ -179,17 +179,17 @@ def run_to_end(
     starter: RankStarter,
     cancelled: threading.Event,
     launched: Callable[[], None] = lambda: None,
-) -> Ending:
+) -> ProcessesEnd:
     """Launches ranks, tells so, and waits for their end."""
     try:
         running = starter.launch(request)
         launched()
         return running.wait_or_cancel(cancelled)
     except StarterClosedError:
-        return Ending("cancel", [])
+        return ProcessesEnd("cancel", [])
 
 
-def tell_leavings(ending: Ending, label: str, note: Callable[[str], None]) -> None:
+def tell_leavings(ending: ProcessesEnd, label: str, note: Callable[[str], None]) -> None:
     """Tells of the shared memory that a program has left behind, and that nobody has any more.
 
     A trial ends its program wherever it is: the locks and buffers of a data loader's workers, or of ranks that connect,
@@ -285,7 +285,7 @@ def request_of(
 
 def take_result(
     plan: TrialPlan,
-    ending: Ending,
+    ending: ProcessesEnd,
     kernel_killed: bool,
     device: str,
     started_at: float,
@@ -312,7 +312,13 @@ def take_result(
 
 
 def _result(
-    plan: TrialPlan, ending: Ending, kernel_killed: bool, device: str, started_at: float, seconds: float, swept: bool
+    plan: TrialPlan,
+    ending: ProcessesEnd,
+    kernel_killed: bool,
+    device: str,
+    started_at: float,
+    seconds: float,
+    swept: bool,
 ) -> TrialResult:
     ranks = [
         read_rank_record(

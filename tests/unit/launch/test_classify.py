@@ -3,7 +3,7 @@ import re
 import pytest
 
 from trial_lib.launch.classify import RankRecord, classify, is_from_outside
-from trial_lib.launch.rank_starter import Ending
+from trial_lib.launch.rank_starter import ProcessesEnd
 from trial_lib.records.result import Outcome
 
 DONE = {"outcome": "completed", "reason": ""}
@@ -22,7 +22,7 @@ def rank(number=0, measurement=None, failure=None, log="", engine_built=True):
 
 def ended(ranks, by="ranks", statuses=None, kernel_killed=False, device="cpu"):
     statuses = [1] * len(ranks) if statuses is None else statuses
-    end = classify(Ending(by, statuses), ranks, 60.0, kernel_killed, device)
+    end = classify(ProcessesEnd(by, statuses), ranks, 60.0, kernel_killed, device)
     # A reason names the log of the rank that failed.
     named = None if " Log: " not in end.reason else int(re.findall(r"Log: rank(\d+).log$", end.reason)[0])
     assert named in (None, end.failed_rank)
@@ -199,7 +199,7 @@ def test_deadline_cancel_and_guard_are_told_apart():
     ],
 )
 def test_who_was_killed_says_nothing_of_what_it_ran(by, ranks, statuses):
-    assert is_from_outside(Ending(by, statuses), Outcome.CRASHED, ranks)
+    assert is_from_outside(ProcessesEnd(by, statuses), Outcome.CRASHED, ranks)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_who_was_killed_says_nothing_of_what_it_ran(by, ranks, statuses):
     ],
 )
 def test_an_exception_a_fault_and_memory_are_the_program_s_own(outcome, ranks, statuses):
-    assert not is_from_outside(Ending("ranks", statuses), outcome, ranks)
+    assert not is_from_outside(ProcessesEnd("ranks", statuses), outcome, ranks)
 
 
 def test_a_deadline_without_an_engine_says_so_with_the_last_words():
@@ -267,7 +267,7 @@ def test_on_a_gpu_the_hosts_memory_is_an_outcome_of_its_own():
 
 
 def test_who_runs_out_of_host_memory_was_not_killed_from_outside():
-    assert not is_from_outside(Ending("ranks", [-9]), Outcome.OUT_OF_HOST_MEMORY, [rank()])
+    assert not is_from_outside(ProcessesEnd("ranks", [-9]), Outcome.OUT_OF_HOST_MEMORY, [rank()])
 
 
 def test_a_rank_on_another_kind_of_device_says_so_in_full():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trial_lib.device.host.base import Host
-from trial_lib.launch.program import Part, Program, rank_requests
+from trial_lib.launch.program import HostRanks, Program, rank_requests
 
 PROGRAM = Program("python", {"script": "train.py"}, [], False, Path("/model"), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
 
@@ -23,7 +23,7 @@ def test_ranks_have_the_variables_that_deepspeed_gives_them(launcher: str | None
     given = [rank.environment for rank in rank_requests(program, host, ["0", "1"], 2900, logs)]
     assert [each["LOCAL_RANK"] for each in given] == ["0", "1"]
     assert {(each["LOCAL_SIZE"], each["CROSS_RANK"], each["CROSS_SIZE"]) for each in given} == {("2", "0", "1")}
-    third = Part(first_rank=4, slots=2, world_size=6, address="10.0.0.1", port=2900)
+    third = HostRanks(first_rank=4, slots=2, world_size=6, address="10.0.0.1", port=2900)
     given = [rank.environment for rank in rank_requests(program, host, ["0", "1"], 2900, logs, third)]
     assert [each["RANK"] for each in given] == ["4", "5"]
     assert {(each["LOCAL_SIZE"], each["CROSS_RANK"], each["CROSS_SIZE"]) for each in given} == {("2", "2", "3")}
@@ -46,7 +46,7 @@ def test_ranks_of_another_launcher_have_no_variables_of_deepspeeds() -> None:
 )
 def test_a_rank_is_told_which_one_it_is_as_its_launcher_tells_it(launcher: str, names: dict[str, str]) -> None:
     program, logs = replace(PROGRAM, launched_by=launcher), [Path("0"), Path("1")]
-    part = Part(first_rank=4, slots=2, world_size=6, address="10.0.0.1", port=2900)
+    part = HostRanks(first_rank=4, slots=2, world_size=6, address="10.0.0.1", port=2900)
     _, last = rank_requests(program, Host("cpu", ["0", "1"], 1), ["0", "1"], 2900, logs, part)
     assert {name: last.environment.get(name) for name in names} == names
     assert ("TORCHELASTIC_RUN_ID" in last.environment) == (launcher == "torchrun")

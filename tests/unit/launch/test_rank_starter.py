@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from trial_lib.launch.processes import channel
-from trial_lib.launch.rank_starter import GUARD, Ending, Launched
+from trial_lib.launch.rank_starter import GUARD, Launched, ProcessesEnd
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def test_the_last_message_says_how_a_trial_ended(ends: tuple[socket.socket, sock
     channel.send(theirs, {channel.KEEPER: 0})
     left = {"removed": {"psm_1": 5}}
     channel.send(theirs, {"ended_by": "ranks", "statuses": [0, 1], channel.LEAVINGS: left})
-    assert Launched(ours, 2).wait() == Ending("ranks", [0, 1], leavings=left)
+    assert Launched(ours, 2).wait() == ProcessesEnd("ranks", [0, 1], leavings=left)
     theirs.close()
 
 
@@ -28,7 +28,7 @@ def test_processes_that_are_gone_without_a_last_message_were_ended_with_their_gu
     ours, theirs = ends
     channel.send(theirs, {channel.KEEPER: 0})
     theirs.close()
-    assert Launched(ours, 2).wait() == Ending(GUARD, [None, None])
+    assert Launched(ours, 2).wait() == ProcessesEnd(GUARD, [None, None])
 
 
 def test_a_connection_that_is_reset_tells_the_same(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -37,4 +37,4 @@ def test_a_connection_that_is_reset_tells_the_same(ends: tuple[socket.socket, so
     ours.sendall(b"unread")
     channel.send(theirs, {channel.KEEPER: 0})
     theirs.close()
-    assert Launched(ours, 2).wait() == Ending(GUARD, [None, None])
+    assert Launched(ours, 2).wait() == ProcessesEnd(GUARD, [None, None])

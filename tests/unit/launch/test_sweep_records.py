@@ -14,7 +14,7 @@ import pytest
 from conftest import Trials
 
 from trial_lib.device.host.base import Host
-from trial_lib.launch.rank_starter import Ending, LaunchRequest
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Sweep, Withdrawal
@@ -22,8 +22,8 @@ from trial_lib.records.result import TrialResult
 from trial_lib.wire.rank_order import RankOrder, SizeOrder
 
 HOST = Host("cpu", ["0", "1"], 2**30)
-ENDED, KILLED = Ending("ranks", [0]), Ending("ranks", [-9])
-Act = Callable[[RankOrder], Ending]
+ENDED, KILLED = ProcessesEnd("ranks", [0]), ProcessesEnd("ranks", [-9])
+Act = Callable[[RankOrder], ProcessesEnd]
 
 
 class Ranks:
@@ -37,7 +37,7 @@ class Ranks:
         self.request = request
         return self
 
-    def wait_or_cancel(self, cancelled: threading.Event) -> Ending:
+    def wait_or_cancel(self, cancelled: threading.Event) -> ProcessesEnd:
         assert self.request is not None
         return self._act(RankOrder.from_json(json.loads(json.dumps(self.request.payload))))
 
@@ -96,7 +96,7 @@ def fail(size: SizeOrder, message: str) -> None:
 
 
 def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         for size in order.sizes:
             measure(size)
         return ENDED
@@ -112,7 +112,7 @@ def test_sizes_that_were_all_measured_are_results_in_their_order(swept: Any) -> 
 
 
 def test_the_spans_of_a_sweeps_trials_follow_each_other_without_a_gap(swept: Any) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         for size in order.sizes:
             time.sleep(0.1)
             measure(size)
@@ -128,7 +128,7 @@ def test_the_spans_of_a_sweeps_trials_follow_each_other_without_a_gap(swept: Any
 def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:
     told_in_time = threading.Event()
 
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         first = order.sizes[0]
         measure(first)
         result = Path(first.measurements[0]).with_name("result.json")
@@ -144,7 +144,7 @@ def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:
 
 
 def test_a_result_says_that_its_allocator_had_to_make_room(swept: Any) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         for size, retries in zip(order.sizes, (0, 0, 4), strict=True):
             measure(size, counted_retries=retries, steps_peak=4)
         return ENDED
@@ -157,7 +157,7 @@ def test_a_result_says_that_its_allocator_had_to_make_room(swept: Any) -> None:
 
 @pytest.mark.parametrize("reason", ["memory", "not_repeatable"])
 def test_what_the_ranks_decided_is_the_reason_for_the_sizes_left(swept: Any, reason: str) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         measure(order.sizes[0])
         Path(order.withdrawal).write_text(json.dumps({"reason": reason}))
         return ENDED
@@ -168,10 +168,10 @@ def test_what_the_ranks_decided_is_the_reason_for_the_sizes_left(swept: Any, rea
 
 
 def test_an_out_of_memory_is_that_sizes_outcome_and_ends_the_group(swept: Any) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         measure(order.sizes[0])
         fail(order.sizes[1], "DefaultCPUAllocator: can't allocate memory")
-        return Ending("ranks", [1])
+        return ProcessesEnd("ranks", [1])
 
     assert swept(act).outcomes == ["completed", "out_of_memory", "ended"]
 
@@ -180,11 +180,11 @@ def test_an_out_of_memory_is_that_sizes_outcome_and_ends_the_group(swept: Any) -
 def test_memory_of_the_host_that_is_gone_may_be_that_of_the_sizes_before(
     swept: Any, position: int, outcomes: list[str]
 ) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         for size in order.sizes[:position]:
             measure(size)
         fail(order.sizes[position], "DefaultCPUAllocator: can't allocate memory")
-        return Ending("ranks", [1])
+        return ProcessesEnd("ranks", [1])
 
     found = swept(act, host=Host("cuda", ["0", "1"], 2**30))
     assert found.outcomes == [*outcomes, "ended"]
@@ -193,11 +193,11 @@ def test_memory_of_the_host_that_is_gone_may_be_that_of_the_sizes_before(
 
 @pytest.mark.parametrize("position", [0, 1])
 def test_a_crash_counts_for_the_first_size_and_says_nothing_of_a_later_one(swept: Any, position: int) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         for size in order.sizes[:position]:
             measure(size)
         fail(order.sizes[position], "trying to initialize the default process group twice!")
-        return Ending("ranks", [1])
+        return ProcessesEnd("ranks", [1])
 
     found = swept(act)
     if position == 0:
@@ -208,9 +208,9 @@ def test_a_crash_counts_for_the_first_size_and_says_nothing_of_a_later_one(swept
 
 
 def test_a_group_that_is_killed_from_outside_says_nothing_of_the_program(swept: Any) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         measure(order.sizes[0])
-        return Ending("ranks", [-signal.SIGKILL])
+        return ProcessesEnd("ranks", [-signal.SIGKILL])
 
     found = swept(act)
     assert found.ends[1:] == [Withdrawal.ENDED] * 2
@@ -219,11 +219,11 @@ def test_a_group_that_is_killed_from_outside_says_nothing_of_the_program(swept: 
 
 def test_a_batch_that_does_not_follow_is_invalid_first_and_not_repeatable_later(swept: Any) -> None:
     def ignored_at(position: int) -> Act:
-        def act(order: RankOrder) -> Ending:
+        def act(order: RankOrder) -> ProcessesEnd:
             for size in order.sizes[:position]:
                 measure(size)
             measure(order.sizes[position], "invalid")
-            return Ending("ranks", [1])
+            return ProcessesEnd("ranks", [1])
 
         return act
 
@@ -232,18 +232,18 @@ def test_a_batch_that_does_not_follow_is_invalid_first_and_not_repeatable_later(
 
 
 def test_a_size_that_is_too_slow_or_diverged_has_a_result_of_its_own(swept: Any) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         measure(order.sizes[0], "too_slow")
         measure(order.sizes[1], "diverged")
-        return Ending("ranks", [1])
+        return ProcessesEnd("ranks", [1])
 
     assert swept(act).outcomes == ["too_slow", "diverged", "ended"]
 
 
 def test_what_a_cancelled_sweep_has_measured_stays(swept: Any) -> None:
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         measure(order.sizes[0])
-        return Ending("cancel", [None])
+        return ProcessesEnd("cancel", [None])
 
     assert swept(act).outcomes == ["completed", "cancelled", "ended"]
 
@@ -255,7 +255,7 @@ def test_each_size_has_a_command_line_and_changes_of_the_environment_of_its_own(
         environment = {**plan.program.environment, **own}
         return dataclasses.replace(plan, program=dataclasses.replace(plan.program, environment=environment))
 
-    def act(order: RankOrder) -> Ending:
+    def act(order: RankOrder) -> ProcessesEnd:
         for size in order.sizes:
             measure(size)
         return ENDED

@@ -17,7 +17,7 @@ from trial_lib.launch.hosts.hosts import is_this_host
 from trial_lib.launch.processes import bootstrap
 from trial_lib.launch.processes.host_part import RANK_FAILED, RANKS_ENDED
 from trial_lib.launch.processes.leavings import scratch_of
-from trial_lib.launch.rank_starter import HOST, Ending, Launched, LaunchRequest
+from trial_lib.launch.rank_starter import HOST, Launched, LaunchRequest, ProcessesEnd
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.wire.whole_files import write_whole
 
@@ -161,7 +161,7 @@ class _OverHosts(Launched):
         super().__init__(guard, len(parts))
         self._parts = parts
 
-    def wait(self) -> Ending:
+    def wait(self) -> ProcessesEnd:
         """Waits until every host's part has ended, and no process of the trial is left on this host.
 
         Where the trial is cut short, those on the others end by themselves, when they find their connection closed.
@@ -171,5 +171,5 @@ class _OverHosts(Launched):
         by_rank = [status for part, status in by_part for _ in part.ranks]
         lost = [part for part, status in by_part if status not in (RANKS_ENDED, RANK_FAILED, None)]
         if ending.ended_by == "ranks" and lost:
-            return Ending(HOST, by_rank, host=lost[0].host, host_rank=lost[0].ranks[0])
+            return ProcessesEnd(HOST, by_rank, host=lost[0].host, host_rank=lost[0].ranks[0])
         return replace(ending, statuses=by_rank)

@@ -15,10 +15,10 @@ from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
-from trial_lib.launch.program import Part, rank_requests
-from trial_lib.launch.rank_starter import Ending, LaunchRequest, RankStarter
+from trial_lib.launch.program import HostRanks, rank_requests
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter
 from trial_lib.launch.ray.host_folder import HostFolder
-from trial_lib.launch.ray.order import Delivery, Order
+from trial_lib.launch.ray.order import ClusterOrder, Delivery
 from trial_lib.launch.ray.transfer import FileContents, moved, packed, result_from
 from trial_lib.launch.trial import ENTRY, TrialPlan, clear, order_of, run_to_end, write_candidate
 from trial_lib.launch.warm import WarmStarter
@@ -65,7 +65,7 @@ class PartEnd:
         notes: what held it up, for people.
     """
 
-    ending: Ending
+    ending: ProcessesEnd
     kernel_killed: bool
     files: FileContents
     notes: list[str]
@@ -101,7 +101,7 @@ class RayHost:
         """Has the starter import what the profile trial had imported."""
         self._starter.prime(modules)
 
-    def run(self, order: Order, devices: list[str]) -> Delivery:
+    def run(self, order: ClusterOrder, devices: list[str]) -> Delivery:
         """Runs an order for one host to its end.
 
         Args:
@@ -127,7 +127,7 @@ class RayHost:
         self._meetings[name] = contextlib.ExitStack()
         return self._meetings[name].enter_context(reserved_port(self._setup.lock_dir))
 
-    def run_part(self, plan: TrialPlan, part: Part, devices: list[str]) -> PartEnd:
+    def run_part(self, plan: TrialPlan, part: HostRanks, devices: list[str]) -> PartEnd:
         """Runs this host's ranks of a trial over several hosts to their end.
 
         Args:
@@ -146,7 +146,7 @@ class RayHost:
             held_slots(lock_dir, host, part.slots, cancelled.is_set, self._notes.append) as slots,
             self._meetings.pop(plan.trial_id, contextlib.ExitStack()),
         ):
-            ending = Ending("cancel", [None] * part.slots)
+            ending = ProcessesEnd("cancel", [None] * part.slots)
             if slots is not None:
                 there.paths.scratch.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
                 request = _part_request(there, part, host, slots.names)
@@ -191,7 +191,7 @@ class RayHost:
         return notes
 
 
-def _part_request(plan: TrialPlan, part: Part, host: Host, slots: list[str]) -> LaunchRequest:
+def _part_request(plan: TrialPlan, part: HostRanks, host: Host, slots: list[str]) -> LaunchRequest:
     logs = [plan.paths.log(part.first_rank + rank) for rank in range(part.slots)]
     ranks = rank_requests(plan.program, host, slots, part.port, logs, part)
     model_dir = str(plan.program.model_dir)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from trial_lib.launch.rank_starter import Ending
+from trial_lib.launch.rank_starter import ProcessesEnd
 from trial_lib.launch.ray.transfer import FileContents
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Sweep, Withdrawal
@@ -27,7 +27,7 @@ class ClusterShare:
 
 
 @dataclass(frozen=True)
-class Order:
+class ClusterOrder:
     """Work for the cluster: one trial, or a sweep of several on one host.
 
     Attributes:
@@ -61,7 +61,7 @@ class Delivery:
     """
 
     ends: list[TrialResult | Withdrawal] = field(default_factory=list)
-    ending: Ending | None = None
+    ending: ProcessesEnd | None = None
     kernel_killed: bool = False
     files: list[FileContents] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

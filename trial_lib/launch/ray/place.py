@@ -9,7 +9,7 @@ from typing import Protocol
 
 from trial_lib.launch.place import Note, OnResult
 from trial_lib.launch.ray.cluster import RayCluster
-from trial_lib.launch.ray.order import ClusterShare, Delivery, Order
+from trial_lib.launch.ray.order import ClusterOrder, ClusterShare, Delivery
 from trial_lib.launch.ray.transfer import unpack
 from trial_lib.launch.trial import TrialPlan, clear, take_result, unstarted, write_candidate, write_unstarted
 from trial_lib.records.candidate import Sweep, Withdrawal
@@ -55,7 +55,7 @@ class RayPlace:
         can_sweep: whether a trial has all its ranks on one host: only there are the files that a sweep is steered by.
     """
 
-    send: Callable[[Order], Sent]
+    send: Callable[[ClusterOrder], Sent]
 
     def __init__(self, study_id: str, cluster: RayCluster, share: ClusterShare) -> None:
         self._study_id = study_id
@@ -69,7 +69,7 @@ class RayPlace:
         started_at = time.time()
         write_candidate(plan)
         clear(plan)
-        delivery = self._carried_out(Order(self._study_id, (plan,), self._share), cancelled, note)
+        delivery = self._carried_out(ClusterOrder(self._study_id, (plan,), self._share), cancelled, note)
         if isinstance(delivery, TrialResult):
             write_unstarted(plan, delivery)
             return delivery
@@ -90,7 +90,7 @@ class RayPlace:
         for plan in plans:
             write_candidate(plan)
             clear(plan)
-        order = Order(self._study_id, tuple(plans), self._share, sweep)
+        order = ClusterOrder(self._study_id, tuple(plans), self._share, sweep)
         delivery = self._carried_out(order, cancelled, note)
         ends: list[TrialResult | Withdrawal]
         if isinstance(delivery, TrialResult):
@@ -107,7 +107,7 @@ class RayPlace:
                 shutil.rmtree(plan.paths.root, ignore_errors=True)
         return ends
 
-    def _carried_out(self, order: Order, cancelled: threading.Event, note: Note) -> Delivery | TrialResult:
+    def _carried_out(self, order: ClusterOrder, cancelled: threading.Event, note: Note) -> Delivery | TrialResult:
         """Returns what came back of an order; the result of its first trial where nothing has."""
         started_at = time.time()
         sent = self.send(order)

@@ -12,10 +12,10 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from trial_lib.launch.program import Part
-from trial_lib.launch.rank_starter import HOST, Ending
+from trial_lib.launch.program import HostRanks
+from trial_lib.launch.rank_starter import HOST, ProcessesEnd
 from trial_lib.launch.ray.host import PartEnd
-from trial_lib.launch.ray.order import NAMESPACE, ClusterShare, Delivery, Order, actor_name
+from trial_lib.launch.ray.order import NAMESPACE, ClusterOrder, ClusterShare, Delivery, actor_name
 from trial_lib.launch.trial import TrialPlan
 
 _GRACE_S = 5.0
@@ -40,7 +40,7 @@ def options_of(share: ClusterShare) -> dict[str, Any]:
     return {**asked, "max_retries": 0}
 
 
-def carry_out(order: Order) -> Delivery:
+def carry_out(order: ClusterOrder) -> Delivery:
     """Does an order, in a Ray task on the host that Ray has chosen."""
     if order.share.hosts == 1:
         host = _actor(order.study_id, ray.get_runtime_context().get_node_id())
@@ -62,7 +62,7 @@ class _Running:
     ended: "Future[PartEnd]"
 
 
-def _over_hosts(order: Order, group: PlacementGroup) -> Delivery:
+def _over_hosts(order: ClusterOrder, group: PlacementGroup) -> Delivery:
     """Runs one trial on the hosts of a placement group."""
     plan, share = order.plans[0], order.share
     table = placement_group_table(group)
@@ -72,7 +72,7 @@ def _over_hosts(order: Order, group: PlacementGroup) -> Delivery:
     port = _actor(order.study_id, node_ids[0]).meet.remote(order.name).future().result()
     running = []
     for bundle, node_id in enumerate(node_ids):
-        part = Part(bundle * share.slots, share.slots, share.hosts * share.slots, addresses[node_ids[0]], port)
+        part = HostRanks(bundle * share.slots, share.slots, share.hosts * share.slots, addresses[node_ids[0]], port)
         asked = {"num_cpus" if share.resource == "CPU" else "num_gpus": share.slots}
         task = ray.remote(_run_part).options(
             **{"num_cpus": 0, **asked},
@@ -84,14 +84,14 @@ def _over_hosts(order: Order, group: PlacementGroup) -> Delivery:
     return _delivery(running, share, addresses)
 
 
-def _run_part(study_id: str, plan: TrialPlan, part: Part) -> PartEnd:
+def _run_part(study_id: str, plan: TrialPlan, part: HostRanks) -> PartEnd:
     """Runs one host's part, in a Ray task on that host."""
     host = _actor(study_id, ray.get_runtime_context().get_node_id())
     end: PartEnd = host.run_part.remote(plan, part, _devices()).future().result()
     return end
 
 
-def _wait(order: Order, running: list[_Running]) -> None:
+def _wait(order: ClusterOrder, running: list[_Running]) -> None:
     """Waits for all parts; where one fails the others have a moment to leave records of their own, as on one host."""
     left = {part.ended for part in running}
     while left:
@@ -125,12 +125,12 @@ def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str,
     there = [end for end in ends if end is not None]
     if lost:
         host = addresses[running[lost[0]].node_id]
-        ending = Ending(HOST, statuses, host=host, host_rank=lost[0] * share.slots)
+        ending = ProcessesEnd(HOST, statuses, host=host, host_rank=lost[0] * share.slots)
     else:
         # A part that was ended because another had failed says nothing by itself.
         own = [end.ending for end in there if end.ending.ended_by != "cancel"] or [end.ending for end in there]
         failed = [ending for ending in own if ending.ended_by != "ranks"] or own
-        ending = Ending(failed[0].ended_by, statuses)
+        ending = ProcessesEnd(failed[0].ended_by, statuses)
     files = {name: content for end in there for name, content in end.files.items()}
     notes = [note for end in there for note in end.notes]
     return Delivery(ending=ending, kernel_killed=any(end.kernel_killed for end in there), files=[files], notes=notes)

@@ -8,7 +8,7 @@ from trial_lib.device.host.base import Host
 from trial_lib.launch.classify import RankRecord, classify
 from trial_lib.launch.hosts.hosts import is_this_host, spanned
 from trial_lib.launch.hosts.starter import HostPart, ranks_of
-from trial_lib.launch.rank_starter import HOST, Ending, LaunchRequest, RankRequest
+from trial_lib.launch.rank_starter import HOST, LaunchRequest, ProcessesEnd, RankRequest
 from trial_lib.records.result import Outcome
 from trial_lib.wire.errors import InputError
 
@@ -65,7 +65,9 @@ def test_a_rank_on_this_host_is_given_the_devices_that_are_locked_and_elsewhere_
 def test_a_host_s_death_is_the_reason_and_not_what_its_peers_say_of_it(log, said):
     peer = {"type": "RuntimeError", "message": "something broke", "traceback": "", "time": 1.0, "ended_early": False}
     ranks = [RankRecord(None, peer, "", "/t/rank0.log"), RankRecord(None, None, log, "/t/rank1.log")]
-    end = classify(Ending(HOST, [1, -9], host="node-2", host_rank=1), ranks, 60.0, kernel_killed=False, device="cpu")
+    end = classify(
+        ProcessesEnd(HOST, [1, -9], host="node-2", host_rank=1), ranks, 60.0, kernel_killed=False, device="cpu"
+    )
     assert end.outcome is Outcome.CRASHED
     assert end.reason == said
     assert end.failed_rank == (1 if log else 0)

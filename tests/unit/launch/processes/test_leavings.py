@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trial_lib.launch.processes.leavings import LEFT, REMOVED, look_before, remove_leavings
-from trial_lib.launch.rank_starter import Ending
+from trial_lib.launch.rank_starter import ProcessesEnd
 from trial_lib.launch.trial import tell_leavings
 from trial_lib.wire import shared_segments
 
@@ -125,19 +125,21 @@ def test_holders_of_a_segment_are_seen_unless_they_are_beyond_a_container(
 def test_people_are_told_what_was_removed_and_what_may_be_somebody_s() -> None:
     said: list[str] = []
     leavings = {REMOVED: {f"psm_{number}": 2**20 for number in range(4)}, LEFT: {"other": 2**19}}
-    tell_leavings(Ending("ranks", [0], leavings=leavings), "trial 0003", said.append)
+    tell_leavings(ProcessesEnd("ranks", [0], leavings=leavings), "trial 0003", said.append)
     assert said == [
         "trial 0003: the program left 4.0 MiB of shared memory in /dev/shm (psm_0, psm_1, psm_2, ...): it was removed",
         "trial 0003: meanwhile somebody left 512 KiB of shared memory in /dev/shm (other): remove it if it is nobody's",
     ]
-    tell_leavings(Ending("ranks", [0]), "trial 0004", said.append)
+    tell_leavings(ProcessesEnd("ranks", [0]), "trial 0004", said.append)
     assert len(said) == 2
 
 
 def test_what_a_loader_shares_with_workers_whom_the_trial_ends_or_ranks_with_each_other_is_not_told() -> None:
     said: list[str] = []
     of_workers = {"sem.mp-0amf76qe": 32, "torch_123_456_0": 2**20, "nccl-aT3xkQ": 2**23}
-    tell_leavings(Ending("ranks", [0], leavings={REMOVED: of_workers}), "trial 0005", said.append)
+    tell_leavings(ProcessesEnd("ranks", [0], leavings={REMOVED: of_workers}), "trial 0005", said.append)
     assert said == []
-    tell_leavings(Ending("ranks", [0], leavings={REMOVED: {**of_workers, "psm_1": 2**21}}), "trial 0005", said.append)
+    tell_leavings(
+        ProcessesEnd("ranks", [0], leavings={REMOVED: {**of_workers, "psm_1": 2**21}}), "trial 0005", said.append
+    )
     assert said == ["trial 0005: the program left 2.0 MiB of shared memory in /dev/shm (psm_1): it was removed"]
