@@ -7,14 +7,12 @@ the process that holds it. Standard output has what is to be said, as `jit_build
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 
-from trial_lib.launch.processes import bootstrap, rank_process
-from trial_lib.launch.processes.guard import become_subreaper, kill_descendants
+from trial_lib.launch.processes import bootstrap
+from trial_lib.launch.processes.keeper import kill_descendants, leave_keeper, wait_on_leash
 
-_POLL_MS = 200
 # The profile trial may run meanwhile, whose ranks need little of the processor and that at once.
 _NICE = 10
 
@@ -25,17 +23,7 @@ def main(arguments: list[str]) -> None:
     # The terminal's Ctrl-C is the driver's to hear; what ssh starts may lead a session already.
     with contextlib.suppress(PermissionError):
         os.setsid()
-    become_subreaper()
-    rank_process.go_on_without_parent(os.getppid())
-    keeper = os.getpid()
-    guard = os.fork()
-    if guard:
-        # Stays behind as the guard's parent: when the guard is killed, what it has started comes here.
-        os.waitpid(guard, 0)
-        kill_descendants()
-        return
-    rank_process.die_with_parent(keeper)
-    become_subreaper()
+    leave_keeper(lambda _: 0)
     os.nice(_NICE)
     report = os.dup(1)
     building = subprocess.Popen(
@@ -48,9 +36,6 @@ def main(arguments: list[str]) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    leash = select.poll()
-    leash.register(sys.stdin.fileno(), select.POLLIN)
-    while building.poll() is None and not leash.poll(_POLL_MS):
-        pass
+    wait_on_leash(building, sys.stdin.fileno())
     kill_descendants()
     os._exit(0)

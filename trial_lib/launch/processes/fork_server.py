@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 
 from trial_lib.launch.processes import channel, config_check, rank_process
-from trial_lib.launch.processes.guard import Guard, become_subreaper, kill_descendants, leave_keeper
+from trial_lib.launch.processes.guard import Guard, become_guard
+from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
 from trial_lib.launch.processes.priming import doubt, import_all, prime
 from trial_lib.launch.processes.torch_cache import remove_empty_torch_cache
 
@@ -146,7 +147,7 @@ class ForkServer:
 
 def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    leave_keeper(request, driver)
+    become_guard(request, driver)
     guard = os.getpid()
 
     def start_rank(rank: int) -> int:

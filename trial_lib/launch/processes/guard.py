@@ -4,7 +4,6 @@ Runs in the user's environment, warm as a fork of the primed server, cold as a s
 """
 
 import contextlib
-import ctypes
 import json
 import math
 import os
@@ -17,20 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from trial_lib.launch.processes import bootstrap, channel, layer_mount, rank_process
+from trial_lib.launch.processes.keeper import Kept, kill_descendants, leave_keeper
 from trial_lib.launch.processes.leavings import look_before, remove_leavings, scratch_of
 from trial_lib.wire import build_times
 from trial_lib.wire.layer import Layer
-from trial_lib.wire.shared_segments import held_by
 from trial_lib.wire.whole_files import open_own
 
-_PR_SET_CHILD_SUBREAPER = 36
-_POLL_S = 0.01
-_STUCK_S = 30.0
-_MEMORY_LOOK_S = 1.0
-_SHARE_OF_MEMORY = 1e-3  # that has to come free at least, of all that the host has
 _LOOK_S = 2.0
 _STOPPED_LOOKS = 5
 _CANCELLED_POLL_S = 0.05
@@ -39,96 +31,39 @@ _CANCELLED_POLL_S = 0.05
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
 
 
-def become_subreaper() -> None:
-    """Makes orphans among this process's descendants its children, also those in sessions of their own."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
+    """Goes on as a fork, which is to become a guard; this process stays behind as the guard's keeper.
 
+    A guard that someone has stopped guards nothing. The keeper kills it when the driver wants the trial's end, or when
+    it stays stopped. The driver gets the keeper's process id, and wakes a stopped keeper.
 
-def kill_descendants() -> tuple[set[str], set[int]]:
-    """Kills every descendant of this process and waits until none is left, or the rest do not get on.
-
-    Returns:
-        The segments of shared memory that they had, and their process ids.
-    """
-    patience = _Patience()
-    held, pids = set[str](), set[int]()
-    while not patience.is_over():
-        descendants = psutil.Process().children(recursive=True)
-        held |= held_by(process.pid for process in descendants if process.pid not in pids)
-        pids.update(process.pid for process in descendants)
-        patience.note(len(descendants))
-        for process in descendants:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            break
-        time.sleep(_POLL_S)
-    return held, pids
-
-
-class _Patience:
-    """Says when killed processes are not worth waiting for: for half a minute none has ended, and no memory come free.
-
-    A killed process lives on while a driver gives back what it has locked for it: some gigabytes of the host's memory a
-    second, of hundreds. One that is stuck in a driver dies when that lets it, if ever.
-    """
-
-    def __init__(self) -> None:
-        self._fewest: float = math.inf
-        memory = psutil.virtual_memory()
-        self._most_free, self._step = memory.available, memory.total * _SHARE_OF_MEMORY
-        self._since = self._looked_at = time.monotonic()
-
-    def note(self, processes: int) -> None:
-        """Notes how many are left."""
-        now = time.monotonic()
-        if processes < self._fewest:
-            self._fewest, self._since = processes, now
-        if now - self._looked_at >= _MEMORY_LOOK_S:
-            self._looked_at = now
-            if (free := psutil.virtual_memory().available) >= self._most_free + self._step:
-                # More than ever: what others take and give back meanwhile comes to an end.
-                self._most_free, self._since = free, now
-
-    def is_over(self) -> bool:
-        """Returns whether nothing has got on for as long."""
-        return time.monotonic() - self._since > _STUCK_S
-
-
-def leave_keeper(request: dict[str, Any], driver: socket.socket) -> None:
-    """Goes on as a fork, which is to become a guard; this process stays behind as the guard's parent, its keeper.
-
-    When the guard is killed, what its ranks have started in sessions of their own comes here. A guard that is stopped
-    guards nothing: it is killed when the driver wants the trial's end, and when it stays so. The driver is told of the
-    keeper, and wakes one that is stopped. The keeper has what the guard has, the slots and the end of the driver's
-    socket: before the last rank is gone, which may take a GPU's driver seconds, nobody else is given the slots, and the
-    driver does not take the trial for ended.
+    The keeper holds the slots and the driver's socket, as the guard does. A GPU's driver may take seconds to free the
+    last rank. Until then nobody else is given the slots, and the driver does not take the trial for ended.
 
     Args:
         request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
         driver: the socket to it.
     """
-    become_subreaper()
-    rank_process.go_on_without_parent(os.getppid())
     look_before(request)
-    keeper = os.getpid()
-    # Before there are two that write.
+    # Before the fork, because two processes must not write to the socket.
     with contextlib.suppress(OSError):
-        channel.send(driver, {channel.KEEPER: keeper})
-    guard = os.fork()
-    if guard:
+        channel.send(driver, {channel.KEEPER: os.getpid()})
+    was_cancelled = False
+
+    def wait(guard: int) -> int:
+        nonlocal was_cancelled
         status, was_cancelled = _keep(guard, driver)
-        held = kill_descendants()
-        left = remove_leavings(request, guard, *held) if status else {}
+        return status
+
+    def clean_up(guard: Kept) -> int:
+        left = remove_leavings(request, guard.pid, guard.held, guard.pids) if guard.status else {}
         if was_cancelled:
             with contextlib.suppress(OSError):
                 statuses = [None] * len(request["ranks"])
                 channel.send(driver, {"ended_by": CANCEL, "statuses": statuses, channel.LEAVINGS: left})
-        os._exit(0)
-    rank_process.die_with_parent(keeper)
+        return 0
+
+    leave_keeper(clean_up, wait)
 
 
 def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
@@ -175,7 +110,6 @@ class Guard:
     def supervise(self) -> None:
         """Runs the ranks to their end and tells the driver how they ended; does not return."""
         os.setsid()
-        become_subreaper()
         deadline = time.monotonic() + self._request["deadline_s"]
         # A trial over several hosts has none: its ranks have to find each other's files.
         if layer := self._request.get("layer"):
@@ -274,7 +208,7 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
     if received is None:
         return
     request = received[0]
-    leave_keeper(request, driver)
+    become_guard(request, driver)
 
     def start_rank(rank: int) -> int:
         process = start(request["ranks"][rank], {**request, "rank": rank})

@@ -7,7 +7,6 @@ the connection or with the process that holds it.
 import contextlib
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.launch.processes import bootstrap, hosted_rank, rank_process
-from trial_lib.launch.processes.guard import become_subreaper, kill_descendants
+from trial_lib.launch.processes.keeper import Kept, kill_descendants, leave_keeper, wait_on_leash
 from trial_lib.launch.processes.leavings import remove_shared_memory
 from trial_lib.wire import shared_segments, swap_folders
 from trial_lib.wire.whole_files import open_own
@@ -24,28 +23,22 @@ RANKS_ENDED, RANK_FAILED, LOST = 0, 1, 2
 """The exit codes: all its ranks have ended well, one has not, or the guard itself was killed. Any other, or a signal,
 means that the host is gone."""
 
-_POLL_MS = 100
-
 
 def main(arguments: list[str]) -> None:
     """Entry: reads one line, the host's part as `trial_lib.launch.hosts.starter` sends it, and runs it to its end."""
     told = json.loads(sys.stdin.buffer.readline())
     segments = shared_segments.segments()
-    become_subreaper()
-    guard = os.fork()
-    if guard:
-        # Stays behind as the guard's parent: when the guard is killed, what it has started comes here.
-        _, status = os.waitpid(guard, 0)
-        kill_descendants()
+
+    def clean_up(guard: Kept) -> int:
         remove_shared_memory(told["master_addr"], told["master_port"], segments)
         if told["scratch"]:
             swap_folders.remove(Path(told["scratch"]))
         if told["guard"] is None:
             shutil.rmtree(rank_process.workers_folder(told["environment"], os.getpid()), ignore_errors=True)
-        code = os.waitstatus_to_exitcode(status)
-        os._exit(code if code in (RANKS_ENDED, RANK_FAILED) else LOST)
-    rank_process.die_with_parent(os.getppid())
-    become_subreaper()
+        code = os.waitstatus_to_exitcode(guard.status)
+        return code if code in (RANKS_ENDED, RANK_FAILED) else LOST
+
+    leave_keeper(clean_up)
     os._exit(_run(told, told["guard"] or os.getppid()))
 
 
@@ -57,12 +50,7 @@ def _run(told: dict[str, Any], workers_of: int) -> int:
         launcher = subprocess.Popen(
             launcher_command(told), cwd=told["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-    leash = select.poll()
-    leash.register(sys.stdin.fileno(), select.POLLIN)
-    while launcher.poll() is None:
-        if leash.poll(_POLL_MS):
-            break
-    status = launcher.poll()
+    status = wait_on_leash(launcher, sys.stdin.fileno())
     kill_descendants()
     return RANKS_ENDED if status == 0 else RANK_FAILED
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from trial_lib.launch.processes import bootstrap, rank_process
-from trial_lib.launch.processes.guard import become_subreaper, kill_descendants
+from trial_lib.launch.processes import bootstrap
+from trial_lib.launch.processes.keeper import kill_descendants, leave_keeper, wait_for
 from trial_lib.wire.whole_files import open_own
 
 _POLL_MS = 200
@@ -80,18 +80,13 @@ def main(arguments: list[str]) -> None:
     driver = socket.socket(fileno=int(arguments[0]))
     # The terminal's Ctrl-C is the driver's to hear.
     os.setsid()
-    become_subreaper()
-    rank_process.go_on_without_parent(os.getppid())
-    keeper = os.getpid()
-    holder = os.fork()
-    if holder:
-        # Stays behind as the holder's parent: when that is killed, all that it has started comes here.
+
+    def wait(holder: int) -> int:
         driver.close()
-        _, status = os.waitpid(holder, 0)
-        kill_descendants()
-        sys.exit(os.waitstatus_to_exitcode(status))
-    become_subreaper()
-    rank_process.go_on_without_parent(keeper)
+        return wait_for(holder)
+
+    # A holder whose keeper is killed still ends the command in order.
+    leave_keeper(lambda holder: os.waitstatus_to_exitcode(holder.status), wait, survives_keeper=True)
     status = _hold(driver, arguments[1:], os.getppid())
     kill_descendants()
     # Of a signal as a shell tells it: an exit code cannot be negative.

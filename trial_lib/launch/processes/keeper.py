@@ -1,0 +1,158 @@
+"""A keeper: the parent that a supervising process leaves behind, so that a kill of the process leaves nothing alive.
+
+    driver ── keeper ── guard ── ranks and all that they start
+
+Both the guard and its keeper are subreapers. An orphan of the ranks becomes a child of the guard. If the guard is
+killed, its children become children of the keeper, which kills them. The guard of a trial, a leash, one host's part of
+a trial and a build of DeepSpeed's ops are all kept this way.
+
+Runs in the user's environment.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from trial_lib.launch.processes import rank_process
+from trial_lib.wire.shared_segments import held_by
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.01
+_STUCK_S = 30.0
+_MEMORY_LOOK_S = 1.0
+_SHARE_OF_MEMORY = 1e-3
+_LEASH_POLL_MS = 100
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A process that had a keeper, when it and all its descendants have ended.
+
+    Attributes:
+        pid: of the process.
+        status: as `os.waitpid` returns it.
+        held: names of the segments of shared memory that its last descendants had mapped.
+        pids: of these descendants.
+    """
+
+    pid: int
+    status: int
+    held: set[str]
+    pids: set[int]
+
+
+def wait_for(pid: int) -> int:
+    """Waits for a child, and returns its status as `os.waitpid` does."""
+    return os.waitpid(pid, 0)[1]
+
+
+def leave_keeper(
+    clean_up: Callable[[Kept], int], wait: Callable[[int], int] = wait_for, survives_keeper: bool = False
+) -> None:
+    """Goes on as a fork. This process stays behind as the fork's keeper, and does not return.
+
+    A keeper that someone has stopped goes on when its own parent ends.
+
+    Args:
+        clean_up: called in the keeper when the fork has ended and its descendants are killed; returns the keeper's
+            exit code.
+        wait: called in the keeper with the fork's process id; waits for the fork and returns its status.
+        survives_keeper: whether the fork goes on without its keeper, to end its work in order. Otherwise it is killed
+            with the keeper.
+    """
+    become_subreaper()
+    rank_process.go_on_without_parent(os.getppid())
+    keeper = os.getpid()
+    kept = os.fork()
+    if kept:
+        status = wait(kept)
+        os._exit(clean_up(Kept(kept, status, *kill_descendants())))
+    if survives_keeper:
+        rank_process.go_on_without_parent(keeper)
+    else:
+        rank_process.die_with_parent(keeper)
+    become_subreaper()
+
+
+def wait_on_leash(process: "subprocess.Popen[bytes]", leash: int) -> int | None:
+    """Waits until a child has ended or a leash has closed.
+
+    Args:
+        process: the child.
+        leash: the descriptor of a pipe or a socket, whose other end only the owner of the work has.
+
+    Returns:
+        The exit status of the child; None if it still runs.
+    """
+    poll = select.poll()
+    poll.register(leash, select.POLLIN)
+    while process.poll() is None and not poll.poll(_LEASH_POLL_MS):
+        pass
+    return process.poll()
+
+
+def become_subreaper() -> None:
+    """Makes orphans among this process's descendants its children, also those in sessions of their own."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants() -> tuple[set[str], set[int]]:
+    """Kills every descendant of this process and waits until none is left, or the rest make no progress.
+
+    Returns:
+        The segments of shared memory that they had mapped, and their process ids.
+    """
+    patience = _Patience()
+    held, pids = set[str](), set[int]()
+    while not patience.is_over():
+        descendants = psutil.Process().children(recursive=True)
+        held |= held_by(process.pid for process in descendants if process.pid not in pids)
+        pids.update(process.pid for process in descendants)
+        patience.note(len(descendants))
+        for process in descendants:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            break
+        time.sleep(_POLL_S)
+    return held, pids
+
+
+class _Patience:
+    """Decides when to stop waiting for killed processes: for a while, none has ended and no memory has come free.
+
+    A killed process lives on while a driver unlocks its memory, at some gigabytes of the host's memory a second. A
+    process that is stuck in a driver dies when the driver lets it, if ever.
+    """
+
+    def __init__(self) -> None:
+        self._fewest: float = math.inf
+        memory = psutil.virtual_memory()
+        self._most_free, self._step = memory.available, memory.total * _SHARE_OF_MEMORY
+        self._since = self._looked_at = time.monotonic()
+
+    def note(self, processes: int) -> None:
+        """Notes how many are left."""
+        now = time.monotonic()
+        if processes < self._fewest:
+            self._fewest, self._since = processes, now
+        if now - self._looked_at >= _MEMORY_LOOK_S:
+            self._looked_at = now
+            if (free := psutil.virtual_memory().available) >= self._most_free + self._step:
+                # A new maximum counts, not any increase: other processes take memory and give it back meanwhile.
+                self._most_free, self._since = free, now
+
+    def is_over(self) -> bool:
+        """Returns whether there has been no progress for too long."""
+        return time.monotonic() - self._since > _STUCK_S
