@@ -7,14 +7,14 @@ import torch
 
 
 class SavedActivations:
-    """Counts the bytes of the tensors that autograd saves while it is entered, parameters left out.
+    """Counts the bytes of tensors that autograd saves while this is entered. Parameters do not count.
 
-    Exact on every device and free of the allocator's noise (on a CPU the resident memory of one sample drowns in
-    it). A storage that several operations keep counts once.
+    The count is exact on every device, and free of the allocator's noise. On a CPU that noise hides the resident memory
+    of one sample. A storage that several operations keep counts once.
 
     Attributes:
         bytes: counted so far.
-        dtypes: of all of them, parameters among them.
+        dtypes: of all saved tensors, parameters included.
     """
 
     def __init__(self) -> None:

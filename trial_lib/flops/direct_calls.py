@@ -1,4 +1,4 @@
-"""Calls of an engine's model past the engine."""
+"""Calls of an engine's model that bypass the engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,11 @@ import torch
 
 
 class DirectCalls:
-    """Notes the calls of a model, compiled or not, until `remove`.
+    """Records the calls of a model, compiled or not, until `remove`.
 
-    A hook of a model that is compiled in place (`model.compile()`, `engine.compile()`) is compiled with it: it breaks
-    the graph, or stops a program that wants a single one. There the call itself is noted, before what is compiled.
+    If a model is compiled in place (`model.compile()`, `engine.compile()`), its hooks are compiled too. A hook then
+    breaks the graph, or stops a program that wants a single graph. For such a model the call itself is recorded, before
+    the compiled code.
 
     Args:
         module: the model.
@@ -23,11 +24,11 @@ class DirectCalls:
         self._is_on = True
         self._begin()
         self._compile = module.compile
-        # Past `__setattr__`: a model that `torch.compile` has wrapped hands on what is set.
+        # This bypasses `__setattr__`, because a model that `torch.compile` has wrapped forwards what is set.
         vars(module)["compile"] = self._compiling
 
     def remove(self) -> None:
-        """Leaves the model as it was; harmless when it is."""
+        """Restores the model; harmless if it is restored already."""
         if self._is_on:
             self._is_on = False
             self._end()

@@ -1,25 +1,24 @@
-"""Whether the FLOPs that ranks have counted are shares of one figure. Pure; standard library only.
+"""Checks whether the FLOPs that ranks have counted are shares of one figure. Pure functions; standard library only.
 
-Ranks that have the same part of a model compute as much for a sample as each other, but for the sizes of the samples:
-of twice as many tokens it is at least as much, and at most, by attention, four times as much. A rank that is further
-off has work that was not counted, in a kernel that has no formula, or has work of its own. What all of them have
-counted is then no figure of the model.
+Ranks that have the same part of a model do equal work for a sample, apart from the sizes of their samples. Twice as
+many tokens take at least twice the work. Attention makes that four times at most. If a rank is further off, it has work
+that was not counted, in a kernel without a formula, or work of its own. The counts are then no figure of the model.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-# What a program does by chance, or by what its data hold, for samples of one size: layers that it leaves out, tokens
-# that it predicts. A rank whose backward pass is not counted has a third.
+# A program's work differs by chance, or by its data, for samples of one size. It may skip layers, or predict fewer
+# tokens. If a rank's backward pass is not counted, the rank has a third of the work.
 _MOST_APART = 2.0
-# How work grows with the size of a sample, at most.
+# The largest exponent by which work grows with the size of a sample.
 _POWER = 2
 
 
 @dataclass(frozen=True)
 class FlopShare:
-    """What one rank has counted for a sample.
+    """The count of one rank for a sample.
 
     Attributes:
         flops: of the sample, on average.
@@ -31,7 +30,7 @@ class FlopShare:
 
 
 def are_shares_of_one(shares: Sequence[FlopShare]) -> bool:
-    """Returns whether no rank has counted more, or less, than the size of its samples explains.
+    """Returns whether the sizes of the samples explain every difference between the ranks' counts.
 
     Args:
         shares: of ranks that have the same part of the model.

@@ -12,21 +12,22 @@ from trial_lib.flops.opaque_functions import OpaqueFunctions
 
 aten = torch.ops.aten
 
-# torch's own that do as much as a product of matrices, and have no formula (torch 2.13).
+# Operators of torch's that work as much as a matrix product, and have no formula (torch 2.13).
 _WITHOUT_FORMULA = (
     *("_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "miopen_rnn"),
     *("_grouped_mm", "_scaled_grouped_mm", "_scaled_mm_v2", "_int_mm", "_weight_int4pack_mm", "_weight_int8pack_mm"),
     *("_addmm_activation", "_cslt_sparse_mm", "_trilinear", "_conv_depthwise2d", "mkldnn_linear"),
-    # Elsewhere these come in their parts; not where an operand has no shape.
+    # Other operands split these into their parts. An operand without a shape does not.
     *("linear", "linear_backward", "matmul", "matmul_backward"),
 )
-# What operators of other namespaces do is not known, but for these of torch's: they move, or describe.
+# The work of operators in other namespaces is unknown, except for these of torch's, which only move data or describe
+# it.
 _WITHOUT_WORK = (
     *("prim", "prims", "debugprims", "rngprims", "profiler", "streams", "fsdp", "_dtensor"),
     *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
 )
 
-# What a nested tensor is asked while it runs, as torch's own counter leaves it: answered by the tensor, no work.
+# Queries of a nested tensor while it runs, as torch's own counter leaves them: the tensor answers, without work.
 _QUERIES = (
     *("sym_is_contiguous", "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense"),
     *("size", "sym_size", "stride", "sym_stride", "storage_offset", "sym_storage_offset"),
@@ -42,7 +43,7 @@ _ATTENTION = (
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """Returns the FLOPs of attention's two matrix products; a causal mask is not subtracted (PaLM, appendix B)."""
+    """The FLOPs of attention's two matrix products. A causal mask is not subtracted (PaLM, appendix B)."""
     batch, heads, queries, depth = query.shape
     keys = key.shape[2]
     return 2 * batch * heads * queries * keys * (depth + value.shape[3])
@@ -53,7 +54,7 @@ def _forward_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> 
 
 
 def _backward_attention(_gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    # Twice the forward pass. torch's own formula adds the scores that a fused kernel computes again; recomputation is
+    # Twice the forward pass. torch's own formula adds the scores that a fused kernel computes again. Recomputation is
     # work of the implementation, not of the model.
     return 2 * _attention_flops(query, key, value)
 
@@ -81,23 +82,23 @@ def _queries() -> frozenset[Any]:
 
 
 def _is_in_backward() -> bool:
-    # As `torch.utils.checkpoint` asks it.
+    # The same test as in `torch.utils.checkpoint`.
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counts the FLOPs of matrix products, convolutions and attention while it is entered.
+    """Counts the FLOPs of matrix products, convolutions and attention while this is entered.
 
-    Formulas are torch's (`torch.utils.flop_counter`), with attention counted on every kernel, the CPU's included.
-    Recomputation under activation checkpointing is left out: it is the work that runs during the backward pass with
-    gradients enabled. Of a higher-order operator without a formula (`cond`, `map`) the operations within are counted.
+    The formulas are torch's (`torch.utils.flop_counter`), with attention counted on every kernel, the CPU's included.
+    Recomputation under activation checkpointing does not count: it runs during the backward pass with gradients
+    enabled. For a higher-order operator without a formula (`cond`, `map`), the operations within it count.
 
     Attributes:
         flops: counted so far.
-        dtypes: of what such operations were given, recomputation included.
+        dtypes: of the operands, recomputation included.
     """
 
-    # Else torch raises at each of them.
+    # Without this, torch raises at each of them.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -112,12 +113,12 @@ class FlopCounter(TorchDispatchMode):
 
     @property
     def uncounted(self) -> set[str]:
-        """Names of operators and functions that have run and may have done such work, but have no formula."""
+        """Names of operators and functions that have run without a formula, and may have done such work."""
         return self._operators | self._functions.names
 
     def __enter__(self) -> "FlopCounter":
         """Starts counting."""
-        # Once, however often the operators below enter the mode again.
+        # Count once, however often the operators below enter the mode again.
         if not self._depth:
             self._functions.__enter__()
         self._depth += 1
@@ -132,16 +133,16 @@ class FlopCounter(TorchDispatchMode):
             self._functions.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operation and adds what it costs."""
+        """Runs one operation and adds its cost."""
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         names = {each.__name__ for each in types}
         if func._overloadpacket in self._queries or "FakeTensor" in names:
-            # A DTensor finds out the shape of a result by the latter.
+            # A DTensor finds the shape of a result by a call of the latter.
             return func(*args, **kwargs)
         if "DTensor" in names or "NestedTensor" in names:
-            # It comes back in its parts: of a DTensor what this rank computes of it.
+            # The operation is dispatched again in its parts. For a DTensor these are the parts that this rank computes.
             return NotImplemented
         formula = self._formulas.get(func._overloadpacket)
         if formula is None and func is not torch.ops.prim.device.default and not _has_no_shape(args):
@@ -158,7 +159,7 @@ class FlopCounter(TorchDispatchMode):
         return self._counted(func, formula, func, args, kwargs)
 
     def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that an operator is given, with what it does counted: the operator itself runs outside."""
+        """Wraps a function that an operator calls, so that its work counts. The operator runs outside the mode."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             with self:
@@ -182,12 +183,12 @@ class FlopCounter(TorchDispatchMode):
 
 
 def _has_no_shape(args: Any) -> bool:
-    """Returns whether an operand is a nested tensor of the strided layout, which nobody can ask for its sizes."""
+    """Returns whether an operand is a nested tensor of the strided layout, whose sizes cannot be queried."""
     return any(isinstance(each, torch.Tensor) and each.is_nested and each.layout is torch.strided for each in args)
 
 
 def _may_be_much(func: Any) -> bool:
-    """Returns whether an operator without a formula may do what the others do that have one."""
+    """Returns whether an operator without a formula may work as much as those that have one."""
     if isinstance(func, HigherOrderOperator):
         return str(func.name()).startswith("triton_kernel")
     if func.namespace == "aten":

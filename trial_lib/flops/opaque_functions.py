@@ -1,7 +1,7 @@
-"""Functions of a model whose work nobody sees: kernels that are launched past torch's operators.
+"""Functions of a model whose work is invisible, because they launch kernels past torch's operators.
 
-Triton kernels and extensions by pybind are: what such a kernel is to differentiate stands in a
-`torch.autograd.Function`, which takes memory by an operator of torch's and returns it filled by none.
+Triton kernels and pybind extensions do so. If such a kernel can be differentiated, it is in a
+`torch.autograd.Function`. An operator of torch's allocates its memory, and no operator fills it.
 """
 
 from types import TracebackType
@@ -14,7 +14,7 @@ _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
 
 
 class OpaqueFunctions:
-    """Notes the functions that return what no operator has written, while it is entered.
+    """Records functions that return memory that no operator has written, while this is entered.
 
     Attributes:
         names: of those that were called.
@@ -22,14 +22,14 @@ class OpaqueFunctions:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        # Addresses of memory that was taken, and that no operator has written to.
+        # Addresses of allocated memory that no operator has written to.
         self._unwritten: set[int] = set()
 
     def note(self, operator: Any, args: Any, output: Any) -> None:
-        """Notes what an operator has made."""
+        """Records the result of an operator."""
         if operator.is_view:
             return
-        # A collective writes to what it is given, and so may an operator of somebody else's.
+        # A collective writes to its arguments. So may an operator of another library.
         written = output if operator.namespace == "aten" else (args, output)
         addresses = {address for each in tree_leaves(written) if (address := _address(each))}
         if operator.namespace == "aten" and operator._overloadpacket.__name__ in _EMPTY:
@@ -55,13 +55,13 @@ class OpaqueFunctions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves torch as it was."""
+        """Restores torch."""
         torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
         self._unwritten.clear()
 
 
 def _address(value: Any) -> int:
-    """Returns where a tensor's numbers are; 0 for anything else, and for a tensor that holds none itself."""
+    """The address of a tensor's data; 0 for anything else, and for a tensor without data of its own."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_nested or value.layout is not torch.strided:
         return 0
     return int(value.untyped_storage().data_ptr())

@@ -1,1 +1,1 @@
-"""Standing in for functions of the user's libraries."""
+"""Replacements for functions of the user's libraries."""

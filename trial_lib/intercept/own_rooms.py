@@ -1,4 +1,4 @@
-"""The rooms whose functions run among the user's own."""
+"""The rooms of ZeroTune whose functions run among the user's own."""
 
 OWN_ROOMS = ("measure", "flops", "intercept", "leave_alone")
-"""Their frames are not shown with the user's, and nothing of them is compiled."""
+"""Tracebacks of the user's leave their frames out, and Dynamo compiles none of their functions."""

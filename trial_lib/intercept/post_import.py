@@ -1,4 +1,4 @@
-"""Being called when the user's program imports a module, and not before: what it does not use costs nothing."""
+"""Calls back when the user's program imports a module, so that a module that it does not use costs nothing."""
 
 import importlib.util
 import sys
@@ -11,13 +11,13 @@ _Call = Callable[[ModuleType], None]
 
 
 def when_imported(name: str, call: _Call) -> None:
-    """Calls back with a module: at once if it is imported already (in the fork server), else right after its import.
+    """Calls back with a module: at once if it is imported (in the fork server), else after its import.
 
-    A module whose import fails is called back for when a later import of it succeeds.
+    If an import fails, the call comes after a later import that succeeds.
 
     Args:
         name: the module's full name, such as `transformers.training_args`.
-        call: what to call. What it raises is raised by the import.
+        call: the callback. The import raises its exceptions.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -29,7 +29,7 @@ def when_imported(name: str, call: _Call) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing by itself: it lets the others find a module that is waited for, and adds a call to its loading."""
+    """A finder that lets the other finders find a module, and adds the callback to its loading."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[_Call]] = {}
@@ -38,7 +38,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec that the other finders return, or None for a module that nobody waits for."""
+        """Returns the spec of the other finders; None for a module that has no callback."""
         if fullname not in self.waiting or fullname in self._searching:
             return None
         self._searching.add(fullname)
@@ -51,7 +51,7 @@ class _Finder(MetaPathFinder):
         return spec
 
     def _call_after(self, spec: ModuleSpec) -> None:
-        """Has the callbacks follow the module's code. The loader stays what it is, for whoever looks at it later."""
+        """Calls back after the module's code. The loader keeps its type, because other code may look at it later."""
         loader = spec.loader
         assert loader is not None
         exec_module = loader.exec_module

@@ -1,1 +1,1 @@
-"""A trial leaves the user's files, checkpoints, runs and swap folders alone."""
+"""Code that keeps a trial away from the user's files, checkpoints, experiment runs and swap folders."""

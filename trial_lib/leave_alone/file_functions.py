@@ -1,4 +1,4 @@
-"""Python's functions for files, as a program calls them in a trial: what they do is up to `UserFiles`."""
+"""Python's functions for files, replaced in a trial. `UserFiles` decides what they do."""
 # What is called for every file that a program opens takes paths as text.
 # ruff: noqa: PTH112, PTH118, PTH120
 
@@ -20,20 +20,20 @@ from trial_lib.leave_alone.user_files import UserFiles, is_there
 
 _READS = ("r", "rb", "rt")
 _WRITES = os.O_WRONLY | os.O_RDWR
-# As the standard library's modules call it that have it under a name of their own.
+# The functions as the modules of the standard library call them, which bind them to names of their own.
 _NAMES_OF_OPEN = ("open", "_builtin_open", "bltn_open")
 
 _real_unlink, _real_replace = os.unlink, os.replace
 
 
 def install(scratch: Path, protected_before: float, folder: Path, layered_device: int | None = None) -> UserFiles:
-    """Protects the user's files from this process and what it forks; to be called before the user's program runs.
+    """Protects the user's files from this process and its forks. Call it before the user's program runs.
 
     Args:
-        scratch: the trial's folder for what would change them.
-        protected_before: seconds since the epoch; what has not changed since is protected.
+        scratch: the trial's folder for redirected changes.
+        protected_before: seconds since the epoch. Files that have not changed since then are protected.
         folder: the program's own.
-        layered_device: the number of the file system that the trial has to itself; None where it has none.
+        layered_device: the device number of the trial's own file system; None if it has none.
     """
     files = UserFiles(scratch, protected_before, folder, layered_device)
     _replace_open(files)
@@ -46,18 +46,18 @@ def install(scratch: Path, protected_before: float, folder: Path, layered_device
 
 
 def _like(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a replacement that does not become a method where a class has it, as a built-in function does not."""
+    """Returns a replacement that does not become a method of a class, as a built-in function does not."""
     return functools.update_wrapper(functools.partial(replacement), original)
 
 
 def _replace(module: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Puts a function of `os` in the place of another one, also where Python keeps lists of what they can do."""
+    """Replaces a function of `os`, also in Python's lists of what such functions support."""
     original = getattr(module, name)
     setattr(module, name, replacement)
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if original in able:
             able.add(replacement)
-    # Python 3.10 keeps them here, and under the name `open` that of `io`.
+    # Python 3.10 has its copies here, and the copy of `io` has the name `open`.
     accessor = getattr(pathlib, "_normal_accessor", None)
     if getattr(accessor, name, None) is original:
         setattr(accessor, name, replacement)
@@ -75,7 +75,7 @@ def _replace_open(files: UserFiles) -> None:
         return original(file, mode, *args, **kwargs)
 
     replacement = _like(original, open_)
-    # Before it is one of the modules that the loop finds: Python 3.10 keeps it elsewhere, too.
+    # This must come before the loop, which would find this module too. Python 3.10 has the copy elsewhere as well.
     _replace(io, "open", replacement)
     for name in _NAMES_OF_OPEN:
         stand_in(name, original, replacement)
@@ -90,7 +90,7 @@ def _os_open(files: UserFiles, original: Any) -> Any:
             creates = flags & os.O_CREAT and flags & os.O_EXCL
             asked, path = path, files.to_write(path, not flags & os.O_TRUNC, bool(creates), dir_fd)
             if path is not asked:
-                # The copy of a file that the program takes to be there already.
+                # The program takes the copy of a file to be the file.
                 flags |= os.O_CREAT
         number: int = original(path, flags, mode, dir_fd=dir_fd)
         return number
@@ -123,7 +123,7 @@ def _removes(files: UserFiles, original: Any) -> Any:
         is_here = not (files.has_copy(where) or files.is_old(where, follow=False))
         if not is_here:
             files.removed(where)
-        # Below the copy may be what the program has put there before it trained.
+        # The program may have put files below the copy before it trained.
         if is_here or files.is_new(where):
             original(path, dir_fd=dir_fd)
 
@@ -146,7 +146,7 @@ def _renames(files: UserFiles, original: Any) -> Any:
             try:
                 original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
             except OSError as error:
-                # What a layer cannot do: to rename a folder that is below it.
+                # A layer cannot rename a folder that is below it.
                 if error.errno != errno.EXDEV or not (files.is_layered(source) and files.is_layered(target)):
                     raise
                 shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
@@ -160,7 +160,7 @@ def _makes(files: UserFiles, original: Any) -> Any:
         try:
             original(path, *args, **kwargs)
         except FileExistsError:
-            # What was there before is still there.
+            # The file from before the study is still there.
             where = files.path_of(path, kwargs.get("dir_fd"))
             if not files.was_removed(where):
                 raise
@@ -186,7 +186,7 @@ def _links(files: UserFiles, original: Any) -> Any:
     def link(src: Any, dst: Any, **kwargs: Any) -> None:
         source = files.path_of(src, kwargs.get("src_dir_fd"))
         if files.has_copy(source) or files.is_old(source):
-            # A link would count as a change of the file, and let it be changed by another name.
+            # A hard link would count as a change of the file. The file could then be changed by another name.
             shutil.copy2(files.seen(source), files.path_of(dst, kwargs.get("dst_dir_fd")))
         else:
             original(src, dst, **kwargs)

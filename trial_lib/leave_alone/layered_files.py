@@ -1,6 +1,7 @@
-"""A rank that sees the program's folder through a layer (`trial_lib.launch.trial_files`): what is prepared, going back.
+"""The prepared files of a rank that sees the program's folder through a layer (`trial_lib.launch.trial_files`).
 
-Both look at the layer from outside, and leave it as it is: changes go through the folder that the program sees.
+Both functions look at the layer from outside, and do not change it. Changes go through the folder that the program
+sees.
 """
 
 import os
@@ -15,10 +16,10 @@ class LayeredFiles:
     """The layer of a trial.
 
     Args:
-        layer: that is in place.
+        layer: a mounted layer.
 
     Attributes:
-        device: the file system's number, by which everything in the layer is known.
+        device: the number of the layer's file system. Every file in the layer has it.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -27,15 +28,15 @@ class LayeredFiles:
         self.device = self._folder.stat().st_dev
 
     def note_prepared(self) -> None:
-        """Notes all that is new, when the program begins to train. One rank does it."""
+        """Records all new files when the program begins to train. One rank calls it."""
         self._layer.note_prepared(self._new())
 
     def go_back(self) -> None:
-        """Has the program find what it found when it began to train. One rank does it while no program runs."""
+        """Restores the files that the program found when it began to train. One rank calls it while no program runs."""
         self._restore(self._layer.noted() or set(), "")
 
     def _new(self, below: str = "") -> Iterator[str]:
-        """Yields what is in the layer alone, relative to the folder."""
+        """Yields the files that only the layer has, relative to the folder."""
         for name in os.listdir(self._layer.upper / below):  # noqa: PTH208 - names, relative to both folders
             path = str(Path(below, name))
             if not os.path.lexists(self._layer.below / path):

@@ -1,4 +1,4 @@
-"""What a program finds when it lists a folder: what it has written, wherever that is, and nothing that it has removed.
+"""Listings of folders: a program finds the files that it has written, wherever they are, and none that it has removed.
 
 `glob`, `os.walk` and `pathlib` list folders by the two functions that are replaced here.
 """
@@ -14,24 +14,24 @@ _real_access, _real_scandir = os.access, os.scandir
 
 
 class ListedCopies(Protocol):
-    """Where the copies of the user's files are."""
+    """The copies of the user's files."""
 
     @property
     def has_changes(self) -> bool:
-        """Whether there is anything that the program sees otherwise than it is."""
+        """Whether the program sees any file differently from the disk."""
 
     def path_of(self, path: Any) -> str:
-        """Returns a path as text, absolute."""
+        """Returns an absolute path as text."""
 
     def copy_of(self, where: str) -> str:
-        """Returns where the copy of a path is, or would be."""
+        """Returns the path of a file's copy, which may not exist."""
 
     def was_removed(self, where: str) -> bool:
-        """Returns whether the program takes a path to be gone that was there before the study."""
+        """Returns whether the program has removed a path that is older than the study."""
 
 
 class _Entry:
-    """An entry of a folder of copies, under the path that the program knows."""
+    """An entry of a folder of copies, under the path that the program uses."""
 
     def __init__(self, copy: "os.DirEntry[str]", folder: Any) -> None:
         is_bytes = isinstance(folder, bytes)
@@ -48,7 +48,7 @@ class _Entry:
 
 
 class _Entries:
-    """What `os.scandir` returns: an iterator that can be closed."""
+    """The result of `os.scandir`: an iterator that can be closed."""
 
     def __init__(self, entries: Iterator[Any]) -> None:
         self._entries = entries
@@ -71,7 +71,7 @@ class _Entries:
 
 
 def _entries(files: ListedCopies, path: Any) -> list[Any] | None:
-    """Returns what a program is to find in a folder; None for what is really there."""
+    """Returns the entries that a program has to find in a folder; None for the real ones."""
     if isinstance(path, int) or not files.has_changes:
         return None
     folder = os.fspath("." if path is None else path)
@@ -112,4 +112,4 @@ def _scans(files: ListedCopies, original: Any) -> Any:
 
 
 STAND_INS: dict[str, Callable[[ListedCopies, Any], Any]] = {"listdir": _lists, "scandir": _scans}
-"""What makes, of a function of `os`, the one that a program in a trial calls."""
+"""Makes the replacement of a function of `os`."""

@@ -1,4 +1,4 @@
-"""Noting the shared memory that a rank's program makes: the guard removes what it leaves."""
+"""Records the shared memory that a rank's program makes, so that the guard can remove what is left."""
 
 import functools
 import os
@@ -12,7 +12,7 @@ from trial_lib.wire import shared_segments
 
 
 class NotedMemory:
-    """What one rank notes.
+    """The record of one rank.
 
     Args:
         scratch: the trial's scratch folder.
@@ -23,14 +23,14 @@ class NotedMemory:
         when_imported("multiprocessing.shared_memory", self._follow)
 
     def note_held(self) -> None:
-        """Notes what this process has at its end, whatever library has made it."""
+        """Records the segments that this process holds at its end, whichever library has made them."""
         if held := shared_segments.held_by([os.getpid()]):
             shared_segments.note(self._scratch, held)
 
     def _follow(self, module: ModuleType) -> None:
         posix = getattr(module, "_posixshmem", None)
         if posix is not None:
-            # The module's own reference alone: what else uses the extension is not to change.
+            # Only this module's own reference is replaced. Other users of the extension keep theirs.
             module._posixshmem = SimpleNamespace(  # type: ignore[attr-defined]
                 **{**vars(posix), "shm_open": self._noting(posix.shm_open)}
             )

@@ -1,7 +1,7 @@
-"""Where a trial's ranks swap to NVMe: into a folder of its own, whatever the configuration comes from.
+"""Makes a trial's ranks swap to NVMe into a folder of their own, wherever the configuration comes from.
 
-DeepSpeed swaps into `zero_stage_3/` below `nvme_path`, and empties a rank's part of it first: another trial's, or that
-of a training that runs.
+DeepSpeed swaps into `zero_stage_3/` below `nvme_path`, and first empties a rank's part of it. That part may belong to
+another trial, or to a training that runs.
 """
 
 import functools
@@ -16,7 +16,7 @@ _SECTIONS = ("DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerCo
 
 
 def swap_into_own_folder(scratch: Path) -> None:
-    """Has DeepSpeed, from here on in this process, read a folder of the trial's own in the place of `nvme_path`.
+    """Makes DeepSpeed read a folder of the trial's own in place of `nvme_path`, in this process from now on.
 
     Args:
         scratch: the trial's scratch folder.
@@ -34,7 +34,7 @@ def _redirected(initialize: Any, scratch: Path) -> Any:
     @functools.wraps(initialize)
     def with_own_folder(section: Any, *arguments: Any, **settings: Any) -> None:
         named = settings.get("nvme_path")
-        # Anything else is for DeepSpeed to refuse.
+        # DeepSpeed itself refuses any other value.
         if settings.get("device") == "nvme" and isinstance(named, str | Path) and named != "auto":
             folder = swap_folders.own_folder(Path(named), scratch)
             swap_folders.note(scratch, folder)

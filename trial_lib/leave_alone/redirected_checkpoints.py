@@ -1,4 +1,4 @@
-"""Checkpoints that a program writes in training go to the trial's folder, and are read from there again."""
+"""Redirects checkpoints that a program writes in training into the trial's folder, and reads them from there."""
 
 import functools
 import os
@@ -14,38 +14,38 @@ from trial_lib.intercept.stand_in import stand_in
 
 
 class WrittenCopies(Protocol):
-    """Where the copies of the user's files are."""
+    """The copies of the user's files."""
 
     is_training: bool
-    """Whether what is saved is a training's output, and no preparation for one."""
+    """Whether a saved file is an output of training. Before, it is preparation."""
 
     def is_free(self, where: str) -> bool:
-        """Returns whether a path is below a folder that none of this concerns."""
+        """Returns whether a path is in a folder that ZeroTune does not protect."""
 
     def is_layered(self, where: str) -> bool:
-        """Returns whether what is at a path, or would be, is the trial's own."""
+        """Returns whether a file at this path belongs to the trial's own file system."""
 
     def path_of(self, path: Any) -> str:
-        """Returns a path as text, absolute."""
+        """Returns an absolute path as text."""
 
     def is_old(self, where: str) -> bool:
-        """Returns whether a path is something that was there before the study."""
+        """Returns whether a path is older than the study."""
 
     def has_copy(self, where: str) -> bool:
         """Returns whether a rank of this trial has written a path."""
 
     def new_copy(self, where: str) -> str:
-        """Returns the path for a copy, whose folder is there."""
+        """Returns the path for a copy, and makes its folder."""
 
     def seen(self, path: Any) -> Any:
-        """Returns what to read in the place of a path: its copy, if there is one, else the path as it is."""
+        """Returns the path to read: the copy if there is one, else the path itself."""
 
 
 def install(files: WrittenCopies) -> None:
-    """Redirects what torch, safetensors and torch's distributed checkpoints write.
+    """Redirects the files that torch, safetensors and torch's distributed checkpoints write.
 
     Args:
-        files: knows where to.
+        files: has the paths of the copies.
     """
 
     def to_write(path: Any) -> Any:
@@ -65,7 +65,7 @@ def install(files: WrittenCopies) -> None:
     stand_in("load", load, _with_path(load, 0, "f", to_read))
 
     def redirect_safetensors(module: ModuleType) -> None:
-        # What its functions call, under whatever name a program has them.
+        # Functions that the public ones call, so that every name under which a program has them is covered.
         module.serialize_file = _with_path(module.serialize_file, 1, "filename", to_write)  # type: ignore[attr-defined]
         module.safe_open = _with_path(module.safe_open, 0, "filename", to_read)  # type: ignore[attr-defined]
 
@@ -82,7 +82,7 @@ def install(files: WrittenCopies) -> None:
 def _with_path(
     function: Callable[..., Any], position: int, name: str, redirected: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Returns a function whose argument at a position, or of a name, is redirected."""
+    """Returns a function that redirects its argument at a position, or of a name."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ def _with_path(
 
 
 def _then_move(method: Callable[..., Any], redirected: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Returns a method of a reader or writer of checkpoints after which its path is redirected."""
+    """Returns a method of a reader or writer of checkpoints that redirects its path after the call."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Noting when a rank builds an op: the time is not its trial's."""
+"""Records when a rank builds an op, because that time is not the trial's."""
 
 import functools
 from pathlib import Path
@@ -10,7 +10,7 @@ from trial_lib.wire import build_times
 
 
 def note_builds(scratch: Path) -> None:
-    """Notes from here on when this process builds an extension of torch's, as DeepSpeed's ops are.
+    """Records, from now on, when this process builds a torch extension. DeepSpeed's ops are such extensions.
 
     Args:
         scratch: the trial's scratch folder.
@@ -21,7 +21,7 @@ def note_builds(scratch: Path) -> None:
 
         @functools.wraps(load)
         def load_and_note(*arguments: Any, **options: Any) -> Any:
-            """Stands in for `torch.utils.cpp_extension._jit_compile`."""
+            """Replaces `torch.utils.cpp_extension._jit_compile`."""
             with build_times.noted(scratch):
                 return load(*arguments, **options)
 

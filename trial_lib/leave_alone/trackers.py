@@ -1,7 +1,7 @@
-"""A trial writes into none of the user's runs: Weights & Biases, MLflow, TensorBoard.
+"""Keeps a trial out of the user's runs in Weights & Biases, MLflow and TensorBoard.
 
-Weights & Biases is disabled, MLflow gets an empty store of the trial's own whatever address the program names, and
-TensorBoard's files go to the trial's folder. Each is put in place when the program imports the tracker, not before.
+Weights & Biases is disabled. MLflow gets an empty store of the trial's own, whatever address the program names.
+TensorBoard's files go to the trial's folder. Each replacement is made when the program imports the tracker, not before.
 """
 
 import functools
@@ -15,20 +15,20 @@ from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 from trial_lib.leave_alone.user_files import UserFiles
 
-# A run or an experiment to resume: there is none in an empty store.
+# Names of a run or an experiment to resume. An empty store has none.
 _OF_A_RUN = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "WANDB_RUN_ID", "WANDB_RESUME")
 
 
 def install(scratch: Path, files: UserFiles) -> None:
-    """Keeps the trackers of the user's program away from their runs; to be called before it runs.
+    """Keeps the trackers of the user's program away from the user's runs. Call it before the program runs.
 
     Args:
         scratch: the trial's folder.
-        files: knows which folders are not the user's.
+        files: decides which folders are not the user's.
     """
     for name in _OF_A_RUN:
         os.environ.pop(name, None)
-    # A store of files: a database would take seconds to be made.
+    # A store of files, because a database takes seconds to make.
     store = (scratch / "mlruns").absolute().as_uri()
     os.environ.update(
         WANDB_MODE="disabled", MLFLOW_TRACKING_URI=store, MLFLOW_REGISTRY_URI=store, MLFLOW_ALLOW_FILE_STORE="true"
@@ -42,7 +42,7 @@ def install(scratch: Path, files: UserFiles) -> None:
 
 
 def _swap(module: ModuleType, name: str, replacement: Callable[..., Any]) -> None:
-    """Replaces a module's function, also where modules that the fork server has imported know it by its name."""
+    """Replaces a module's function, also in modules of the fork server that have imported it by name."""
     original = getattr(module, name)
     stand_in(name, original, functools.wraps(original)(replacement))
 
@@ -50,12 +50,12 @@ def _swap(module: ModuleType, name: str, replacement: Callable[..., Any]) -> Non
 def _disable_wandb(module: ModuleType) -> None:
     init = module.init
     _swap(module, "init", lambda *args, **kwargs: init(*args, **{**kwargs, "mode": "disabled"}))
-    # It would ask for a key, or write one down.
+    # It would ask for a key, or store one.
     _swap(module, "login", lambda *args, **kwargs: True)
 
 
 def _keep_store(store: str, kind: str, module: ModuleType) -> None:
-    """Has every way of naming a store (`kind`: tracking or registry) lead to ours."""
+    """Makes every way to name a store (`kind`: tracking or registry) lead to the trial's store."""
     _swap(module, f"set_{kind}_uri", lambda *args, **kwargs: None)
     _swap(module, f"get_{kind}_uri", lambda: store)
     _swap(module, f"_resolve_{kind}_uri", lambda *args, **kwargs: store)
@@ -75,7 +75,7 @@ def _start_new_runs(module: ModuleType) -> None:
 
 
 def _write_elsewhere(folder: Path, files: UserFiles, module: ModuleType) -> None:
-    """Has a `SummaryWriter` write below a folder of ours."""
+    """Makes a `SummaryWriter` write below the trial's folder."""
     original: Callable[..., None] = module.SummaryWriter.__init__
 
     @functools.wraps(original)

@@ -1,20 +1,20 @@
-"""A trial leaves the user's files as they are, where it has no layer over them (`trial_lib.launch.trial_files`).
+"""A trial leaves the user's files as they are, if it has no layer over them (`trial_lib.launch.trial_files`).
 
-A trial trains a few steps, with a setting that may well be a bad one. What it would leave behind is of no use to
-anybody, and must cost the user nothing. So, in the ranks of a trial:
+A trial trains for a few steps, possibly with a bad setting. Its files are useless, and must cost the user nothing. The
+ranks of a trial therefore follow these rules:
 
-* A file that is older than the study is never changed. Whoever opens it for writing gets a copy in the trial's folder,
-  and so does every rank that reads it afterwards, or lists its folder. Whoever removes, renames or touches it is told
-  that it is done.
-* What the program makes before its first optimizer step is its preparation. New files stay where the program puts
-  them, whatever it writes them with: all ranks find them, other processes do, and so does the next trial.
-* Checkpoints of the training that follows go to a folder of the trial's own, which is removed with it: what
-  `torch.save`, `safetensors` and `torch.distributed.checkpoint` write, wherever it should have gone. In the same trial
-  they are read and listed as if they were there. (An engine's `save_checkpoint` saves nothing at all: see
+* A file that is older than the study is never changed. A program that opens it for writing gets a copy in the trial's
+  folder. So does every rank that reads it afterwards, or lists its folder. A program that removes, renames or touches
+  it sees that as done.
+* Files that the program makes before its first optimizer step are its preparation. New files stay at their own paths,
+  whatever writes them. All ranks, other processes and the next trial find them there.
+* Checkpoints of the training that follows go to a folder of the trial's own, which is removed with the trial. That
+  holds for `torch.save`, `safetensors` and `torch.distributed.checkpoint`, wherever they write. The same trial reads
+  and lists the checkpoints at their own paths. (An engine's `save_checkpoint` saves nothing at all: see
   `interception`. Hugging Face's: see `hugging_face`.)
 
-Temporary folders, caches and devices are left out of this, but for what stands in the program's own folder. Not seen is
-what a library writes past Python's `open` (SQLite, HDF5), and what another program does that this one starts.
+Temporary folders, caches and devices are exempt, unless they are in the program's own folder. ZeroTune does not see
+files that a library writes past Python's `open` (SQLite, HDF5), nor those of other programs that this one starts.
 """
 # What is called for every file that a program opens takes paths as text.
 # ruff: noqa: PTH100, PTH112, PTH115, PTH117, PTH118, PTH120
@@ -36,16 +36,17 @@ _real_open, _real_unlink = builtins.open, os.unlink
 
 
 class UserFiles:
-    """Which of the user's files are protected, and where their copies are.
+    """The user's protected files, and the paths of their copies.
 
     Args:
-        scratch: the trial's folder for what would change them.
-        protected_before: seconds since the epoch; what has not changed since is protected.
+        scratch: the trial's folder for redirected changes.
+        protected_before: seconds since the epoch. Files that have not changed since then are protected.
         folder: the program's own.
-        layered_device: the number of the file system that the trial has to itself; None where it has none.
+        layered_device: the device number of the trial's own file system; None if it has none.
 
     Attributes:
-        is_training: whether the program has taken an optimizer step: what it saves from then on is no preparation.
+        is_training: whether the program has taken an optimizer step. Files that it saves from then on are no
+            preparation.
     """
 
     def __init__(self, scratch: Path, protected_before: float, folder: Path, layered_device: int | None) -> None:
@@ -62,21 +63,24 @@ class UserFiles:
         self._roots = sorted(roots.items(), key=lambda root: -len(root[0]))
 
     def start_over(self) -> None:
-        """Forgets what the program has written and removed: it is run again. No other rank may run it meanwhile."""
+        """Forgets which files the program has written and removed, because it is run again.
+
+        No other rank may run the program meanwhile.
+        """
         shutil.rmtree(self._copies, ignore_errors=True)
         self._removed.clear()
         self.is_training = False
 
     def training_began(self) -> None:
-        """Notes that the program has prepared what it trains with."""
+        """Records that the program has finished its preparation."""
         self.is_training = True
 
     def is_free(self, where: str) -> bool:
-        """Returns whether a path is below a folder that none of this concerns."""
+        """Returns whether a path is in a folder that this class does not protect."""
         return next((is_free for root, is_free in self._roots if where.startswith(root)), False)
 
     def is_layered(self, where: str) -> bool:
-        """Returns whether what is at a path, or would be, is the trial's own."""
+        """Returns whether a file at this path belongs to the trial's own file system."""
         if self._layered_device is None:
             return False
         while not _exists(where) and where != os.sep:
@@ -84,19 +88,19 @@ class UserFiles:
         return _real_stat(where).st_dev == self._layered_device
 
     def path_of(self, path: Any, dir_fd: int | None = None) -> str:
-        """Returns a path as text, absolute, where it may be relative to an open folder."""
+        """Returns an absolute path as text. The given path may be relative to an open folder."""
         text = os.fsdecode(path)
         if dir_fd is not None and not os.path.isabs(text):
             text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)
         return os.path.abspath(text)
 
     def copy_of(self, where: str) -> str:
-        """Returns where the copy of a path is, or would be."""
+        """Returns the path of a file's copy, which may not exist."""
         return self._copies + where
 
     @property
     def has_changes(self) -> bool:
-        """Whether there is anything that the program sees otherwise than it is."""
+        """Whether the program sees any file differently from the disk."""
         return bool(self._removed) or _exists(self._copies)
 
     def has_copy(self, where: str) -> bool:
@@ -104,7 +108,7 @@ class UserFiles:
         return _exists(self._copies) and _exists(self._copies + where)
 
     def seen(self, path: Any, dir_fd: int | None = None) -> Any:
-        """Returns what to read in the place of a path: its copy, if there is one, else the path as it is."""
+        """Returns the path to read: the copy if there is one, else the path itself."""
         if isinstance(path, int) or not self.has_changes:
             return path
         where = self.path_of(path, dir_fd)
@@ -115,7 +119,7 @@ class UserFiles:
         return path
 
     def is_old(self, where: str, follow: bool = True) -> bool:
-        """Returns whether a path is something that was there before the study, and is to stay as it is."""
+        """Returns whether a path is older than the study, and has to stay as it is."""
         try:
             found = _real_stat(where) if follow else _real_lstat(where)
         except (OSError, ValueError):
@@ -125,7 +129,7 @@ class UserFiles:
         return is_old and not self.is_free(where)
 
     def is_new(self, where: str) -> bool:
-        """Returns whether a path is something that has come since the study began."""
+        """Returns whether a path is newer than the start of the study."""
         return is_there(where) and not self.is_old(where, follow=False)
 
     def holds_old(self, where: str) -> bool:
@@ -137,7 +141,7 @@ class UserFiles:
         return any(self.holds_old(os.path.join(where, name)) for name in _real_listdir(where))
 
     def removed(self, where: str) -> None:
-        """Notes that the program takes a path to be gone, with everything below it."""
+        """Records that the program has removed a path, with everything below it."""
         copy = self.copy_of(where)
         if os.path.isdir(copy):
             shutil.rmtree(copy, ignore_errors=True)
@@ -146,28 +150,28 @@ class UserFiles:
         self._removed.add(where)
 
     def was_removed(self, where: str) -> bool:
-        """Returns whether the program takes a path to be gone that was there before the study."""
+        """Returns whether the program has removed a path that is older than the study."""
         is_below = any(where == path or where.startswith(path + os.sep) for path in self._removed)
         return is_below and self.is_old(where, follow=False)
 
     def made_again(self, where: str) -> None:
-        """Notes that the program has made a folder anew that it takes to be gone: now only what is in it is."""
+        """Records that the program has made a removed folder again. Its old content stays removed."""
         self._removed.discard(where)
         self._removed.update(os.path.join(where, name) for name in _real_listdir(where))
 
     def new_copy(self, where: str) -> str:
-        """Returns the path for a copy, whose folder is there; what it holds is for the caller to write."""
+        """Returns the path for a copy, and makes its folder. The caller writes the content."""
         copy = self.copy_of(where)
         _real_makedirs(os.path.dirname(copy), exist_ok=True)
         return copy
 
     def to_write(self, path: Any, keeps: bool, creates: bool = False, dir_fd: int | None = None) -> Any:
-        """Returns what to write in the place of a path.
+        """Returns the path to write in place of a path.
 
         Args:
-            path: what the program opens.
-            keeps: whether what the file holds is kept at first (it is appended to, or changed in the middle).
-            creates: whether a file that exists is an error.
+            path: the path that the program opens.
+            keeps: whether the file's content stays at first, because the program appends to it or changes a part.
+            creates: whether an existing file is an error.
             dir_fd: the open folder that the path is relative to.
         """
         if isinstance(path, int):
@@ -191,12 +195,12 @@ def _spellings(path: Any) -> set[str]:
 
 
 def _exists(path: str) -> bool:
-    # Several times faster than an `os.stat` that fails, and this is asked at every `open`.
+    # This is called at every `open`, and is several times faster than an `os.stat` that fails.
     return "\0" not in path and _real_access(path, os.F_OK)
 
 
 def is_there(path: str, as_folder: bool = False) -> bool:
-    """Returns whether something, or a folder, is really at a path; a link is one."""
+    """Returns whether a file, a link or a folder really exists at a path."""
     try:
         found = _real_lstat(path)
     except (OSError, ValueError):
@@ -205,7 +209,7 @@ def is_there(path: str, as_folder: bool = False) -> bool:
 
 
 def _copy_once(original: str, copy: str) -> None:
-    """Copies a file whole, once for all the ranks that may do so at the same time."""
+    """Copies a whole file, once for all the ranks that may copy it at the same time."""
     aside = f"{copy}.{os.getpid()}"
     with _real_open(original, "rb") as source, _real_open(aside, "wb") as target:
         shutil.copyfileobj(source, target)

@@ -1,1 +1,1 @@
-"""Inside a rank: watch an engine, count, time, stop. Needs nothing but torch and DeepSpeed."""
+"""Inside a rank: watches an engine, counts, times and ends the measurement. Needs nothing but torch and DeepSpeed."""

@@ -1,9 +1,9 @@
-"""Whether a program calls backward more than once for one step of its engine.
+"""Detects a program that calls backward more than once for one step of its engine.
 
-It accumulates by hand then, or adds the gradients of several losses, as the discriminator of a GAN does. DeepSpeed's
-ZeRO stages 0 and 3 add such gradients up. At stages 1 and 2 each backward pass that ends an accumulation puts its
-gradients in the place of those before it (`runtime/zero/stage_1_and_2.py`, seen with DeepSpeed 0.19.8): the same code
-trains on the last of them alone.
+Such a program accumulates by hand, or adds the gradients of several losses, as the discriminator of a GAN does.
+DeepSpeed's ZeRO stages 0 and 3 add such gradients up. At stages 1 and 2, each backward pass that ends an accumulation
+replaces the gradients of the passes before it. The same code then trains on the last gradients alone
+(`runtime/zero/stage_1_and_2.py`, seen with DeepSpeed 0.19.8).
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from typing import Any
 class BackwardPasses:
     """Counts the backward passes of an engine that end an accumulation, from one call of its `step` to the next.
 
-    Those within an accumulation are the engine's own matter: it is told that more follow, by its count or by
-    `set_gradient_accumulation_boundary`, as Accelerate does.
+    Passes within an accumulation do not count. The engine finds them by its own count, or by
+    `set_gradient_accumulation_boundary`, which Accelerate calls.
 
     Args:
-        engine: whose passes they are.
-        repeated: called at the second of them before a step.
+        engine: runs the passes.
+        repeated: called at the second such pass before a step.
     """
 
     def __init__(self, engine: Any, repeated: Callable[[], None]) -> None:
@@ -36,5 +36,5 @@ class BackwardPasses:
             self._repeated()
 
     def end(self) -> None:
-        """Starts anew: the engine takes a step."""
+        """Resets the count, because the engine takes a step."""
         self._since_step = 0

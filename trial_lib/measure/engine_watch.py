@@ -1,4 +1,4 @@
-"""Watching a DeepSpeed engine: what it is fed, how long its parts take, when an optimizer step has ended."""
+"""Watches a DeepSpeed engine: its batches, the times of its parts, and the ends of its optimizer steps."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -20,21 +20,21 @@ from trial_lib.measure.figures.model_counter import ModelCounter, StageCounter
 from trial_lib.measure.figures.step_clock import PartTimer, StepClock
 from trial_lib.wire.arrival import Arrival
 
-# Of what has arrived, by the dimension that has the rows.
+# Sizes of the batches that have arrived, by the dimension that may have the rows.
 _ROWS = ("rows_in_first", "rows_in_second")
 
-# More of them say no more of how sizes vary.
+# Further micro-batches add nothing about how sizes vary.
 _MOST_SIZES = 64
 
 
 class StepObserver(Protocol):
-    """What a watch reports to."""
+    """The receiver of a watch's events."""
 
     def optimizer_step_ended(self, applied: bool) -> None:
-        """Called once per optimizer step; `applied` is False where loss scaling skipped it."""
+        """Called once per optimizer step; `applied` is False if loss scaling has skipped it."""
 
     def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
-        """Called with the sizes of the first training micro-batch, and the tokens in it where it shows any."""
+        """Called with the sizes of the first training micro-batch, and its number of tokens if the batch shows it."""
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Called after each optimizer step of an engine that was left out."""
@@ -45,28 +45,29 @@ def _nothing_arrived() -> dict[str, float]:
 
 
 class EngineWatch:
-    """Watches a `DeepSpeedEngine` by standing in for `forward`, `backward` and `step` of this one engine.
+    """Watches a `DeepSpeedEngine` by replacing `forward`, `backward` and `step` of this one engine.
 
     A backward pass is `engine.backward(loss)`, or the loss's own `backward()` after a forward pass of this engine. With
-    fp16 that is `engine.scale(loss).backward()`: the loss is what was scaled then, and what comes of it may be inf.
+    fp16 it is `engine.scale(loss).backward()`. The loss is then the tensor before scaling, because the scaled one may
+    be inf.
 
     Attributes:
-        engine: the same.
-        device: that it trains on.
-        clock: of its optimizer steps.
-        parts: the calls of forward, backward and step.
-        model: activations of the first micro-batch, and FLOPs of one that is asked for.
+        engine: the watched engine.
+        device: the device that it trains on.
+        clock: times its optimizer steps.
+        parts: times its calls of forward, backward and step.
+        model: activations of the first micro-batch, and the FLOPs of one on request.
         asked: the micro-batch size that the engine is set to.
         arrival: how samples show in the batches that arrive.
         sizes: of the first training micro-batches, in order, as `batch_shape.batch_sizes` returns them.
         micro_batches: training micro-batches so far.
         counted_elements: numbers in the inputs of the micro-batch whose FLOPs `model` has counted.
-        first_micro_batch: samples in the first training micro-batch; None until one came.
-        shortest_sequence: the fewest tokens that the rows of a micro-batch had; None where the inputs show none.
+        first_micro_batch: samples in the first training micro-batch; None before it.
+        shortest_sequence: the fewest tokens in a row of a micro-batch; None if the inputs show no tokens.
         longest_sequence: the most.
-        loss: the last loss given to `backward`, unscaled, still on its device.
-        micro_batch_losses: those since `take_loss`.
-        has_trained: whether a training micro-batch has come.
+        loss: the last loss that was passed to `backward`, unscaled, still on its device.
+        micro_batch_losses: the losses since `take_loss`.
+        has_trained: whether a training micro-batch has arrived.
         repeats_backward: whether the code has called backward more than once for one step, of this engine or another.
     """
 
@@ -100,13 +101,13 @@ class EngineWatch:
         self.has_trained = False
         self.repeats_backward = False
         self._observer = observer
-        # Between a forward pass and its backward pass.
+        # True between a forward pass and its backward pass.
         self._is_open = False
-        # While another engine's backward pass runs, or is about to.
+        # True during another engine's backward pass, and just before it.
         self._is_elsewhere = self._is_scaled_elsewhere = False
-        # What the code has had scaled since the last backward pass.
+        # Losses that the code has scaled since the last backward pass.
         self._unscaled: list[torch.Tensor] = []
-        # A model as `from_pretrained` gives it is in eval mode, and many a program trains it so.
+        # `from_pretrained` returns a model in eval mode, and many programs train it so.
         self._trains_in_eval_mode = not engine.module.training
         self._in_eval_mode: list[torch.Tensor] | None = None
         self._install()
@@ -122,12 +123,12 @@ class EngineWatch:
         passes = BackwardPasses(engine, self._backward_repeated)
 
         def called_directly(inputs: Any) -> None:
-            """Notes a forward pass past the engine, as in many a GAN: its batch counts as well."""
+            """Records a forward pass that bypasses the engine, as in many a GAN. Its batch counts as well."""
             if self._trains_now() and not self._is_open:
                 self.has_trained = self._is_open = True
                 self.batch_arrived(inputs)
 
-        # Not where the engine is called itself.
+        # A call of the engine itself is counted elsewhere.
         direct_calls = DirectCalls(engine.module, called_directly)
 
         def watched_forward(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +149,7 @@ class EngineWatch:
             self._is_open = False
             passes.begin()
             left = self.model.backward(backward, loss, *args, **kwargs)
-            # DeepSpeed divides the loss by the accumulation, or is told that the caller has, and returns what is left.
+            # DeepSpeed divides the loss by the accumulation, unless the caller has done so. It returns the result.
             is_left = isinstance(left, torch.Tensor)
             self.loss_arrived(left.detach() * engine.gradient_accumulation_steps() if is_left else loss)
             return left
@@ -158,7 +159,7 @@ class EngineWatch:
             return scale(loss, *args, **kwargs)
 
         def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            # `engine.backward` comes here as well, and so does what has nothing to do with this engine.
+            # `engine.backward` comes here as well, and so do backward passes that have nothing to do with this engine.
             is_elsewhere, self._is_scaled_elsewhere = self._is_elsewhere or self._is_scaled_elsewhere, False
             if not self._is_open or is_elsewhere:
                 return tensor_backward(loss, *args, **kwargs)
@@ -187,7 +188,7 @@ class EngineWatch:
         engine.forward = watched_forward
         engine.backward = watched_backward
         engine.step = watched_step
-        # An older DeepSpeed has none.
+        # An older DeepSpeed does not have it.
         scale: Any = getattr(engine, "scale", None)
         if scale is not None:
             engine.scale = watched_scale
@@ -195,7 +196,7 @@ class EngineWatch:
         self._direct_calls = direct_calls
 
     def _trains_now(self) -> bool:
-        """Returns whether a forward pass that begins is one of the training: `engine.eval()` sets the module alone."""
+        """Returns whether a forward pass that begins is a training pass. `engine.eval()` sets only the module."""
         if not torch.is_grad_enabled():
             return False
         if self.engine.module.training:
@@ -203,7 +204,10 @@ class EngineWatch:
         return self.engine.module.training or self._trains_in_eval_mode
 
     def _take_up_eval_mode(self) -> None:
-        """Counts the batch of a forward pass in eval mode, where a backward pass follows it: the code trains so."""
+        """Returns whether a forward pass that begins is a training pass.
+
+        `engine.eval()` sets only the module.
+        """
         if not self._is_open and self._in_eval_mode is not None:
             self.has_trained = self._trains_in_eval_mode = True
             self.batch_arrived(self._in_eval_mode)
@@ -213,7 +217,7 @@ class EngineWatch:
         self.repeats_backward = True
 
     def start_over(self, asked_micro_batch: int, observer: StepObserver) -> None:
-        """Watches the same engine for another observer, as if it had not been fed yet."""
+        """Watches the same engine for another observer, as if it had no batch yet."""
         self.asked, self._observer = asked_micro_batch, observer
         self.model = self._counter(with_activations=False)
         self.parts.take()
@@ -224,14 +228,17 @@ class EngineWatch:
         self._is_open = False
 
     def end(self) -> None:
-        """Leaves the engine as it was."""
+        """Restores the engine."""
         torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
         self._direct_calls.remove()
         for name in ("forward", "backward", "step", "scale"):
             vars(self.engine).pop(name, None)
 
     def leave_out(self, engine: Any) -> None:
-        """Has the backward passes of another engine not taken for this one's, as in a GAN between two of its own."""
+        """Stops the backward passes of another engine from counting for this one.
+
+        In a GAN they come between this engine's own.
+        """
         backward, step = engine.backward, engine.step
         passes = BackwardPasses(engine, self._backward_repeated)
 
@@ -262,7 +269,7 @@ class EngineWatch:
             engine.scale = scale_elsewhere
 
     def batch_arrived(self, inputs: Any) -> None:
-        """Notes the size and the length of one training micro-batch."""
+        """Records the size and the length of one training micro-batch."""
         self.micro_batches += 1
         sizes = batch_sizes(inputs)
         if not sizes:
@@ -281,35 +288,35 @@ class EngineWatch:
         self._arrived["tokens"] += tokens or 0
         for name, size in zip(_ROWS, sizes, strict=False):
             self._arrived[name] += size
-        # Of `(sequence, batch)` nobody makes batches longer.
+        # Batches of `(sequence, batch)` are never stretched.
         length = None if self.arrival.dimension else tokens_per_row(inputs)
         if length is not None:
             self.shortest_sequence = min(length, self.shortest_sequence or length)
             self.longest_sequence = max(length, self.longest_sequence or length)
 
     def rows_in(self, sizes: tuple[int, ...]) -> int:
-        """Returns which of a micro-batch's sizes are its rows; 0 where it has none there."""
+        """Returns the size of a micro-batch in the dimension of its rows; 0 if it has none there."""
         return sizes[self.arrival.dimension] if self.arrival.dimension < len(sizes) else 0
 
     @property
     def samples_kept(self) -> float:
-        """Samples in the micro-batch whose activations `model` has counted; those it is set to where none are seen."""
+        """The value that an optimizer step reduces, from the losses since the last call; None without a loss."""
         return self.arrival.samples(self.rows_in(self._kept), self.asked) or self.asked
 
     @property
     def samples_counted(self) -> float:
-        """Samples in the micro-batch whose FLOPs `model` has counted; those it is set to where none are seen."""
+        """Samples in the micro-batch whose FLOPs `model` has counted; the engine's setting if the batch shows none."""
         return self.arrival.samples(self.rows_in(self._counted), self.asked) or self.asked
 
     @property
     def rows(self) -> list[int]:
-        """Of the first training micro-batches, in order."""
+        """The rows of the first training micro-batches, in order."""
         return [rows for sizes in self.sizes if (rows := self.rows_in(sizes))]
 
     def loss_arrived(self, loss: torch.Tensor) -> None:
-        """Notes the loss of one micro-batch; of a pipeline, that of an optimizer step.
+        """Records the loss of one micro-batch, or of an optimizer step in a pipeline.
 
-        What is no single number is no loss: outputs, say, whose gradient the code works out itself.
+        Only a single number is a loss. The code may also pass outputs whose gradient it computes itself.
         """
         if loss.numel() != 1:
             return
@@ -317,9 +324,10 @@ class EngineWatch:
         self.micro_batch_losses.append(self.loss)
 
     def take_loss(self) -> torch.Tensor | None:
-        """Returns what an optimizer step makes smaller, of the losses since the last call; None if there was none.
+        """Returns the value that an optimizer step reduces, from the losses since the last call; None without a loss.
 
-        Still on its device. The step's gradient is that of this sum of what DeepSpeed has left of each loss.
+        The value is still on its device. The step's gradient is that of the sum of all losses, each divided as
+        DeepSpeed divides it.
         """
         losses, self.micro_batch_losses = self.micro_batch_losses, []
         if not losses:
@@ -327,21 +335,24 @@ class EngineWatch:
         return torch.stack([loss.float().mean() for loss in losses]).sum() / self._losses_a_step()
 
     def _losses_a_step(self) -> int:
-        """Returns by how much DeepSpeed divides each loss."""
+        """Returns the number by which DeepSpeed divides each loss."""
         return int(self.engine.gradient_accumulation_steps())
 
     def take_arrived(self) -> dict[str, float]:
-        """Returns what has arrived at this rank since the last call, for `samples_in`; `tokens` are among it."""
+        """Watches a `PipelineEngine`, and times `train_batch`.
+
+        The parts are timed by the instructions of the schedule.
+        """
         arrived, self._arrived = self._arrived, _nothing_arrived()
         return arrived
 
     def samples_in(self, arrived: Mapping[str, float]) -> float:
-        """Returns the samples in what has arrived, by all that is known by now of how they show."""
+        """Returns the samples in arrived sizes, by the rule for samples that is known by now."""
         return self.arrival.samples(arrived[_ROWS[self.arrival.dimension]], self.asked * arrived["micro_batches"])
 
 
 class PipelineWatch(EngineWatch):
-    """Watches a `PipelineEngine`: timed at `train_batch`, its parts at the instructions of its schedule."""
+    """Watches a `PipelineEngine`. It times `train_batch`, and the parts by the instructions of the schedule."""
 
     def _counter(self, with_activations: bool) -> ModelCounter:
         return StageCounter(with_activations)

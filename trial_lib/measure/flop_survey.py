@@ -1,4 +1,4 @@
-"""The optimizer step of a profile trial in which the FLOPs of a micro-batch are counted."""
+"""The optimizer step of a profile trial that counts the FLOPs of a micro-batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,16 +8,17 @@ from trial_lib.measure.engine_watch import EngineWatch
 
 
 class FlopSurvey:
-    """Has the FLOPs of one micro-batch counted, once all else of a profile is known.
+    """Counts the FLOPs of one micro-batch, after the rest of a profile.
 
-    That micro-batch runs as its code is written, for a compiled function does not show what it does. So its memory and
-    its time are not the training's, and it may even not fit: attention that is only compiled without its square of
-    scores, say. What the program compiles has been compiled by then, and is used again afterwards.
+    A compiled function does not show its operators, so this micro-batch runs as its code is written. Its memory and its
+    time are not the training's. It may even not fit: only compiled attention goes without its square of scores, for
+    example. The program has compiled its functions by then, and uses them again afterwards.
 
     Args:
         watch: of the engine that trains.
         most: returns the largest of each value over all ranks; each of them calls it.
-        about_to_count: called before the code trains on: what is known must not be lost, and nothing may be added.
+        about_to_count: called before the code trains on. It saves the results so far, because nothing may be added to
+            them.
     """
 
     def __init__(
@@ -32,10 +33,10 @@ class FlopSurvey:
         self._steps_left: int | None = None
 
     def step_ended(self, holds_other_batches: bool) -> bool:
-        """Returns whether the code is to train on; every rank asks after the same optimizer steps.
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps.
 
         Args:
-            holds_other_batches: whether the code may still hold a batch that is not as the data have it.
+            holds_other_batches: whether the code may still hold a stretched batch.
         """
         if self._steps_left is None:
             (cannot_count,) = self._most([float(not _can_count(self._watch.engine))])
@@ -51,6 +52,6 @@ class FlopSurvey:
 
 
 def _can_count(engine: Any) -> bool:
-    # Under DeepCompile the gradients are reduced by the compiled graph: run as it is written the code trains nothing.
+    # Under DeepCompile the compiled graph reduces the gradients. Code that runs as written would train nothing.
     is_deep = getattr(engine, "is_deepcompile_active", lambda: False)
     return can_run_eagerly() and not is_deep()

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# A program may warm something up so, but not for as long.
+# A program may warm something up so, but not for that many steps.
 _MOST = 100
 
 
 class PlainSteps:
-    """Ends a trial that trains without DeepSpeed: its deadline is half an hour away.
+    """Ends a trial that trains without DeepSpeed. Otherwise it would run until its deadline.
 
     Args:
         refuse: ends the trial, with an outcome and a reason.
@@ -20,15 +20,15 @@ class PlainSteps:
     def __init__(self, refuse: Callable[[str, str], None]) -> None:
         self._refuse = refuse
         self._taken = 0
-        # A child that the program forks is not the rank, though it has all that the rank has.
+        # A child that the program forks has a copy of this object, but is not the rank.
         self._process = os.getpid()
 
     def begin(self) -> None:
-        """Counts them from here on."""
+        """Counts from now on."""
         self._hook = register_optimizer_step_post_hook(self._step_ended)
 
     def end(self) -> None:
-        """Counts no more: the engine is there."""
+        """Stops counting, because the engine exists."""
         self._hook.remove()
 
     def _step_ended(self, *_: Any) -> None:

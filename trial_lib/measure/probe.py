@@ -1,7 +1,7 @@
-"""The probe: it stands in for `deepspeed.initialize`, measures the engine, and ends the rank when it has enough.
+"""The probe replaces `deepspeed.initialize`, measures the engine, and ends the rank when it has enough.
 
-The user's code stays as it is. The candidate's overrides are merged into whatever configuration the code passes for an
-engine that trains; the first of those is the one that is measured.
+The user's code stays as it is. If an engine trains, the candidate's overrides are merged into the configuration that
+the code passes. The probe measures the first such engine.
 """
 
 import os
@@ -37,33 +37,34 @@ from trial_lib.wire.rank_order import SizeOrder
 from trial_lib.wire.step_window import StepWindow
 
 current: "Probe | None" = None
-"""The probe of this process; None where it is no rank of a trial."""
+"""The probe of this process; None if the process is no rank of a trial."""
 
-# Dynamic loss scaling halves its scale some dozen times before it fits; more is no search for a scale.
+# Dynamic loss scaling halves its scale some dozen times before it fits. More skipped steps are no search for a scale.
 _MOST_SKIPPED_IN_A_ROW = 100
 _NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
 
 
 class Probe:
-    """Measures the first engine of a rank.
+    """Measures the first engine of a rank that trains.
 
     Args:
         order: the trial to measure. The functions that replace DeepSpeed's read its `overrides`, this one mapping.
-        source: names the way in which the program may have its batch size, for the sentences of a refusal.
-        facts: takes up what is found out about the program.
-        phases: seconds of the rank's phases so far, to be continued.
-        engine_built: called when the first engine is there.
-        finish: called with the measurement when there is enough; it ends the rank, or raises `NextSize`. Called again,
-            with nothing, where the code trains on or destroys the process group nevertheless.
-        keep: called with a measurement that is to count if the rank gets no further; a profile's only.
+        source: finds where the program may have its batch size from, for the sentences of a refusal.
+        facts: collects facts about the program.
+        phases: seconds of the rank's phases so far. The probe adds its own.
+        engine_built: called when the first engine exists.
+        finish: called with the measurement when there is enough; it ends the rank, or raises `NextSize`. If the code
+            still trains on, or destroys the process group, it is called again with an empty measurement.
+        keep: called with a measurement that counts if the rank gets no further. Only a profile has one.
         training_began: called when the measured engine has taken its first optimizer step.
-        end_early: called before the code destroys the process group, where enough may have been measured.
+        end_early: called before the code destroys the process group, if enough may have been measured.
 
     Attributes:
-        facts: what was found out about the program.
+        facts: about the program.
         has_finished: whether the measurement has been handed over.
         has_frozen_engine: whether the code has built an engine that does not train.
-        thread: that in which the code trains; before it does, the one that has built its engine, or the main one.
+        thread: the thread in which the code trains. Before it trains, the thread that has built its engine, or the main
+            one.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Probe:
         self._tell_finished = finish
         self._keep = keep
         self._tell_training_began = training_began
-        # A child that the program forks is not the rank, though it has all that the rank has.
+        # A child that the program forks has a copy of this object, but is not the rank.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
         self._steps_seen = self._skipped_in_a_row = 0
@@ -119,11 +120,11 @@ class Probe:
 
     @property
     def used_after_initialize(self) -> int:
-        """Bytes in use when the measured engine was there."""
+        """Bytes in use when the measured engine had just been built."""
         return self._memory.after_initialize
 
     def install(self) -> None:
-        """Puts the probe in the place of DeepSpeed's functions; to be called before the user's code runs."""
+        """Replaces DeepSpeed's functions. Call it before the user's code runs."""
         global current
         if current is None:
             intercept(self._order.overrides, self.facts, CurrentProbe(lambda: current))
@@ -132,7 +133,7 @@ class Probe:
         self._plain_steps.begin()
 
     def take_over(self, previous: "Probe") -> None:
-        """Measures the engine of another probe, which is set to another batch meanwhile; in the place of `install`.
+        """Measures the engine of another probe, which now has another batch. Call it in place of `install`.
 
         Memory counts from the engine's own initialisation, as in fresh ranks.
         """
@@ -148,7 +149,7 @@ class Probe:
         self._watch.clock.mark()
 
     def release_engine(self) -> Any:
-        """Returns the measured engine, and holds on to nothing of it any more."""
+        """Returns the measured engine, and drops all references to it."""
         assert self._watch is not None
         watch, self._watch = self._watch, None
         watch.end()
@@ -157,7 +158,7 @@ class Probe:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether the measured engine is a pipeline, whose buffers are of one micro-batch size."""
+        """Whether the measured engine is a pipeline. Its buffers are made for one micro-batch size."""
         return isinstance(self._watch, PipelineWatch)
 
     def _finish(self, measurement: dict[str, Any]) -> None:
@@ -168,7 +169,7 @@ class Probe:
         """Ends a trial whose program starts ranks of its own, unless it trains already.
 
         Raises:
-            RuntimeError: this is a child of the rank, which is to end as well.
+            RuntimeError: this is a child of the rank. The exception ends it as well.
         """
         if self.has_engine:
             return
@@ -177,7 +178,7 @@ class Probe:
         self.refuse("invalid", reason)
 
     def initialize_called(self) -> None:
-        """Notes that the imports are over, and holds the process to its memory limit from here on."""
+        """Ends the phase of imports, and applies the memory limit to the process from now on."""
         if not self.has_engine:
             self._end_phase("import")
             try:
@@ -187,11 +188,11 @@ class Probe:
                 self.refuse("invalid", str(error), elsewhere=True)
 
     def frozen_engine_built(self) -> None:
-        """Notes an engine that does not train: it is nobody's to measure."""
+        """Records an engine that does not train. It is never measured."""
         self.has_frozen_engine = True
 
     def engine_built(self, engine: Any) -> None:
-        """Watches the first engine that trains, and keeps the others apart from it."""
+        """Watches the first engine that trains, and leaves the others out."""
         if self._watch is not None:
             self._watch.leave_out(engine)
             return
@@ -227,7 +228,7 @@ class Probe:
             self._warm_up.begin(self._watch)
 
     def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
-        """Takes up what the first batch says of all batches."""
+        """Records the properties that the first batch shows of all batches."""
         watch, as_typed = self._watch, self._order.is_typed_profile
         assert watch is not None
         if as_typed:
@@ -235,12 +236,12 @@ class Probe:
         watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
         self.facts.note_arrival(watch.arrival)
         if as_typed:
-            # Whatever ends the program from here on, this much is known of it.
+            # These facts are now safe, whatever ends the program.
             self._tell_engine_built()
         self._arrived = watch.rows_in(sizes), tokens
 
     def other_engine_stepped(self, engine: Any) -> None:
-        """Turns to another engine where the first never trains, though it has an optimizer."""
+        """Watches another engine if the first one never trains, although it has an optimizer."""
         self.facts.steps_elsewhere += 1
         if self._watch is None or self._watch.has_trained or isinstance(self._watch, PipelineWatch):
             return
@@ -250,19 +251,19 @@ class Probe:
         self._watch_engine(engine, self._watch.device)
 
     def group_destroyed(self) -> None:
-        """Measures what there is, if that is enough: the code may go on with another group."""
+        """Measures the steps so far if they are enough, because the code may continue with another group."""
         if self.has_finished:
             self._finish({})
         if os.getpid() == self._process and len(self._counted.steps) >= self.window.min_steps:
             self._end_early()
 
     def pause(self) -> None:
-        """Leaves out of the optimizer step's time what follows, until `resume`."""
+        """Stops the clock of the optimizer step until `resume`."""
         if self._watch is not None:
             self._watch.clock.pause()
 
     def resume(self) -> None:
-        """Goes on counting after `pause`; harmless where nothing is paused."""
+        """Starts the clock again after `pause`; harmless if it runs."""
         if self._watch is not None:
             self._watch.clock.resume()
 
@@ -272,7 +273,7 @@ class Probe:
         self._phase_started = now
 
     def optimizer_step_ended(self, applied: bool) -> None:
-        """Notes an optimizer step; at the moments of the window, agrees with the other ranks on going on."""
+        """Records an optimizer step. At the moments of the window, all ranks agree on whether to go on."""
         if self.has_finished:
             self._finish({})
         watch = self._watch
@@ -303,7 +304,7 @@ class Probe:
         watch.clock.mark()
 
     def _decide(self) -> None:
-        """Ends the measurement if there is enough, or the trial cannot win; at its moments, on all ranks alike."""
+        """Ends the measurement if it is enough, or if the trial cannot win. All ranks decide at the same moments."""
         assert self._watch is not None
         window, to_beat, counted = self._order.window, self._order.to_beat, self._counted
         is_moment = len(counted) >= next_moment(window, counted.slowest)
@@ -340,13 +341,13 @@ class Probe:
         return self._survey
 
     def _about_to_count(self) -> None:
-        """Keeps what is measured: the step that follows is none of the training's."""
+        """Keeps the measurement so far, because the next step is not the training's own."""
         assert self._watch is not None
         self._memory.end(self._watch.device)
         self._keep(self._measurement())
 
     def _end_if_it_never_trains(self) -> None:
-        """Ends a trial whose steps are skipped for good: DeepSpeed skips those whose gradients are not finite."""
+        """Ends a trial whose steps are all skipped. DeepSpeed skips a step whose gradients are not finite."""
         loss = None if self._watch is None else self._watch.loss
         if loss is not None and not bool(torch.isfinite(loss).all()):
             self.refuse("diverged", _NOT_FINITE)
@@ -355,7 +356,7 @@ class Probe:
             self.refuse("diverged", reason)
 
     def _compare_with_what_was_asked(self) -> None:
-        """Ends a trial whose first optimizer step had another batch than the candidate's."""
+        """Ends a trial if its first optimizer step had another batch than the candidate's."""
         watch, source = self._watch, self._source
         assert watch is not None
         if self._order.is_typed_profile:
@@ -379,7 +380,7 @@ class Probe:
 
     @property
     def progress(self) -> dict[str, int]:
-        """How far this rank has come, as `trial_lib.measure.ends.endings.RankEnd` has it."""
+        """The progress of this rank, as `trial_lib.measure.ends.endings.RankEnd` has it."""
         return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted.steps)}
 
     @property
@@ -394,12 +395,12 @@ class Probe:
         self._finish({"outcome": outcome, "reason": reason, **more, "phases": self._phases})
 
     def measure_common(self, counted: int, steps: int, note: str) -> None:
-        """Measures what all ranks have when the user's code has come to its end.
+        """Measures the steps that all ranks have, after the user's code has ended.
 
         Args:
-            counted: steps that all of them have counted.
-            steps: that all of them have taken.
-            note: what the measurement leaves out.
+            counted: steps that all ranks have counted.
+            steps: steps that all ranks have taken.
+            note: a sentence on the steps that the measurement leaves out.
         """
         assert self._watch is not None
         self._counted.keep(counted)
@@ -416,7 +417,7 @@ class Probe:
         return most(values, self._watch.engine)
 
     def _measurement(self) -> dict[str, Any]:
-        """Returns the metrics; every rank takes part, for some are sums and maxima over all of them."""
+        """Returns the metrics. Every rank takes part, because some are sums and maxima over all ranks."""
         assert self._watch is not None
         if self._order.is_typed_profile:
             self._surveying().conclude()
@@ -429,7 +430,7 @@ class Probe:
         return measurement
 
     def _record(self, outcome: str, reason: str) -> dict[str, Any]:
-        """Returns what is known of the counted steps however the trial ends; every rank takes part."""
+        """Returns the record of the counted steps, whatever ends the trial. Every rank takes part."""
         watch = self._watch
         assert watch is not None
         (longest,) = most([float(watch.longest_sequence or 0)], watch.engine)
@@ -437,7 +438,7 @@ class Probe:
             "outcome": outcome,
             "reason": reason,
             "step_times": self._counted.slowest,
-            # An engine that has trained before shows no losses from step 1 on.
+            # An engine that has trained before has no losses from step 1 on.
             **({} if self._keeps_engine else self._step_losses.over_ranks(watch.engine)),
             "micro_batch_arrived": watch.first_micro_batch,
             "longest_sequence": int(longest) or None,

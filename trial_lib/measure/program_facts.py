@@ -1,4 +1,4 @@
-"""What a rank finds out about the user's program while it runs."""
+"""Facts about the user's program that a rank collects while it runs."""
 
 import json
 from collections.abc import Iterable
@@ -11,41 +11,40 @@ from trial_lib.wire.arrival import Arrival
 
 @dataclass
 class ProgramFacts:
-    """What a program would have used by itself, for the driver to start its search from.
+    """The program's own settings, as the starting point of the driver's search.
 
     Attributes:
-        ds_config: the DeepSpeed configuration that the code handed over, before a candidate's overrides; where the
-            Hugging Face Trainer reads it, with its "auto" values. None while none was.
+        ds_config: the DeepSpeed configuration that the code passed, before a candidate's overrides. If the Hugging Face
+            Trainer reads it, it has its "auto" values. None before the code passed one.
         typed_batch: the batch of the engine that trains (`train_batch_size`, `micro_batch_size`,
-            `gradient_accumulation_steps`) in a run of the program as it was typed; None in any other run.
-        rows_per_sample: rows of a batch that one sample takes; 0 where rows do not show samples.
-        batch_dimension: which dimension of a batch's first tensor has the rows.
-        other_rows_per_sample: what `rows_per_sample` is if the other one has them; see `Arrival`.
-        micro_batches_per_step: that came in the first optimizer step of a run as typed; None in any other run.
-        tokens_per_micro_batch: tokens in the first micro-batch; None where the batches show none.
+            `gradient_accumulation_steps`), in a run of the program as typed; None in any other run.
+        rows_per_sample: rows of a batch that one sample takes; 0 if rows do not show samples.
+        batch_dimension: the dimension of a batch's first tensor that has the rows.
+        other_rows_per_sample: `rows_per_sample` if the other dimension has the rows; see `Arrival`.
+        micro_batches_per_step: micro-batches in the first optimizer step of a run as typed; None in any other run.
+        tokens_per_micro_batch: tokens in the first micro-batch; None if the batches show none.
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
-        batch: the batch keys (`train_micro_batch_size_per_gpu`, `gradient_accumulation_steps`) that the program would
-            have used where the configuration says "auto" or nothing.
-        arg_mappings: flags of its command line that were seen to set a batch key, by that key.
-        longest_sequence: the most tokens that a sample had in the first batches of its data; None where the batches
-            show no tokens, or all have as many.
+        batch: the program's own values of the batch keys (`train_micro_batch_size_per_gpu`,
+            `gradient_accumulation_steps`), if the configuration has "auto" or no value for them.
+        arg_mappings: flags of the command line that set a batch key, by that key.
+        longest_sequence: the most tokens of a sample in the first batches of the data. None if the batches show no
+            tokens, or all samples have equally many.
         shortest_sequence: the fewest.
-        is_stretchable: whether the program has trained on a batch that was made as long as the longest.
-        reads_activation_checkpointing: whether it has DeepSpeed's activation checkpointing configured by the
-            configuration.
-        optimizer: the class of the optimizer that the code makes, by its module and name; empty where DeepSpeed makes
-            it.
-        by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
+        is_stretchable: whether the program has trained on a batch that was stretched to the longest.
+        reads_activation_checkpointing: whether the configuration controls DeepSpeed's activation checkpointing.
+        optimizer: the class of the optimizer that the code makes, by its module and name; empty if DeepSpeed makes it.
+        by_accelerate: whether Accelerate passes that optimizer to DeepSpeed.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
         repeats_backward: whether the code calls backward more than once for one step of an engine that ends an
-            accumulation, and so adds gradients up by itself.
+            accumulation. It then adds gradients up by itself.
         steps_elsewhere: optimizer steps that engines other than the measured one have taken.
-        options: the whole numbers among the options that it has read, by name, in a run of the program as it was typed.
-        hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
-        settled: what the engine has where a configuration may say "auto", as a part of one; see `precision.settled`. In
-            a run of the program as it was typed.
-        formats: of the numbers that the model is kept in and computes with, such as `bfloat16`, by their names.
+        options: the whole numbers among the options that the program has read, by name, in a run as typed.
+        hands_over_two_configs: whether the code passes one configuration to `deepspeed.initialize` in `args` and
+            another as `config`.
+        settled: the engine's values for keys that may be "auto", as a part of a configuration, in a run as typed; see
+            `precision.settled`.
+        formats: number formats that the model is kept in and computes with, by names such as `bfloat16`.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -74,22 +73,22 @@ class ProgramFacts:
     formats: list[str] = field(default_factory=list)
 
     def note_config(self, config: dict[str, Any]) -> None:
-        """Keeps a copy of the configuration, if it is the first that the program handed over."""
+        """Keeps a copy of the configuration, if it is the first that the program has passed."""
         if self.ds_config is None:
-            # What JSON has no word for (a dtype, a path) is of no use to a search.
+            # A search cannot use values that JSON cannot hold, such as a dtype or a path.
             self.ds_config = json.loads(json.dumps(config, default=str))
 
     def note_trained_config(self, config: dict[str, Any]) -> None:
-        """Keeps a copy of the configuration of the engine that trains, whatever the program handed over before."""
+        """Keeps a copy of the configuration of the engine that trains, whatever the program has passed before."""
         self.ds_config = None
         self.note_config(config)
 
     def note_typed_engine(self, engine: Any) -> int:
-        """Keeps what the engine that trains has, and the options read by now; returns its micro-batch size.
+        """Keeps the engine's settings and the options that were read by now. Returns its micro-batch size.
 
-        In a run of the program as it was typed.
+        Only a run of the program as typed calls it.
         """
-        # Brings torch, which an engine has brought.
+        # This imports torch, which an engine has imported already.
         from trial_lib.measure.figures import precision
 
         self.settled = precision.settled(engine)
@@ -98,7 +97,7 @@ class ProgramFacts:
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())
         if getattr(engine, "zenflow", False):
-            # deepspeed/runtime/zenflow/engine.py: its interval stands in the place of the accumulation then.
+            # deepspeed/runtime/zenflow/engine.py: its interval then replaces the accumulation.
             accumulation = train // (micro * int(engine.dp_world_size))
         self.typed_batch = {
             "train_batch_size": train,
@@ -108,7 +107,7 @@ class ProgramFacts:
         return micro
 
     def note_formats(self, formats: Iterable[str]) -> None:
-        """Keeps further formats of numbers."""
+        """Keeps further number formats."""
         self.formats = sorted({*self.formats, *formats})
 
     def note_arrival(self, arrival: Arrival) -> None:

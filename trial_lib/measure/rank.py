@@ -1,4 +1,4 @@
-"""One rank of a trial: prepares the process, puts the probe in place, runs the user's program."""
+"""One rank of a trial: prepares the process, installs the probe, and runs the user's program."""
 
 import atexit
 import contextlib
@@ -30,15 +30,15 @@ from trial_lib.wire.next_size import NextSize
 from trial_lib.wire.rank_order import RankOrder, SizeOrder, TrainingOrder
 from trial_lib.wire.whole_files import write_whole
 
-# Libraries of the user's that a training may spend its time in.
+# Libraries of the user's in which a training may spend its time.
 _ALSO_DECIDE_SPEED = ("accelerate", "bitsandbytes", "flash-attn", "peft", "transformers", "triton", "xformers")
-# The program's own is another one in a trial.
+# In a trial the program sees a replacement of it.
 _exit_now = os._exit
 _INITIALIZE_FRAME = ("trial_lib/measure/libraries/interception.py", "initialize")
 
 
 def run(payload: Mapping[str, Any], rank: int) -> None:
-    """Runs one rank of a trial, or of the sizes of a sweep; it ends the process and does not return.
+    """Runs one rank of a trial, or of the sizes of a sweep. It ends the process and does not return.
 
     Args:
         payload: a `RankOrder`, as JSON.
@@ -49,7 +49,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     sizes: Any = None
     scratch = Path(order.scratch)
     memory = NotedMemory(scratch)
-    # Those of later sizes find the ops loaded.
+    # Later sizes find the ops loaded, so the first folder has all builds.
     note_builds(scratch)
     swap_into_own_folder(scratch)
 
@@ -73,7 +73,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         _fail(Path(size.failures[rank]), phases, error, Path(size.engine_built[rank]).exists())
 
     try:
-        # Inside: a rank of a broken environment has to leave a record too.
+        # The import is inside, because a rank of a broken environment has to leave a record too.
         from trial_lib.measure.sizes import Sizes
 
         expected.expect(order.device)
@@ -89,7 +89,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
 
 
 def _run_program(order: RankOrder, sizes: Any, process: int) -> bool:
-    """Runs the program once; returns whether it is to be run again, with the next size."""
+    """Runs the program once; returns whether it has to run again, with the next size."""
     try:
         try:
             run_program(order.program, _arguments(order, sizes.size.arguments))
@@ -100,7 +100,8 @@ def _run_program(order: RankOrder, sizes: Any, process: int) -> bool:
             main = threading.main_thread()
             has_trained_here = sizes.probe.steps_seen > 0 and sizes.probe.thread is main
             if not has_trained_here and any(not each.daemon for each in threading.enumerate() if each is not main):
-                # As the interpreter does: the training may run in a thread. No executor can be used afterwards.
+                # The interpreter does the same at its end, because the training may run in a thread. No executor works
+                # afterwards.
                 sizes.is_last_run = True
                 threading._shutdown()  # type: ignore[attr-defined]
             sizes.closing.by_itself()
@@ -108,14 +109,14 @@ def _run_program(order: RankOrder, sizes: Any, process: int) -> bool:
         if os.getpid() == process and not sizes.is_between and not isinstance(error, EndedEarlyError):
             with contextlib.suppress(NextSize):
                 sizes.closing.after(error)
-        # However the program has come to its end since its size was measured, it has.
+        # The size is measured, so the way in which the program has ended does not matter.
         if os.getpid() != process or not sizes.is_between:
             raise
     return os.getpid() == process
 
 
 def _end_child(error: BaseException | None) -> None:
-    """Ends a child that the program has forked as Python would: it is not the rank, and leaves no record."""
+    """Ends a child that the program has forked, as Python would. A child is not the rank, and leaves no record."""
     code = 1
     if error is None:
         code = 0
@@ -129,7 +130,7 @@ def _end_child(error: BaseException | None) -> None:
 
 
 def train(payload: Mapping[str, Any], rank: int) -> None:
-    """Runs one rank of a full experiment: the user's program as it is, to its own end; it does not return.
+    """Runs one rank of a full experiment: the user's program as it is, to its own end. It does not return.
 
     Args:
         payload: a `TrainingOrder`, as JSON.
@@ -144,7 +145,7 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
         hugging_face.adopt(order.ds_config, order.is_in_code)
         zero_init.adopt(order.ds_config, order.is_in_code)
         if order.is_in_code:
-            # Brings torch: not for a program that has no use for it.
+            # This imports torch, which a program may not use.
             from trial_lib.measure.libraries import interception
 
             interception.adopt(order.ds_config)
@@ -156,13 +157,13 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise
-        # As the interpreter does: a checkpoint may still be written in a thread.
+        # The interpreter does the same at its end, because a thread may still write a checkpoint.
         threading._shutdown()  # type: ignore[attr-defined]
         write_whole(Path(order.finished[rank]), json.dumps({"outcome": "completed", "time": time.time()}))
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         _fail(Path(order.failures[rank]), {}, error, engine_built=True)
-    # What runs at exit does; the interpreter's own end does not: gloo's threads, which may still hold tensors of the
-    # last step, abort there now and then. A status other than 0 would have the guard end the ranks that still save.
+    # The exit functions run, and the interpreter's own end does not. gloo's threads may still hold tensors of the last
+    # step, and sometimes abort there. With another status than 0, the guard would end ranks that still save.
     try:
         atexit._run_exitfuncs()
     except BaseException:  # noqa: BLE001 - the program has returned: the training has ended well
@@ -171,7 +172,7 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
 
 
 def _let_config_count(_deepspeed: ModuleType) -> None:
-    # Brings torch, which DeepSpeed has brought.
+    # This imports torch, which DeepSpeed has imported already.
     from trial_lib.measure.libraries import interception
 
     interception.let_config_count()
@@ -182,11 +183,11 @@ def _arguments(order: RankOrder | TrainingOrder, arguments: list[str]) -> list[s
 
 
 def _fail(file: Path, phases: dict[str, float], error: BaseException, engine_built: bool) -> None:
-    """Leaves the exception in the log, as Python would, and in a record that needs no parsing."""
+    """Prints the exception to the log, as Python would, and writes it to a record that needs no parsing."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     left = _left_bytes()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # A rank that ran into its memory limit must still be able to say so.
+    # A rank that has reached its memory limit needs memory to write its record.
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)]
     record = {
@@ -213,7 +214,7 @@ def _fail(file: Path, phases: dict[str, float], error: BaseException, engine_bui
 
 
 def _left_bytes() -> dict[str, int]:
-    """Returns what memory the rank has left, as far as it can still say so: that settles what an error does not."""
+    """Returns the memory that the rank has left, if it can still find out. It decides cases that the error does not."""
     with contextlib.suppress(BaseException):
         if "torch" in sys.modules:
             from trial_lib.device.rank.here import device_in_use
@@ -223,7 +224,7 @@ def _left_bytes() -> dict[str, int]:
 
 
 def _end(code: int) -> NoReturn:
-    """Ends the process at once: no code of the user's, no destructor and no other rank can hold it up."""
+    """Ends the process at once. No code of the user's, no destructor and no other rank can delay it."""
     for stream in (sys.stdout, sys.stderr):
         # The program may have closed or replaced it.
         with contextlib.suppress(BaseException):
@@ -245,10 +246,10 @@ def _versions() -> dict[str, str]:
 
 
 def _imported() -> list[str]:
-    """Returns the modules of the installation that this rank imported, in the order of their import.
+    """Returns the installed modules that this rank has imported, in the order of their import.
 
-    The user's own, wherever they stand, may read the rank or a mapped variable when they are imported: each rank
-    imports them for itself.
+    The user's own modules are left out. They may read the rank or a mapped variable at import, so each rank imports
+    them itself.
     """
     standard = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     folders = {*standard, *site.getsitepackages(), site.getusersitepackages()}

@@ -1,8 +1,8 @@
-"""The micro-batch sizes that a rank measures, one after another. A single trial is one of them.
+"""The micro-batch sizes that a rank measures, one after another. A single trial has one size.
 
-Between two sizes the user's program either goes on with the engine that it has (`NextSize`), or is run again from its
-beginning: its engine is gone, the modules that it has imported stay. What stands in for functions of others is put in
-place once, before the first.
+After a size, the user's program may go on with the same engine (`NextSize`). Otherwise it is run again from its
+beginning. Its engine is then gone, and its imported modules stay. Library functions are replaced once, before the first
+size.
 """
 
 import json
@@ -42,22 +42,22 @@ from trial_lib.wire.rank_order import RankOrder, SizeOrder
 from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
 
 _MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
-# To come to an engine again, as a multiple of what the first run took, and at least.
+# The time to build an engine again: a multiple of the first run's time, and a minimum.
 _PATIENCE, _LEAST_PATIENCE_S = 3.0, 60.0
 
 
 class Sizes:
-    """What one rank has to measure.
+    """The sizes that one rank measures.
 
     Args:
         order: the sizes, and everything that they share.
         rank: this rank.
-        record: writes the measurement of the size in hand.
-        fail: records what has ended the size in hand, and ends the process.
+        record: writes the measurement of the current size.
+        fail: records the exception that has ended the current size, and ends the process.
         end: ends the process with a status.
 
     Attributes:
-        phases: seconds of the phases of the size in hand.
+        phases: seconds of the phases of the current size.
         is_last_run: whether the program cannot be run again in this process.
     """
 
@@ -89,22 +89,22 @@ class Sizes:
 
     @property
     def size(self) -> SizeOrder:
-        """The size in hand."""
+        """The current size."""
         return self._order.sizes[self._position]
 
     @property
     def probe(self) -> Probe:
-        """What measures it."""
+        """The probe that measures the current size."""
         return self._probe
 
     @property
     def closing(self) -> Closing:
-        """What ends its measurement when the program ends before."""
+        """Ends the measurement if the program ends before it."""
         return self._closing
 
     @property
     def is_between(self) -> bool:
-        """Whether the size in hand is measured, and another is to follow."""
+        """Whether the current size is measured, and another follows."""
         return self._probe.has_finished
 
     @property
@@ -113,7 +113,7 @@ class Sizes:
         return "intercepted" if self._layered is None else "layered"
 
     def install(self) -> None:
-        """Puts the probe, and all that protects the user's files and runs, in place; before the program runs."""
+        """Installs the probe, and the protection of the user's files and runs. Call it before the program runs."""
         order, model_dir = self._order, Path(self._order.model_dir)
         facts = ProgramFacts()
         self._probe = self._new_probe(facts)
@@ -180,17 +180,16 @@ class Sizes:
             self._layered.note_prepared()
 
     def _finished(self, measurement: dict[str, Any]) -> None:
-        """Records the measurement of the size in hand; ends the process, or the run of the program."""
+        """Records the measurement of the current size. Ends the process, or this run of the program."""
         if not measurement:
-            # Something between us and the program's beginning has held `NextSize` up, or breaks up the process group.
+            # The program has caught `NextSize` somewhere, or breaks up the process group.
             self._end_group(_NOT_REPEATABLE, status=1)
         interruptible = let_nothing_interrupt()
         self._measured_at = measurement["time"] = time.time()
         self._record(self.size, measurement)
         is_measured = measurement["outcome"] in ("completed", "too_slow")
         if not is_measured or self._position + 1 == len(self._order.sizes):
-            # A rank that ends alone (its loss diverged, say) would leave the others waiting for it: the guard ends
-            # those.
+            # If a rank ends alone, because its loss diverged for example, the others wait for it. The guard ends those.
             self._end(0 if is_measured else 1)
         if self._probe.is_pipeline or self.is_last_run:
             self._end_group(_NOT_REPEATABLE, status=0)
@@ -206,7 +205,7 @@ class Sizes:
         self._end(status)
 
     def _next_will_fit(self, used: dict[str, int]) -> bool:
-        """Returns whether the next size is foreseen to fit on every rank; all of them call it."""
+        """Returns whether the next size is expected to fit on every rank; all of them call it."""
         taken = used.get("steps_peak", used["peak"]) - used["after_initialize"]
         own = [taken, -used.get("available", float("inf")), used.get("counted_retries", 0)]
         most, least, retries = self._probe.on_most_demanding_rank(own)
@@ -229,7 +228,7 @@ class Sizes:
         self._probe.take_over(before)
 
     def start_over(self) -> None:
-        """Prepares the next size for a program that is run again, when its last run is over."""
+        """Prepares the next size for a program that is run again, after its last run has ended."""
         before = self._probe
         device = before.device
         assert device is not None
@@ -238,7 +237,7 @@ class Sizes:
         self._watchdog = threading.Timer(self._patience_s, self._end_group, (_NOT_REPEATABLE, 1))
         self._watchdog.daemon = True
         self._watchdog.start()
-        # Held to until every rank is out of its program: a `finally` of its own may use the engine.
+        # No rank frees its engine before every rank has left its program, because a `finally` may use it.
         _meet()
         ended = EndedRun(before.release_engine())
         forget_program()
@@ -275,7 +274,10 @@ class Sizes:
 
 
 def let_nothing_interrupt() -> set[int]:
-    """Keeps the program's own signal handlers from raising in the middle of a record; returns what was blocked."""
+    """Stops the program's own signal handlers from raising within a record.
+
+    Returns the signals that were blocked before.
+    """
     return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
@@ -286,7 +288,7 @@ def _meet() -> None:
 
 
 def _write_to(log: str) -> None:
-    """Sends what this process prints to another log."""
+    """Redirects this process's output to another log."""
     sys.stdout.flush()
     sys.stderr.flush()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)

@@ -1,4 +1,4 @@
-"""What the runs of a profile trial look for once their step is measured, while the code trains on."""
+"""The surveys of a profile trial's runs. They begin when the step is measured, while the code trains on."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ from trial_lib.measure.program_facts import ProgramFacts
 
 
 class Surveys:
-    """Looks at the sizes of batches where the program runs as typed, and at the lengths of sequences in a profile.
+    """Surveys batch sizes if the program runs as typed, sequence lengths in a profile, and FLOPs at last.
 
     A program that is typed with a micro-batch of 1 has both in one run. The stages of a pipeline exchange batches of
-    one size. At last the FLOPs are counted.
+    one size.
 
     Args:
         watch: of the engine that trains.
-        facts: take up what is found.
+        facts: collect the findings.
         as_typed: whether the program runs as it was typed.
         most: returns the largest of each value over all ranks; each of them calls it.
         keep: see `SequenceSurvey`.
@@ -42,7 +42,7 @@ class Surveys:
         self._looks_at_sizes = as_typed
 
     def step_ended(self) -> bool:
-        """Returns whether the code is to train on; every rank asks after the same optimizer steps."""
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
         self._note_of_steps()
         if self._looks_at_batches and self._look_at_batches():
             return True
@@ -56,13 +56,14 @@ class Surveys:
                 return True
             self._looks_at_sizes = False
             self.conclude()
-        # A larger size is followed by a run at a smaller one, and batches by a rule of their own stay as they are.
+        # After a larger size comes a run at a smaller one, which surveys lengths. Batches by a rule of their own are
+        # never stretched.
         if self._sizes is not None and (self._watch.asked > 1 or self._facts.batch_varies):
             return False
         return self._lengths.step_ended()
 
     def conclude(self) -> None:
-        """Takes up what is seen of sizes, backward passes and formats by now; every rank takes part."""
+        """Records the findings on sizes, backward passes and formats. Every rank takes part."""
         self._note_of_steps()
         if self._sizes is not None and not self._watch.arrival.varies:
             self._sizes.conclude()

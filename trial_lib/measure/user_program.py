@@ -1,4 +1,4 @@
-"""Running the user's script or module as `python` would, and saying what plain Python would say when it fails."""
+"""Runs the user's script or module as `python` would, and prints what Python would print when it fails."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep fo
 _OF_PACKAGES = ("/site-packages/", "/dist-packages/")
 _IMPORT = "<frozen importlib._bootstrap"
 _RUNPY = ("<frozen runpy>", runpy.__file__)
-# Of a longer traceback the beginning and the end are kept.
+# A longer traceback is cut in the middle.
 _MOST_CHARACTERS = 200_000
 _HALF = _MOST_CHARACTERS // 2
 
@@ -36,10 +36,10 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
         return
     script = program["script"]
     sys.argv = [script, *arguments]
-    # As in Python since 3.9, so that it still names the script when the program has changed its directory.
+    # Absolute, as in Python since 3.9. It still names the script after the program has changed its directory.
     path = str(Path(script).absolute())
     if not Path(path).is_file() or not path.endswith(".py"):
-        # A folder or an archive with a `__main__.py`; or nothing, which it says.
+        # A folder or an archive with a `__main__.py`. If it is neither, `runpy` raises the error.
         runpy.run_path(path, run_name="__main__")
         return
     _first_on_path(str(Path(path).resolve().parent))
@@ -53,9 +53,9 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
 
 
 def _let_workers_name_main() -> None:
-    """Has `__mp_main__` stand for the program: a process that it spawns knows the program's classes by that name.
+    """Makes `__mp_main__` stand for the program, because processes that it spawns find its classes by that name.
 
-    `multiprocessing` sets it to what is `__main__` when it is imported. A primed rank has imported it before.
+    `multiprocessing` sets the name when it is imported. A primed rank has imported it before the program.
     """
     stand_in = ModuleType("__mp_main__")
     stand_in.__getattr__ = lambda name: getattr(sys.modules["__main__"], name)  # type: ignore[method-assign]
@@ -68,18 +68,21 @@ def _first_on_path(folder: str) -> None:
 
 
 def forget_program() -> None:
-    """Lets go of what the program that has run holds as `__main__`; modules that it has imported stay."""
+    """Drops everything that the ended program holds as `__main__`. Modules that it has imported stay."""
     if _before:
         main, sys.modules["__main__"] = sys.modules["__main__"], _before.pop()
         main.__dict__.clear()
 
 
-# A module that nobody holds is emptied, and with it the functions that are still running.
+# Python empties a module without references, and with it the functions that still run. This list keeps the module.
 _before: list[ModuleType] = []
 
 
 def without_own_frames(error: BaseException) -> BaseException:
-    """Returns the exception with the traceback that it would have without ZeroTune, and so its causes and contexts."""
+    """Returns the exception with the traceback that it would have without ZeroTune.
+
+    Its causes and contexts change alike.
+    """
     for link in _chain(error):
         link.__traceback__ = _user_frames(link.__traceback__)
     return error
@@ -99,13 +102,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without our frames, and without Python's around them: an import's, and runpy's above all."""
+    """Returns a traceback without ZeroTune's frames, and without Python's frames around them (imports and runpy)."""
     links = list(_links(trace))
     while links and _is_own_or(links[0], _RUNPY):
         links.pop(0)
     runs: list[list[TracebackType]] = []
     for link in links:
-        # Our frames and those of an import, as they follow each other.
+        # ZeroTune's frames and those of an import follow each other.
         is_ours = _is_own_or(link, (_IMPORT,))
         if is_ours and runs and _is_own_or(runs[-1][-1], (_IMPORT,)):
             runs[-1].append(link)
@@ -125,12 +128,12 @@ def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def may_be_of_the_user(name: str) -> bool:
-    """Returns whether code may be of the user: not of ZeroTune's part of a rank, of a package, or of no file.
+    """Returns whether code may be the user's: not ZeroTune's part of a rank, not a package's, and in a file.
 
-    Python's own modules are not told from the user's by that.
+    Python's own modules count as the user's.
 
     Args:
-        name: of the code's file, as Python shows it.
+        name: the name of the code's file, as Python shows it.
     """
     return not name.startswith((*_OWN_FOLDERS, "<")) and not any(folder in name for folder in _OF_PACKAGES)
 
@@ -140,18 +143,18 @@ def _is_own_or(link: TracebackType, others: tuple[str, ...]) -> bool:
 
 
 def say(error: BaseException) -> None:
-    """Prints what Python prints when an exception ends a program; nothing that goes wrong with that is raised."""
+    """Prints what Python prints when an exception ends a program. It raises nothing."""
     with contextlib.suppress(BaseException):
         if isinstance(error, SystemExit):
             if error.code is not None and not isinstance(error.code, int):
                 print(error.code, file=sys.stderr, flush=True)
             return
-        # The program's own, or torch's, which says the rank.
+        # The program has replaced it, or torch has, whose own prints the rank.
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the traceback as text: of a long one the beginning and the end."""
+    """Returns the traceback as text. The middle of a long one is cut."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_HALF]}\n...\n{text[-_HALF:]}"

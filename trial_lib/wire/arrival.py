@@ -1,4 +1,7 @@
-"""How the samples that a trial asks for show in the batches that arrive. A rank imports it: standard library only."""
+"""How samples show in the batches that arrive.
+
+A rank imports this module, so it needs only the standard library.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,19 +9,19 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Arrival:
-    """What the program as it was typed has shown of its batches.
+    """The relation between samples and batches, as the program as typed has shown it.
 
     Attributes:
-        rows_per_sample: rows that one sample takes (two in a preference trainer); 0 where rows do not show samples,
-            because a row holds several of them (sequences that are packed without padding).
-        varies: whether the number of samples differs from micro-batch to micro-batch: each row is a sample then.
+        rows_per_sample: rows of one sample (two in a preference trainer). 0 if a row holds several samples, as in
+            sequences that are packed without padding.
+        varies: whether the number of samples differs from micro-batch to micro-batch. Each row is then a sample.
         typed_micro_batch: the micro-batch size of the program as typed.
-        typed_tokens: tokens in its first micro-batch; None where the batches show none.
-        dimension: which dimension of a batch's first tensor has the rows: 0, or 1 for `(sequence, batch, ...)`.
-        other_rows_per_sample: what `rows_per_sample` is if the other one of these two has them; 0 where it has not. A
-            tensor of one program in one size may be read both ways; the one that follows another size tells.
-        typed_accumulation: what the engine of the program as typed was set to.
-        typed_micro_batches: that the program as typed fed it in its first optimizer step; None where unknown.
+        typed_tokens: tokens in its first micro-batch; None if the batches show none.
+        dimension: the dimension of a batch's first tensor that has the rows: 0, or 1 for `(sequence, batch, ...)`.
+        other_rows_per_sample: `rows_per_sample` if the other of these two dimensions has the rows; 0 if it cannot. A
+            tensor of one size may be read both ways. The right reading is the one that follows another size.
+        typed_accumulation: the accumulation of the engine of the program as typed.
+        typed_micro_batches: micro-batches of its first optimizer step; None if unknown.
     """
 
     rows_per_sample: int = 1
@@ -32,12 +35,12 @@ class Arrival:
 
     @classmethod
     def of_typed(cls, micro_batch: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
-        """Returns what the first micro-batch of the program as typed says.
+        """Returns the relation that the first micro-batch of the program as typed shows.
 
         Args:
             micro_batch: the micro-batch size of its engine.
-            sizes: of its first tensor, in the one dimension, or the two, that may have the rows.
-            tokens: in it, where it shows any.
+            sizes: of its first tensor, in the one or two dimensions that may have the rows.
+            tokens: in the micro-batch; None if it shows none.
         """
         first, second = (*sizes, 0)[:2]
         rows_per_sample = first // micro_batch if first % micro_batch == 0 else 1
@@ -52,12 +55,14 @@ class Arrival:
         return found
 
     def at(self, asked: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
-        """Returns what the first micro-batch of a trial says: where the other dimension alone follows, it has the rows.
+        """Returns the relation that the first micro-batch of a trial shows.
+
+        If only the other dimension follows, it has the rows.
 
         Args:
-            asked: the micro-batch size.
+            asked: the micro-batch size of the trial.
             sizes: of its first tensor, as in `of_typed`.
-            tokens: in it, where it shows any.
+            tokens: in the micro-batch; None if it shows none.
         """
         if self.varies or not self.other_rows_per_sample or len(sizes) < 2:
             return self
@@ -66,7 +71,7 @@ class Arrival:
         return replace(found[0], other_rows_per_sample=0) if found else self
 
     def _turned(self) -> "Arrival":
-        """Returns the other reading."""
+        """Returns the reading in which the other dimension has the rows."""
         return replace(
             self,
             dimension=1 - self.dimension,
@@ -79,18 +84,23 @@ class Arrival:
         return asked * max(1, self.rows_per_sample)
 
     def samples(self, rows: float, asked: float) -> float:
-        """Returns the samples in micro-batches that were asked to have so many together."""
+        """Returns the samples in some micro-batches.
+
+        Args:
+            rows: of all of them.
+            asked: the sum of their sizes, as the engine is set.
+        """
         if self.varies:
             return rows
         return rows / self.rows_per_sample if self.rows_per_sample else asked
 
     def follows(self, asked: int, rows: int, tokens: int | None) -> bool:
-        """Returns whether a micro-batch is of the size that was asked for, as far as it can be told.
+        """Returns whether a micro-batch has the requested size. If the batch does not show it, this returns True.
 
         Args:
-            asked: the size.
+            asked: the requested size.
             rows: that arrived.
-            tokens: in them, where they show any.
+            tokens: in these rows; None if they show none.
         """
         if self.varies:
             return True
@@ -102,11 +112,11 @@ class Arrival:
         return _follows(tokens, self.typed_tokens, asked / self.typed_micro_batch)
 
     def accumulates(self, asked: int, micro_batches: int) -> bool:
-        """Returns whether an optimizer step has followed an accumulation, as far as it can be told.
+        """Returns whether an optimizer step has followed the requested accumulation; True if it does not show.
 
         Args:
             asked: the accumulation.
-            micro_batches: that were fed in the step; 0 where none are seen.
+            micro_batches: of the step; 0 if none were seen.
         """
         if not self.typed_micro_batches or not micro_batches:
             return True
@@ -115,7 +125,7 @@ class Arrival:
 
 
 def _follows(found: int, typed: int, growth: float) -> bool:
-    """Returns whether a number has grown as what was asked for: nearer to that than to what was typed, as ratios."""
+    """Returns whether a number has grown by a factor: as a ratio, it is nearer to that than to the typed number."""
     if growth == 1:
         return True
     expected = typed * growth

@@ -1,6 +1,6 @@
-"""When the ranks of a trial build extensions of torch's, DeepSpeed's ops among them: a deadline passes over that time.
+"""The times at which ranks of a trial build torch extensions, such as DeepSpeed's ops. A deadline does not count them.
 
-A rank imports this module from the user's environment: standard library only.
+A rank imports this module, so it needs only the standard library.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from trial_lib.wire.whole_files import open_own
 
-# One that takes longer hangs.
+# A longer build counts as hung.
 _LONGEST_S = 1800.0
 _BEGINS, _ENDS = "begins", "ends"
 
 
 @contextlib.contextmanager
 def noted(scratch: Path) -> Iterator[None]:
-    """Notes, in a rank, that it builds something as long as this lasts, or waits for another that does.
+    """Records, in a rank, that it builds something, or waits for another's build, while this is entered.
 
     Args:
         scratch: the trial's scratch folder.
@@ -31,7 +31,7 @@ def noted(scratch: Path) -> Iterator[None]:
 
 
 def seconds(scratch: Path) -> float:
-    """Returns for how long any of a trial's ranks has built something until now; half an hour at most.
+    """Returns the seconds until now in which any rank of a trial has built something, up to the longest build allowed.
 
     Args:
         scratch: the trial's scratch folder.
@@ -43,7 +43,7 @@ def seconds(scratch: Path) -> float:
     building: set[str] = set()
     total, since = 0.0, 0.0
     for line in lines:
-        # A rank may be about to write the last of them.
+        # A rank may not have finished the last line.
         with contextlib.suppress(ValueError):
             who, what, moment = line.split()
             at = float(moment)
@@ -57,7 +57,7 @@ def seconds(scratch: Path) -> float:
 
 
 def _note(scratch: Path, what: str) -> None:
-    # A disk that is full: the deadline is then what it was.
+    # On a full disk the record is lost, and the deadline is not extended.
     with contextlib.suppress(OSError), open_own(_file(scratch), "a", encoding="utf-8") as file:
         file.write(f"{os.uname().nodename}/{os.getpid()} {what} {time.time()}\n")
 

@@ -1,19 +1,19 @@
-"""The one error for what a user typed or wrote wrong."""
+"""The one error for mistakes in a user's input."""
 
 
 class InputError(Exception):
-    """Input that cannot be used: says what is wrong, where it stands, and what to do.
+    """Input that cannot be used: the mistake, its place, and the remedy.
 
-    The command line prints it as one message and exits with code 2; nothing has been started by then.
+    The command line prints it as one message and exits with code 2, before it has started anything.
 
     Attributes:
-        what: one sentence on what is wrong, with the value.
-        where: a file (with line and column where known), a key or a flag.
+        what: one sentence on the mistake, with the value.
+        where: a file (with line and column if known), a key or a flag.
         remedy: one sentence on how to mend it.
     """
 
     def __init__(self, what: str, *, where: str, remedy: str) -> None:
-        """Takes the three parts of the message; the class says what each is."""
+        """Takes the three parts of the message, which the class documents."""
         super().__init__(what, where, remedy)
         self.what = what
         self.where = where

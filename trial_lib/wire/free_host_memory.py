@@ -1,6 +1,6 @@
-"""The host's memory, as far as this process may use it: the machine's, and what its control groups allow.
+"""The memory of the host that this process may still use. Both the machine and the control groups limit it.
 
-A rank imports this module: standard library only.
+A rank imports this module, so it needs only the standard library.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class _Files:
-    """What the files of a control group's memory are called."""
+    """The names of the files that show a control group's memory."""
 
     limit: str
     used: str
@@ -21,19 +21,20 @@ class _Files:
     events: str
 
 
-# cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
+# Names from cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
 _V2 = _Files("memory.max", "memory.current", "inactive_file", "memory.events")
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control")
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Returns the bytes that processes here may still take before the kernel kills one; None where it does not say.
+    """The bytes that processes here may still take before the kernel kills one; None if the kernel does not show it.
 
-    Files that the kernel keeps in memory and can drop count as free, the machine's and a control group's alike.
+    The kernel keeps files in memory, and can drop them. Such memory counts as free, in the machine and in a control
+    group.
 
     Args:
-        proc: where the kernel shows processes.
-        cgroups: where it shows control groups.
+        proc: the folder in which the kernel shows processes.
+        cgroups: the folder in which it shows control groups.
     """
     shown = _fields(proc / "meminfo")
     machine = [shown[name] * 1024 for name in ("MemAvailable:", "MemFree:") if name in shown][:1]
@@ -42,13 +43,13 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
 
 def kernel_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Returns a count that grows with each process that the kernel kills for want of memory.
+    """A count that grows with each process that the kernel kills because memory has run out.
 
-    The machine's counter is hidden from some containers, whose control groups have one of their own.
+    Some containers do not see the machine's counter. Their control groups have counters of their own.
 
     Args:
-        proc: where the kernel shows processes.
-        cgroups: where it shows control groups.
+        proc: the folder in which the kernel shows processes.
+        cgroups: the folder in which it shows control groups.
     """
     groups = (_fields(folder / files.events) for folder, files in _groups(proc, cgroups))
     return sum(shown.get("oom_kill", 0) for shown in (_fields(proc / "vmstat"), *groups))
@@ -65,13 +66,13 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
                 mount, files = cgroups / "memory", _V1
             else:
                 continue
-            # A container may be shown the path that the host has, and its own group where the root would be.
+            # A container may see the path of the host here, while its own group is mounted at the root.
             own = mount / path.strip("/")
             yield from ((folder, files) for folder in (own, *own.parents) if folder.is_relative_to(mount))
 
 
 def _left_in(folder: Path, files: _Files) -> int | None:
-    """Returns what a control group may still take; None where it has no limit."""
+    """The bytes that a control group may still take; None if it has no limit."""
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int((folder / name).read_text()) for name in (files.limit, files.used))
         return max(0, limit - used + _fields(folder / "memory.stat").get(files.reclaimable, 0))
@@ -79,7 +80,7 @@ def _left_in(folder: Path, files: _Files) -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Returns the numbers of a file that has a name and a number on each line; empty where there is no such file."""
+    """The numbers in a file with a name and a number on each line; empty if the file is missing."""
     fields: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():

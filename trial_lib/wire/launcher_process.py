@@ -1,4 +1,7 @@
-"""Whether a process is a launcher, told by its words. Standard library only: ranks ask as well."""
+"""Recognises a launcher process by its command line.
+
+A rank imports this module, so it needs only the standard library.
+"""
 
 import os
 import re
@@ -9,16 +12,16 @@ _SCRIPTS = ("torchrun", "deepspeed", "accelerate-launch")
 _OF_CLUSTERS = ("mpirun", "mpiexec", "orterun", "srun")
 _ACCELERATE = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "accelerate")
 _PYTHON = re.compile(r"python[\d.]*")
-# A launcher that is asked for this at once starts no rank.
+# A launcher with one of these options prints and exits. It starts no rank.
 _ABOUT_ITSELF = ("--version", "-V", "-version", "--help", "-h")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def launcher_in(words: Sequence[str]) -> list[str] | None:
-    """Returns the command of a launcher, as it may be typed; None for the words of any other process.
+    """Returns the command of a launcher, as a user may type it; None for any other process.
 
     Args:
-        words: of a process. Those of a script of Python's begin with its interpreter.
+        words: the command line of a process. For a Python script it begins with the interpreter.
 
     Example:
         >>> launcher_in(["/opt/env/bin/python", "/opt/env/bin/torchrun", "--nproc_per_node", "2", "train.py"])
@@ -48,7 +51,7 @@ def is_python(program: str) -> bool:
 
 
 def python_target(words: Sequence[str]) -> int | None:
-    """Returns where the script or module stands in the words of a Python process; None for one that runs neither."""
+    """Returns the position of the script or module in a Python process's command line; None if it runs neither."""
     if not words or not is_python(words[0]):
         return None
     position = 1

@@ -1,6 +1,6 @@
-"""A layer over the program's folder: what a trial writes there, apart from what is there.
+"""A layer over the program's folder. The layer takes everything that a trial writes there.
 
-A rank imports this module from the user's environment: standard library only.
+A rank imports this module, so it needs only the standard library.
 """
 
 import json
@@ -17,12 +17,12 @@ _CACHES = (
 
 
 def home_folder() -> Path:
-    """Returns the user's home; where there is none, a name by which nothing is found."""
+    """Returns the user's home. A user without one gets a name that matches no file."""
     return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path's own raises where there is no home
 
 
 def caches(environment: Mapping[str, str]) -> list[Path]:
-    """Returns the folders in which libraries keep what they can make again; trials write there as any program does."""
+    """Returns the folders of the libraries' caches. Trials write there as any program does."""
     home = home_folder()
     named = (Path(environment[name]) for name in _CACHES if environment.get(name))
     return [home / ".cache", home / ".triton", *named]
@@ -34,8 +34,8 @@ class Layer:
 
     Attributes:
         folder: the user's.
-        store: the trial's folder, where the layer is kept.
-        through: folders within the user's that the trial sees, and changes, as they are.
+        store: the trial's folder that keeps the layer.
+        through: folders within the user's folder that have no layer. The trial changes them themselves.
     """
 
     folder: str
@@ -44,38 +44,38 @@ class Layer:
 
     @property
     def upper(self) -> Path:
-        """What the trial has written."""
+        """The files that the trial has written."""
         return Path(self.store) / "upper"
 
     @property
     def work(self) -> Path:
-        """The kernel's own."""
+        """The working folder of the kernel."""
         return Path(self.store) / "work"
 
     @property
     def below(self) -> Path:
-        """Where the trial's processes find the user's folder as it is."""
+        """The path at which the trial's processes find the user's folder without the layer."""
         return Path(self.store) / "below"
 
     @property
     def prepared(self) -> Path:
-        """What the program had prepared when it began to train (a list of paths, as JSON)."""
+        """The files that the program had prepared when it began to train, as a JSON list of paths."""
         return Path(self.store) / "prepared.json"
 
     def write(self) -> None:
-        """Records that the layer is in place."""
+        """Records that the layer is mounted."""
         _record(Path(self.store)).write_text(json.dumps(asdict(self)))
 
     def note_prepared(self, paths: Iterable[str]) -> None:
-        """Notes what is prepared, as paths relative to the folder."""
-        # Whole or not at all if a rank is killed, but not on the disk before a step goes on: after a loss of power the
-        # trial is run again.
+        """Records the prepared files, as paths relative to the folder."""
+        # The file is whole or absent if a rank is killed. It is not synced, because a step must not wait for the disk.
+        # After a loss of power the trial runs again.
         aside = self.prepared.with_suffix(".new")
         aside.write_text(json.dumps(sorted(paths)))
         aside.replace(self.prepared)
 
     def noted(self) -> set[str] | None:
-        """Returns what was prepared; None where the program has not come to train."""
+        """Returns the prepared files; None if the program has not begun to train."""
         try:
             return set(json.loads(self.prepared.read_text()))
         except FileNotFoundError:
@@ -83,12 +83,12 @@ class Layer:
 
 
 def store_of(scratch: Path) -> Path:
-    """Returns where the layer of a trial with that scratch folder is kept."""
+    """Returns the folder that keeps the layer of a trial with this scratch folder."""
     return scratch / "layer"
 
 
 def read_layer(scratch: Path) -> Layer | None:
-    """Returns the layer that the processes of a trial see; None where they see the user's folder itself."""
+    """Returns the layer that the processes of a trial see; None if they see the user's folder itself."""
     try:
         record = json.loads(_record(store_of(scratch)).read_text())
     except FileNotFoundError:

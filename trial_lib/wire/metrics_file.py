@@ -1,7 +1,7 @@
-"""The file that a training tells its metrics in: JSON lines, appended by one process and read by others.
+"""The file of a training's metrics: JSON lines that one process appends and others read.
 
-`trial_lib.training.records` says what a line holds. A reader is given every whole line once. A training that went back
-to a checkpoint appends its batches again: the lines of a batch that is known already are passed over.
+`trial_lib.training.records` documents the lines. A reader gets every whole line once. A training that went back to a
+checkpoint appends its batches again. The reader skips lines of a batch that it has read before.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from trial_lib.wire.json_lines import Line, LineReader
 
 TRAINING, VALIDATION, CHECKPOINT, NOTE, SYSTEM = "training", "validation", "checkpoint", "note", "system"
 
-# Kinds that a batch has one line of.
+# Kinds with one line for each batch.
 _ONCE_A_BATCH = (TRAINING, VALIDATION, CHECKPOINT)
 
 
@@ -26,11 +26,11 @@ class MetricsRecord:
         kind: `training`, `validation`, `checkpoint`, `note` or `system`.
         end: bytes of the file up to the end of this line.
         batch: optimizer steps done.
-        epoch: from 0; None where the line has none.
+        epoch: from 0; None if the line has none.
         time: seconds since the epoch.
         metrics: by name.
         name: of a checkpoint.
-        metric: the validation metric that decides which checkpoint is best; None for one without.
+        metric: the validation metric that decides which checkpoint is best; None for a checkpoint without one.
         text: of a note.
     """
 
@@ -45,7 +45,7 @@ class MetricsRecord:
     text: str = ""
 
     def __str__(self) -> str:
-        """Returns the line as a person reads it."""
+        """Returns the line in a form that a person reads."""
         if self.kind == NOTE:
             return f"note: {self.text}"
         if self.kind == CHECKPOINT:
@@ -66,7 +66,7 @@ class MetricsReader:
         self._latest: dict[str, int] = {}  # kind -> the largest batch read
 
     def read(self) -> list[MetricsRecord]:
-        """Returns the records since the last call; a line that is not whole yet comes later."""
+        """Returns the records since the last call. A line that is not whole yet comes later."""
         records = (_record(line) for line in self._lines.read())
         return [record for record in records if record is not None and self._is_news(record)]
 
@@ -80,7 +80,7 @@ class MetricsReader:
 
 
 def _record(line: Line) -> MetricsRecord | None:
-    """Returns what a line holds; None for one that a killed process left damaged."""
+    """Returns the record of a line; None for a line that a killed process has damaged."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         data: dict[str, Any] = json.loads(line.content)
         metric, epoch = data.get("metric"), data.get("epoch")

@@ -1,21 +1,24 @@
-"""How a rank goes from one micro-batch size of a sweep to the next. A rank imports it: standard library only."""
+"""The step of a rank from one micro-batch size of a sweep to the next.
+
+A rank imports this module, so it needs only the standard library.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class NextSize(SystemExit):
-    """Raised out of the optimizer step with which one size is measured: another is to follow.
+    """Ends the measurement of one size. The probe raises it out of an optimizer step, and another size follows.
 
-    Code that can go on with the engine it has catches it, sets the engine to the batch asked for, calls `go_on` and
-    trains. Any other code lets it pass, as it lets `sys.exit()` pass, and is run again from its beginning.
+    Code that can keep its engine catches it. The code sets the engine to the new batch, calls `go_on` and trains. Any
+    other code lets it pass, as it lets `sys.exit()` pass. Such a program is run again from its beginning.
 
     Args:
-        arguments: of the program's command line for the next size.
+        arguments: the program's command line for the next size.
         micro_batch_size: samples of a rank's forward pass.
         gradient_accumulation_steps: micro-batches of an optimizer step.
-        go_on: prepares the measurement of the next size; to be called on every rank, when the data and the loop of the
-            last one are gone. It may end the rank.
+        go_on: prepares the measurement of the next size. Every rank has to call it after it has dropped the data and
+            the loop of the last size. It may end the rank.
     """
 
     def __init__(
@@ -32,10 +35,10 @@ class NextSize(SystemExit):
         self.go_on = go_on
 
     def set_batch(self, engine: Any) -> None:
-        """Sets a `DeepSpeedEngine`, which has just ended an optimizer step, to the batch of the next size.
+        """Sets a `DeepSpeedEngine` that has just ended an optimizer step to the batch of the next size.
 
-        DeepSpeed's own setters leave out what is set here besides: the count that says which micro-batch ends a step,
-        and what ZeRO keeps of the accumulation (`runtime/zero/stage_1_and_2.py`: buffers in host memory).
+        DeepSpeed's own setters leave two things out. One is the count that decides which micro-batch ends a step. The
+        other is ZeRO's state of the accumulation, which is in buffers in host memory (`runtime/zero/stage_1_and_2.py`).
         """
         steps = self.gradient_accumulation_steps
         engine.set_train_micro_batch_size(self.micro_batch_size)

@@ -1,20 +1,20 @@
-"""Text of other people's programs, made harmless for a terminal and a page."""
+"""Text from other people's programs, made harmless for a terminal and a page."""
 
 import re
 
-# Colours, cursor movements, titles and links of a terminal: what one obeys, and does not show.
+# Sequences that a terminal obeys and does not show: colours, cursor movements, titles and links.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
-# What is left of control characters, and what turns the direction of a line.
+# All other control characters, and characters that turn the direction of a line.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _NOT_UTF_8 = re.compile(r"[\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    r"""Returns a text as a terminal may show it: lines and tabs stay, nothing that it would obey.
+    r"""Returns a text without anything that a terminal obeys. Lines and tabs stay.
 
     Example:
         >>> plain("\x1b[31mred\x1b[0m \x1b]0;title\x07\tdone")

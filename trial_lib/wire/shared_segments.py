@@ -1,8 +1,9 @@
-"""Segments of shared memory, as files: which there are, who has them, and which a trial's program has made.
+"""Segments of shared memory, as files: the segments that exist, their holders, and those of a trial's program.
 
-Python removes what a program leaves once its last process has ended. The processes of a trial are ended before that.
+Python removes a program's segments after the program's last process has ended. ZeroTune ends a trial's processes before
+that.
 
-A rank imports this module from the user's environment: standard library only.
+A rank imports this module, so it needs only the standard library.
 """
 
 import contextlib
@@ -14,19 +15,22 @@ from trial_lib.wire.whole_files import open_own
 
 FOLDER = Path("/dev/shm")
 BUFFERS = "deepspeed_allreduce_buffer_"
-"""How the names of the buffers begin that DeepSpeed's CPU collectives have there."""
+"""The prefix of the buffers of DeepSpeed's CPU collectives."""
 OF_NCCL = "nccl-"
-"""How the names of NCCL's segments begin. It removes the name of each as soon as those have it that are to: what has a
-name and is nobody's was left by ranks that were killed while they connected."""
+"""The prefix of NCCL's segments.
 
-# include/linux/proc_ns.h: the namespaces that the kernel itself has made.
+NCCL removes a segment's name as soon as its ranks have mapped it. A segment that has a name and no holder is left over
+from ranks that were killed while they connected.
+"""
+
+# include/linux/proc_ns.h: the inode numbers of the namespaces that the kernel makes at boot.
 _OF_THE_HOST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}
 _NAMESPACES = Path("/proc/self/ns")
 _DELETED = " (deleted)"
 
 
 def segments() -> dict[str, int]:
-    """Returns this user's segments: the number of each by its name."""
+    """Returns this user's segments: the inode number of each by its name."""
     found = {}
     with contextlib.suppress(OSError), os.scandir(FOLDER) as entries:
         for entry in entries:
@@ -38,7 +42,10 @@ def segments() -> dict[str, int]:
 
 
 def held_by(processes: Iterable[int]) -> set[str]:
-    """Returns the names of the segments that processes have mapped or open, as far as they may be looked at."""
+    """Returns the names of the segments that processes have mapped or open.
+
+    Processes that this one may not inspect are left out.
+    """
     held: set[str] = set()
     for pid in processes:
         with contextlib.suppress(OSError):
@@ -51,14 +58,15 @@ def held_by(processes: Iterable[int]) -> set[str]:
 
 
 def held_by_anybody() -> set[str]:
-    """Returns the names of the segments that some process of this host has mapped or open."""
+    """Returns the names of the segments that any process of this host has mapped or open."""
     return held_by(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - names alone
 
 
 def are_all_holders_seen() -> bool:
-    """Returns whether no process can have a segment that this one cannot see.
+    """Returns whether this process sees every process that may hold a segment.
 
-    A container has its own shared memory, or by `--ipc=host` the host's, whose other processes it does not see.
+    A container has its own shared memory. With `--ipc=host` it has the host's, and does not see the host's other
+    processes.
     """
     is_hosts = {}
     for name, number in _OF_THE_HOST.items():
@@ -70,7 +78,7 @@ def are_all_holders_seen() -> bool:
 
 
 def abandoned(prefix: str) -> set[str]:
-    """Returns this user's segments whose names begin so, and that no process has any more."""
+    """Returns this user's segments with a prefix that no process holds any more."""
     named = {name for name in segments() if name.startswith(prefix)}
     return named - held_by_anybody() if named else set()
 
@@ -82,20 +90,20 @@ def _named_in(lines: Iterable[str]) -> set[str]:
 
 
 def note(scratch: Path, names: Iterable[str]) -> None:
-    """Notes, in a rank, what it has made or holds; whoever cleans up behind it reads that.
+    """Records, in a rank, segments that it has made or holds, for the process that cleans up after it.
 
     Args:
         scratch: the trial's scratch folder.
         names: of segments.
     """
     text = "".join(f"{name}\n" for name in names)
-    # A disk that is full: what is left is told of all the same.
+    # On a full disk the record is lost. The remaining segments are still reported.
     with contextlib.suppress(OSError), open_own(_notes(scratch), "a", encoding="utf-8") as file:
         file.write(text)
 
 
 def noted(scratch: Path) -> set[str]:
-    """Returns what the ranks of a trial have noted."""
+    """Returns the segments that the ranks of a trial have recorded."""
     try:
         return set(_notes(scratch).read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError:

@@ -1,4 +1,7 @@
-"""The optimizer steps that a trial measures. A rank imports this module: standard library only."""
+"""The optimizer steps that a trial measures.
+
+A rank imports this module, so it needs only the standard library.
+"""
 
 from dataclasses import dataclass
 
@@ -8,12 +11,12 @@ class StepWindow:
     """The optimizer steps that a trial measures.
 
     Attributes:
-        start_step: the first that counts, from 1; those before it warm up.
+        start_step: the first that counts, from 1. The steps before it warm up.
         end_step: steps up to this one are always measured.
-        max_steps: counted steps after which the measurement ends whatever its error.
-        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. Where a machine is
-            unsteady more of them buy little: readings differ from process to process by more than within one.
-        relative_error: the relative standard error of the mean step time that is good enough.
+        max_steps: counted steps after which the measurement ends, whatever its error.
+        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. On a noisy machine more
+            seconds help little, because readings differ more between processes than within one.
+        relative_error: a relative standard error of the mean step time that is small enough.
     """
 
     start_step: int = 3

@@ -1,6 +1,6 @@
-"""How a driver asks a training to save and stop, and what the training answers: empty files in one folder.
+"""A driver's request that a training save and stop, and the training's answers: empty files in one folder.
 
-A rank imports this module from the user's environment: standard library only.
+A rank imports this module, so it needs only the standard library.
 """
 
 import shutil
@@ -13,28 +13,28 @@ class StopRequest:
     """The request to one full experiment.
 
     Attributes:
-        folder: a folder of its own; it need not exist.
+        folder: a folder of its own, which need not exist.
     """
 
     folder: Path
 
     @property
     def is_heeded(self) -> bool:
-        """Whether the training looks for a request at all: only then is it worth waiting for."""
+        """Whether the training looks for requests. If not, a driver should not wait for an answer."""
         return (self.folder / "heeded").exists()
 
     @property
     def is_made(self) -> bool:
-        """Whether the training is asked to stop."""
+        """Whether the driver has asked the training to stop."""
         return (self.folder / "made").exists()
 
     @property
     def was_followed(self) -> bool:
-        """Whether the training has stopped because it was asked to, before its end."""
+        """Whether the training has stopped because of the request, before its end."""
         return (self.folder / "followed").exists()
 
     def heed(self) -> None:
-        """Says, in a rank, that this training looks for a request."""
+        """Records, in a rank, that this training looks for requests."""
         self._leave("heeded")
 
     def make(self) -> None:
@@ -42,11 +42,11 @@ class StopRequest:
         self._leave("made")
 
     def follow(self) -> None:
-        """Says, in a rank, that this training stops because it was asked to."""
+        """Records, in a rank, that this training stops because of the request."""
         self._leave("followed")
 
     def clear(self) -> None:
-        """Takes everything back, before a training is started (again)."""
+        """Removes the request and all answers, before a training starts."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _leave(self, name: str) -> None:

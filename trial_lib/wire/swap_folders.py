@@ -1,6 +1,6 @@
-"""A trial's own folder on the user's NVMe device: what DeepSpeed swaps there is no other trial's, and goes with it.
+"""A trial's own folder on the user's NVMe device. DeepSpeed swaps into it, and it is removed with the trial.
 
-A rank imports this module from the user's environment: standard library only.
+A rank imports this module, so it needs only the standard library.
 """
 
 import contextlib
@@ -14,18 +14,20 @@ _DIGITS = 16
 
 
 def own_folder(nvme_path: Path, scratch: Path) -> Path:
-    """Returns the folder of a trial below the one that the configuration names; a trial's own is returned as it is.
+    """Returns a trial's own folder below the configuration's path.
+
+    A path that is the trial's own already is returned unchanged.
 
     Args:
-        nvme_path: as the configuration names it.
-        scratch: the trial's scratch folder, by which it is known.
+        nvme_path: as the configuration has it.
+        scratch: the trial's scratch folder, which identifies the trial.
     """
     name = _name(scratch)
     return nvme_path if nvme_path.name == name else nvme_path.absolute() / name
 
 
 def note(scratch: Path, folder: Path) -> None:
-    """Notes, in a rank, that DeepSpeed may swap into a folder of the trial's own.
+    """Records, in a rank, that DeepSpeed may swap into a folder of the trial's own.
 
     Args:
         scratch: the trial's scratch folder.
@@ -36,14 +38,14 @@ def note(scratch: Path, folder: Path) -> None:
 
 
 def remove(scratch: Path) -> None:
-    """Removes what a trial's ranks have swapped on this host, when none of them is left.
+    """Removes the files that a trial's ranks have swapped on this host. Call it when no rank is left.
 
     Args:
         scratch: the trial's scratch folder.
     """
     with contextlib.suppress(OSError):
         for folder in set(_notes(scratch).read_text(encoding="utf-8").splitlines()):
-            # The program may write into its scratch folder what it likes.
+            # The program may write anything into its scratch folder, so the name is checked.
             if Path(folder).name == _name(scratch):
                 shutil.rmtree(folder, ignore_errors=True)
 

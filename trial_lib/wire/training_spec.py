@@ -1,7 +1,7 @@
-"""What the ranks of a training are told: written by the driver, read by every rank.
+"""The description of a training. The driver writes it, and every rank reads it.
 
-A trial class is trained as it says. A script finds it by `SPEC_VARIABLE`, if it asks: the Core API does.
-A rank imports this module from the user's environment: standard library only.
+The loop of a trial class follows it. A script may find it by `SPEC_VARIABLE`, as the Core API does.
+A rank imports this module, so it needs only the standard library.
 """
 
 import json
@@ -16,7 +16,7 @@ UnitLength = dict[str, int]
 """One of `{"batches": n}`, `{"records": n}` and `{"epochs": n}`; a batch is an optimizer step."""
 
 SPEC_VARIABLE = "ZEROTUNE_TRAINING_SPEC"
-"""The environment variable by which the ranks of a script find their spec's file."""
+"""The environment variable with the path of the spec, for the ranks of a script."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ class TrainingSpec:
 
     Attributes:
         trial: the class, as `module:Class`; None for a script.
-        hparams: the experiment's hyperparameters, the configuration to train with merged in.
-        experiment_config: the whole experiment, secrets left out.
+        hparams: the experiment's hyperparameters, with the training's configuration merged in.
+        experiment_config: the whole experiment, without secrets.
         seed: of everything random.
-        length: how long to train; None trains until it is ended from outside, and neither validates nor saves.
-        validation_period: how often to validate at least; None: at the end.
-        checkpoint_period: how often to save at least; None: at the end.
-        report_period: optimizer steps from one report of the training metrics to the next.
-        records_per_epoch: samples of an epoch; None: what the training loader holds.
-        metric: the validation metric that says which checkpoint is best.
+        length: how long to train. None trains until the process is ended from outside, and neither validates nor saves.
+        validation_period: the longest time between validations; None validates at the end.
+        checkpoint_period: the longest time between checkpoints; None saves at the end.
+        report_period: optimizer steps between two reports of the training metrics.
+        records_per_epoch: samples of an epoch; None takes the number in the training loader.
+        metric: the validation metric that decides which checkpoint is best.
         smaller_is_better: whether a smaller value of it is better.
-        checkpoints: the folder of the checkpoints; the training resumes from the newest intact one. None in a trial,
+        checkpoints: the folder of the checkpoints. The training resumes from the newest intact one. None in a trial,
             which keeps nothing.
-        latest_checkpoint: the name of that newest intact one, for a script: a trial class looks for it itself.
-        metrics: the file that rank 0 appends records to, one JSON object a line.
-        finished: the file that rank 0 writes when the training has come to its end.
+        latest_checkpoint: the name of that newest intact one, for a script. A trial class finds it by itself.
+        metrics: the file to which rank 0 appends JSON lines.
+        finished: the file that rank 0 writes at the end of the training.
         tensorboard: the folder for TensorBoard's files.
-        scratch: a folder for what is needed while the ranks run, and not afterwards.
-        stop: the folder of the full experiment's `StopRequest`, which a script may heed.
+        scratch: a folder for files that are only needed while the ranks run.
+        stop: the folder of the full experiment's `StopRequest`, which a script may follow.
     """
 
     trial: str | None
@@ -66,11 +66,11 @@ class TrainingSpec:
 
     @property
     def is_trial(self) -> bool:
-        """Whether this is a trial, which is measured and ended from outside, and not a full experiment."""
+        """Whether this is a trial. A trial is measured and ended from outside; a full experiment is not."""
         return self.checkpoints is None
 
     def write(self, path: Path) -> None:
-        """Writes the spec for the ranks to read, and nobody else: hyperparameters may hold secrets."""
+        """Writes the spec. Only its owner may read it, because hyperparameters may contain secrets."""
         write_whole(path, json.dumps(asdict(self), indent=2), mode=0o600)
 
 
@@ -80,6 +80,6 @@ def read_training_spec(path: Path) -> TrainingSpec:
 
 
 def training_spec_of_this_rank() -> TrainingSpec | None:
-    """Returns what this process is told as a rank of a script; None outside of ZeroTune."""
+    """Returns the spec of this process, as a rank of a script; None outside of ZeroTune."""
     path = os.environ.get(SPEC_VARIABLE)
     return None if path is None else read_training_spec(Path(path))

@@ -1,6 +1,6 @@
-"""Writing files that are their owner's alone, and writing them whole.
+"""Writes files that only their owner may read, and writes them whole.
 
-A rank imports this module from the user's environment: standard library only.
+A rank imports this module, so it needs only the standard library.
 """
 
 import contextlib
@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any
 
 OWNERS_FILE, OWNERS_FOLDER = 0o600, 0o700
-"""What a study writes may hold secrets: nobody else reads it."""
+"""A study's files may contain secrets, so only their owner may read them."""
 
 MOST_BYTES = 4 * 2**20
 
 
 def open_own(path: Path, mode: str, **options: Any) -> Any:
-    """Opens a file, which is its owner's alone where this makes it. Otherwise as `open`."""
+    """Opens a file as `open` does. If this makes the file, only its owner may read it."""
     return open(path, mode, opener=_make_own, **options)
 
 
 def make_own(path: Path) -> None:
-    """Makes an empty file that is its owner's alone, for others to write to, where there is none."""
+    """Makes an empty file that only its owner may read, for other writers, unless it exists."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNERS_FILE))
 
 
 def make_own_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, its owner's alone."""
+    """Makes a folder, and missing folders above it, that only their owner may enter."""
     if not path.is_dir():
         make_own_folder(path.parent)
         path.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
@@ -42,16 +42,16 @@ def _make_own(path: str, flags: int) -> int:
 def write_whole(path: Path, text: str, mode: int = OWNERS_FILE) -> None:
     """Writes a file so that a reader sees all of it or nothing: to a temporary name beside it, then renamed.
 
-    That holds when the power goes, too: its text is on the disk before it has its name, which is when this returns.
+    The text is on the disk before the file has its name, so this also holds after a loss of power.
 
     Args:
         path: the file.
-        text: all that it is to hold.
-        mode: who may read it.
+        text: the whole content.
+        mode: the permissions.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written; the file is then as it was. Where the disk failed
-            after the renaming, the file is the new one.
+        OSError: the disk is full, or the folder cannot be written. The file is then as it was. If the disk fails after
+            the renaming, the file is the new one.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -75,7 +75,7 @@ def write_all(files: Mapping[str, str]) -> None:
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Returns the text of a file that people have named, no more than anybody writes by hand: it may be a device.
+    """Returns the text of a file that a user has named, up to a size. The name may be a device's.
 
     Raises:
         OSError: it cannot be read.
@@ -89,11 +89,11 @@ def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 class TooLargeError(ValueError):
-    """A file that has another purpose than the one it is named for."""
+    """A file that is too large for its purpose, and probably another kind of file."""
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk: what was created, renamed or removed there is so after a loss of power.
+    """Writes the names in a folder to the disk, so that new, renamed and removed files survive a loss of power.
 
     Raises:
         OSError: the disk failed.
@@ -102,7 +102,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems refuse this for folders: they order names themselves, and nothing can be done here.
+        # Some network file systems refuse this for folders. They order names themselves, so nothing has to be done.
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
             raise
     finally:

@@ -1,1 +1,1 @@
-"""The batches that a program feeds: their size, their source, the longest of them."""
+"""The batches that a program feeds to its engine: their size, its source, and the longest batch."""

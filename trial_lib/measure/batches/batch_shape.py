@@ -1,4 +1,4 @@
-"""How large the batch is that a script really feeds to its engine."""
+"""The size of the batches that a script really feeds to its engine."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,13 +19,13 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
 
 
 def batch_sizes(inputs: Any) -> tuple[int, ...]:
-    """Returns the sizes of the first tensor in the dimensions that may be the batch's; none where there is no tensor.
+    """Returns the sizes of the first tensor in the dimensions that may be the batch's; empty without a tensor.
 
-    These are the first, and the second for inputs such as `(sequence, batch, ...)`; a matrix of floating-point numbers
-    has features there.
+    These are the first dimension, and the second for inputs such as `(sequence, batch, ...)`. In a matrix of
+    floating-point numbers the second dimension has the features.
 
     Args:
-        inputs: what `forward` was called with, arguments and keyword arguments.
+        inputs: the arguments and keyword arguments of `forward`.
     """
     first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
     if first is None:
@@ -35,23 +35,23 @@ def batch_sizes(inputs: Any) -> tuple[int, ...]:
 
 
 def shapes_of(inputs: Any) -> list[torch.Tensor]:
-    """Returns tensors of the shapes and types of those in the inputs, without their data."""
+    """Returns tensors with the shapes and types of those in the inputs, without their data."""
     return [tensor.detach().to("meta") for tensor in tensors_in(inputs)]
 
 
 def elements_in(inputs: Any) -> int:
-    """Returns the numbers in all tensors."""
+    """Returns how many numbers all tensors have together."""
     return sum(tensor.numel() for tensor in tensors_in(inputs))
 
 
 def tokens_per_row(inputs: Any) -> int | None:
-    """Returns the tokens in one row, where the inputs show them: the length of the first 2-D integer tensor."""
+    """Returns the tokens in one row, which is the length of the first 2-D integer tensor; None without one."""
     tokens = _tokens(inputs)
     return None if tokens is None else int(tokens.shape[1])
 
 
 def tokens_in(inputs: Any) -> int | None:
-    """Returns the tokens in all rows, where the inputs show them."""
+    """Returns the tokens in all rows; None if the inputs show none."""
     tokens = _tokens(inputs)
     return None if tokens is None else tokens.numel()
 

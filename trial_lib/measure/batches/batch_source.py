@@ -1,4 +1,4 @@
-"""Where a program has its batch size from, when its batches do not follow the candidate."""
+"""Finds where a program has its batch size from, if its batches do not follow the candidate."""
 
 import json
 import re
@@ -19,13 +19,13 @@ _ENGINE = "from the engine (engine.train_micro_batch_size_per_gpu())"
 
 @dataclass(frozen=True)
 class BatchSource:
-    """What a program may read its batch size from.
+    """The places from which a program may read its batch size.
 
     Attributes:
         arguments: of its command line.
         environment: its environment variables.
         folder: its working directory.
-        replicas: how many feed a batch of their own.
+        replicas: ranks that each feed a batch of their own.
     """
 
     arguments: Sequence[str]
@@ -34,22 +34,22 @@ class BatchSource:
     replicas: int = 1
 
     def ignored_batch_reason(self, asked: int, arrived: int, configuration: Mapping[str, Any] | None) -> str:
-        """Returns the sentence for batches that do not follow the candidate, with the way that fits this program.
+        """Returns the sentences for batches that do not follow the candidate, with the remedy that fits this program.
 
         Args:
             asked: the micro-batch size of the candidate.
-            arrived: the size that came.
-            configuration: what the code itself has passed to DeepSpeed.
+            arrived: the size that arrived.
+            configuration: the configuration that the code itself has passed to DeepSpeed.
         """
         fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
         return f"{fed} {self._way(arrived, configuration or {})} If the data set itself is that small, use more data."
 
     def ignored_accumulation_reason(self, asked: int, micro_batches: int) -> str:
-        """Returns the sentence for optimizer steps that do not follow the candidate's accumulation.
+        """Returns the sentences for optimizer steps that do not follow the candidate's accumulation.
 
         Args:
             asked: the accumulation.
-            micro_batches: after which the step came.
+            micro_batches: micro-batches before the step.
         """
         count = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
         way = "Train within `with accelerator.accumulate(model):`, or let" if "accelerate" in sys.modules else "Let"
@@ -100,12 +100,12 @@ class BatchSource:
         )
 
     def _spelled(self, option: ProgramOption) -> str:
-        """Returns an option's name as it was typed, or else the longest."""
+        """Returns an option's name as it was typed, or else its longest name."""
         typed = (name for name in option.names for word in self.arguments if word.partition("=")[0] == name)
         return next(typed, max(option.names, key=len))
 
     def _variables_of(self, size: int) -> list[str]:
-        """Returns the environment variables that are named like a batch size and have this value."""
+        """Returns the environment variables that have the name of a batch size and this value."""
         return [
             name
             for name, value in sorted(self.environment.items())
@@ -139,5 +139,5 @@ def _mapping(target: str, key: str = MICRO_BATCH) -> str:
 
 
 def _written(target: str, key: str = MICRO_BATCH) -> str:
-    """Returns a mapping as it is written, on the command line and in the YAML."""
+    """Returns a mapping as a user writes it on the command line and in the YAML."""
     return f"--map {key}={target} (in a YAML: arg_mappings: {{{key}: {target}}})."

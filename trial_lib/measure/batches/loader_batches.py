@@ -1,8 +1,8 @@
-"""The batches that torch's data loaders give to the user's code: seen ahead of it, and made longer for it.
+"""The batches that torch's data loaders give to the user's code. The rank looks ahead at them, and stretches them.
 
-A batch is whole where its loader gives it: labels that never reach the engine are as long as the tokens that do. Every
-loop over a `torch.utils.data.DataLoader` takes its batches by `next`, with and without workers: scripts, the Trainer,
-Accelerate, DeepSpeed's own loader and that of a trial class.
+A loader's batch is complete: labels that never reach the engine are as long as the tokens that do. Every loop over a
+`torch.utils.data.DataLoader` takes its batches by `next`, with and without workers. That holds for scripts, the
+Trainer, Accelerate, DeepSpeed's own loader and the loader of a trial class.
 """
 
 import time
@@ -18,20 +18,20 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from trial_lib.measure.batches.batch_shape import tokens_per_row
 from trial_lib.measure.batches.stretched_batch import stretched
 
-# Of those seen ahead, which the code still gets: enough to train on for some steps.
+# Enough batches to train on for some steps. The code still gets all batches that were looked at.
 _MOST_KEPT = 64
-# A program that counts its steps, and not its epochs, reads a loader without a batch for ever.
+# A program that counts its steps, and not its epochs, reads an empty loader for ever.
 _MOST_EMPTY = 100
 
 
 class LoaderBatches:
-    """Stands between the data loaders of this process and the code that reads them."""
+    """Wraps the data loaders of this process, between them and the code that reads them."""
 
     def __init__(self) -> None:
         self._next = _BaseDataLoaderIter.__next__
         self._length = 0
         self._to_stretch = 0
-        # By iterator, so that the batches of two loaders that are read side by side still fit to each other.
+        # By iterator, so that the batches of two loaders that are read side by side still match.
         self._stretched: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ahead: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._source: weakref.ref[Any] | None = None
@@ -40,7 +40,7 @@ class LoaderBatches:
         self._ran_empty: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """Puts itself in the way; once for a process, and before the user's code runs."""
+        """Wraps the loaders. Call it once for a process, and before the user's code runs."""
 
         def taken(iterator: Any) -> Any:
             return self._taken(iterator)
@@ -53,10 +53,10 @@ class LoaderBatches:
         return self._came_empty > 0
 
     def start_over(self, ran_empty: Callable[[], None]) -> None:
-        """Begins with another run of the program.
+        """Begins another run of the program.
 
         Args:
-            ran_empty: called when the code has read loaders that have no batch again and again.
+            ran_empty: called when the code has read empty loaders again and again.
         """
         self._came_empty, self._ran_empty = 0, ran_empty
 
@@ -67,30 +67,30 @@ class LoaderBatches:
 
     @property
     def has_fixed_size(self) -> bool:
-        """Whether the loader that gave the last batch has torch's own sampler, of a fixed batch size."""
+        """Whether the loader of the last batch has torch's own sampler, with a fixed batch size."""
         iterator = self._last() if self._last is not None else None
         sampler: Any = getattr(iterator, "_index_sampler", None)
-        # Accelerate's shards hold the sampler that they divide.
+        # Accelerate's shards have the sampler that they divide.
         while type(sampler) is not BatchSampler and hasattr(sampler, "batch_sampler"):
             sampler = sampler.batch_sampler
         return type(sampler) is BatchSampler
 
     def stretch(self, length: int, batches: int) -> None:
-        """Makes the next batches longer.
+        """Stretches the next batches.
 
         Args:
-            length: tokens that their samples are to have.
-            batches: how many of each loader's; 0 for none any more.
+            length: tokens that their samples will have.
+            batches: how many of each loader's batches; 0 ends it.
         """
         self._length, self._to_stretch = length, batches
         self._stretched.clear()
 
     def lengths_ahead(self, most: int, at_first: int, seconds: float) -> list[int]:
-        """Returns the tokens in a sample of the next batches; the code gets the first of them as if nobody had looked.
+        """Returns the tokens in a sample of each of the next batches. The code still gets all of these batches.
 
         Args:
             most: batches to look at.
-            at_first: batches after which it ends if all are of one length.
+            at_first: batches after which it ends if all have one length.
             seconds: after which it ends.
         """
         iterator = self._source() if self._source is not None else None
@@ -123,7 +123,7 @@ class LoaderBatches:
             self._note_end(iterator)
             raise
         self._came_empty = 0
-        # Validation data are read without gradients.
+        # Programs read validation data without gradients.
         if torch.is_grad_enabled():
             self._last = weakref.ref(iterator)
         if torch.is_grad_enabled() and tokens_per_row(batch) is not None:
@@ -135,7 +135,7 @@ class LoaderBatches:
         return batch
 
     def _note_end(self, iterator: Any) -> None:
-        # Validation data are read without gradients.
+        # Programs read validation data without gradients.
         if torch.is_grad_enabled() and iterator._num_yielded == 0:
             self._came_empty += 1
             if self._came_empty == _MOST_EMPTY:
@@ -143,4 +143,4 @@ class LoaderBatches:
 
 
 loader_batches = LoaderBatches()
-"""Those of this process."""
+"""The wrapper of this process."""

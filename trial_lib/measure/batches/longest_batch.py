@@ -1,6 +1,6 @@
-"""The longest batch that the data produces: looked for in the profile, trained on in the warm-up of a trial.
+"""The longest batch of the data. The profile looks for it, and the warm-up of a trial trains on one as long.
 
-What fits with the batches of a few steps may not fit with those of a whole training, whose sequences may be longer.
+A configuration may fit with the batches of a few steps, and not with the longer sequences of a whole training.
 """
 
 import time
@@ -10,28 +10,28 @@ from trial_lib.measure.batches.loader_batches import loader_batches
 from trial_lib.measure.engine_watch import EngineWatch
 from trial_lib.measure.program_facts import ProgramFacts
 
-# Looking at a loader's batches costs no training, and those of a profile hold one sample.
+# A look at a loader's batches costs no training, and a profile's batches have one sample.
 _MOST_LOADED, _MOST_TRAINED = 1000, 64
-# Batches of one length until then: it is fixed.
+# If all batches until then have one length, the length is fixed.
 _AT_FIRST = 8
 _SECONDS = 20.0
 
 
 class SequenceSurvey:
-    """Looks for the longest sequence, once a profile's step is measured, and tries whether a batch can be made as long.
+    """Looks for the longest sequence after a profile's step is measured, and tries to stretch a batch to that length.
 
-    The batches ahead are taken from the loader that feeds the engine. Where the code makes its batches in another way,
-    it trains on for a while, and they are looked at as they come.
+    It reads ahead in the loader that feeds the engine. If the code makes its batches in another way, the code trains on
+    for a while. The survey then looks at the batches as they arrive.
 
     Args:
         watch: of the engine that trains.
-        facts: take up what is found.
+        facts: collect the findings.
         most: returns the largest of each value over all ranks; each of them calls it.
-        keep: called with the facts complete but for the trial, before the code trains on: what the measurement so far
-            is must not be lost where that goes wrong.
+        keep: called before the code trains on a stretched batch, with all other facts complete. It saves the
+            measurement in case that step fails.
 
     Attributes:
-        has_stretched: whether the code has been given batches that were made longer.
+        has_stretched: whether the code has been given stretched batches.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SequenceSurvey:
         self._arrived_before: int | None = None
 
     def step_ended(self) -> bool:
-        """Returns whether the code is to train on; every rank asks after the same optimizer steps."""
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
         return self._next()
 
     def _begin(self) -> bool:
@@ -70,7 +70,7 @@ class SequenceSurvey:
         return self._try_stretching()
 
     def _note(self, lengths: list[int]) -> bool:
-        """Takes up the lengths on all ranks, if they vary; returns whether they do."""
+        """Records the lengths on all ranks if they vary; returns whether they do."""
         arrived = (self._watch.shortest_sequence, self._watch.longest_sequence)
         own = [*lengths, *(length for length in arrived if length is not None)]
         longest, negative_shortest = self._most([float(max(own, default=0)), -float(min(own, default=2**62))])
@@ -90,11 +90,11 @@ class SequenceSurvey:
         accumulation = int(self._watch.engine.gradient_accumulation_steps())
         loader_batches.stretch(self._facts.longest_sequence, accumulation)
         self.has_stretched = True
-        # Accelerate holds one batch in advance: of two, one at least is a later one.
+        # Accelerate holds one batch in advance. Of two batches, at least one is a later one.
         self._steps_left = 1 if accumulation > 1 else 2
         self._watch.model.count_activations_again()
         self._keep()
-        # What arrives from here on tells whether it was made longer.
+        # The batches that arrive from now on show whether they were stretched.
         self._arrived_before, self._watch.longest_sequence = self._watch.longest_sequence, None
         self._next = self._look_at_stretched
         return True
@@ -113,12 +113,13 @@ class SequenceSurvey:
 
 
 class StretchedWarmUp:
-    """Has one of a trial's steps before the measured ones train on batches as long as the longest of the data.
+    """Stretches the batches of one warm-up step of a trial to the longest length of the data.
 
-    The first, unless the code reads other batches before it trains. The steps that count see the batches as they come.
+    It is the first step, unless the code has read other batches before it trains. The steps that count get the batches
+    as they come.
 
     Args:
-        length: tokens in a sample of the longest batch; None to leave the batches alone.
+        length: tokens in a sample of the longest batch; None stretches no batch.
         warm_up_steps: optimizer steps before the first that counts.
     """
 
@@ -128,14 +129,14 @@ class StretchedWarmUp:
         self._is_on = False
 
     def begin(self, watch: EngineWatch) -> None:
-        """Makes the next batches longer; once the engine is there, and a loader's next batch is trained on."""
+        """Stretches the next batches. Call it when the engine exists and the code trains on a loader's next batch."""
         if self._length is None or not self._warm_up_steps:
             return
         self._is_on = True
         self._stretch(watch)
 
     def step_ended(self, watch: EngineWatch, steps: int) -> None:
-        """Ends it when such a batch has come, or the warm-up is over.
+        """Ends the stretching when such a batch has arrived, or the warm-up has ended.
 
         Args:
             watch: of the engine that trains.
@@ -150,10 +151,10 @@ class StretchedWarmUp:
         loader_batches.stretch(0, 0)
 
     def note(self, longest: int | None) -> str:
-        """Returns what to say of a trial that saw nothing as long; empty where it did, or was not to.
+        """Returns a sentence on a trial that got no stretched batch; empty if it got one, or should not get one.
 
         Args:
-            longest: tokens in a sample of the longest batch that has come to any rank.
+            longest: tokens in a sample of the longest batch that has arrived at any rank.
         """
         if self._length is None or (longest or 0) >= self._length:
             return ""

@@ -1,6 +1,6 @@
-"""The options that a program has read from its command line, those with their defaults included.
+"""The options that a program has read from its command line, with their defaults.
 
-Only the program's own parser knows what an option is called that nobody has typed.
+Only the program's own parser has the name of an option that was not typed.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 from trial_lib.measure.user_program import may_be_of_the_user
 
-# They make options of a function's parameters; the first one's keep their underscores.
+# These packages make options of a function's parameters. The first keeps the underscores of their names.
 _OF_FUNCTIONS = {"fire": "_", "typer": "-", "click": "-"}
 
 
@@ -21,8 +21,8 @@ class ProgramOption:
     """One option, as the program has read it.
 
     Attributes:
-        names: what it may be written as.
-        value: that it has, typed or by default.
+        names: all its spellings.
+        value: typed or by default.
     """
 
     names: tuple[str, ...]
@@ -33,13 +33,13 @@ _parsed: list[ProgramOption] = []
 
 
 def note_parsers() -> None:
-    """Has each `argparse` parser that the program uses from here on leave its options' values."""
+    """Makes each `argparse` parser that the program uses from now on keep its options' values."""
     original = argparse.ArgumentParser.parse_known_args
     if hasattr(original, "__wrapped__"):
         return
 
     def parse_known_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        """Stands in for `argparse.ArgumentParser.parse_known_args`."""
+        """Replaces `argparse.ArgumentParser.parse_known_args`."""
         parsed = original(self, *args, **kwargs)
         values = vars(parsed[0]) if hasattr(parsed[0], "__dict__") else {}
         for action in self._actions:
@@ -55,8 +55,8 @@ def note_parsers() -> None:
 def options_read() -> Iterator[ProgramOption]:
     """Yields the whole numbers among the options, the last that were read first.
 
-    They are those of `argparse`, and the parameters of the functions that are running, where a package is imported that
-    makes options of these.
+    The options are those of `argparse`. If the program has imported a package that makes options of parameters, the
+    parameters of the running functions count too.
     """
     yield from reversed(_parsed)
     joint = next((joint for package, joint in _OF_FUNCTIONS.items() if package in sys.modules), None)

@@ -1,4 +1,4 @@
-"""Whether the micro-batches of a program differ in size, seen while it runs as it was typed."""
+"""Surveys, in a run of the program as typed, whether its micro-batches differ in size."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from trial_lib.measure.engine_watch import EngineWatch
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.wire.arrival import Arrival
 
-# Micro-batches that tell, and for how long they are waited for.
+# Enough micro-batches to decide, and the time to wait for them.
 _ENOUGH, _SECONDS = 8, 10.0
 _NONE = 2**62
 
@@ -17,12 +17,12 @@ _NONE = 2**62
 class SizeSurvey:
     """Looks at the first micro-batches of a program.
 
-    One will do where a data loader of a fixed batch size gives it, and it has as many rows as the engine expects.
-    Batches made in another way, such as by a budget of tokens, are looked at until several have come.
+    One is enough if a data loader of a fixed batch size gives it, with as many rows as the engine expects. Several are
+    needed for batches that are made in another way, such as by a budget of tokens.
 
     Args:
         watch: of the engine that trains.
-        facts: take up what is found.
+        facts: collect the findings.
         most: returns the largest of each value over all ranks; each of them calls it.
     """
 
@@ -33,7 +33,7 @@ class SizeSurvey:
         self._ends_at = time.monotonic() + _SECONDS
 
     def step_ended(self) -> bool:
-        """Returns whether the code is to train on; every rank asks after the same optimizer steps."""
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
         (is_open,) = self._most([float(not self._is_seen())])
         return bool(is_open)
 
@@ -44,9 +44,11 @@ class SizeSurvey:
         return loader_batches.has_fixed_size and set(rows) == {self._watch.asked}
 
     def conclude(self) -> None:
-        """Takes up which dimension has the rows, and whether they vary: then each is a sample. Every rank takes part.
+        """Records which dimension has the rows, and whether they vary. Every rank takes part.
 
-        What differs from batch to batch, or from rank to rank, in a second dimension is a length.
+        If the rows vary, each row is a sample.
+
+        A second dimension that differs between batches, or between ranks, is a length.
         """
         watch = self._watch
         first, second = ([each[axis] for each in watch.sizes if axis < len(each)] for axis in (0, 1))
@@ -57,7 +59,8 @@ class SizeSurvey:
         if second_varies and watch.sizes:
             arrival = Arrival.of_typed(watch.asked, watch.sizes[0][:1], arrival.typed_tokens)
         elif first_varies and largest_second == watch.asked:
-            # Steady, and as large as was asked for: the rows are there, and the first dimension is the length.
+            # The second dimension is constant, and as large as the micro-batch. It has the rows, and the first one is
+            # the length.
             arrival = replace(arrival, rows_per_sample=1, dimension=1, other_rows_per_sample=0)
             rows_vary = False
         if rows_vary:
@@ -68,7 +71,7 @@ class SizeSurvey:
 
 
 def _figures(sizes: Sequence[int]) -> list[float]:
-    """Returns what tells, with the other ranks', whether sizes differ; a rank that sees none changes nothing."""
+    """Returns the sizes of all ranks that show whether they differ. A rank without a batch changes nothing."""
     largest = max(sizes, default=0)
     return [float(vary(sizes)), float(largest), -float(largest or _NONE)]
 
@@ -78,7 +81,7 @@ def _differ(unsteady: float, top: float, negative_top: float) -> bool:
 
 
 def vary(rows: Sequence[int]) -> bool:
-    """Returns whether sizes vary, but for a last batch of the data that is smaller than the others.
+    """Returns whether sizes vary. A smaller last batch of the data does not count.
 
     Args:
         rows: of each micro-batch, in order.

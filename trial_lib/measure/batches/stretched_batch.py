@@ -1,4 +1,4 @@
-"""A batch made as long as the longest that the data produces: positions are repeated along the sequence."""
+"""Stretches a batch to the longest length of the data, by repeating positions along the sequence."""
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
@@ -10,11 +10,11 @@ from trial_lib.measure.batches.batch_shape import tensors_in, tokens_per_row
 
 
 def stretched(batch: Any, length: int) -> Any:
-    """Returns a batch whose sequences have a length, or the batch as it is where they are as long or it shows none.
+    """Returns a batch with sequences of a length. A batch that is as long, or shows no sequence, is returned unchanged.
 
-    The sequence is the second dimension of the first 2-D integer tensor. Whatever else in the batch runs along it (an
-    attention mask, square ones too, labels, position numbers) becomes as long; the values stay those of the data, so
-    that no position number or token is one that the model has no place for.
+    The sequence is the second dimension of the first 2-D integer tensor. All other tensors that run along it become as
+    long: attention masks, square ones too, labels and position numbers. All values are the data's own, so the model has
+    a place for each position number and token.
 
     Args:
         batch: as a loader gives it.
@@ -44,14 +44,14 @@ def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]
         return []
     axes = [1] if tensor.shape[1] == length else []
     is_square = tensor.dim() > 2 and tuple(tensor.shape[-2:]) == (length, length)
-    # Floating-point numbers of three dimensions are features, which may be as many as there are tokens.
+    # Floating-point numbers of three dimensions are features. There may be as many features as tokens by chance.
     if is_square and (tensor.dim() > 3 or not tensor.is_floating_point()):
         axes += [axis for axis in (tensor.dim() - 2, tensor.dim() - 1) if axis not in axes]
     return axes
 
 
 def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns a copy of nested mappings and sequences with their tensors changed; a data set may keep the original."""
+    """Returns a copy of nested mappings and sequences with other tensors, because a data set may keep the original."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MutableMapping):

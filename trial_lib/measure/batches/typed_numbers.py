@@ -1,6 +1,6 @@
-"""The numbers that stand in a program's command, each with what `--map` calls its place.
+"""The numbers in a program's command, each with its place as `--map` names it.
 
-A rank looks for them in the user's environment, which may lack PyYAML.
+A rank calls this in the user's environment, which may lack PyYAML.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ class TypedNumber:
     """A number in a command.
 
     Attributes:
-        name: what it is called there: an option, the key of an override or of a file; empty for a mere word.
-        target: what `--map` calls its place.
-        shown: name and number, as they stand there.
+        name: its option, or the key of an override or of a file; empty for a word on its own.
+        target: its place, as `--map` names it.
+        shown: name and number, as the command has them.
         value: the number.
     """
 
@@ -38,7 +38,7 @@ class TypedNumber:
 
 
 def numbers_in_words(arguments: Sequence[str]) -> Iterator[TypedNumber]:
-    """Yields the numbers among a program's arguments: what has a name first, then mere words."""
+    """Yields the numbers among a program's arguments: first those with a name, then words on their own."""
     words: list[TypedNumber] = []
     before = ""
     for position, word in enumerate(arguments, start=1):
@@ -55,11 +55,11 @@ def numbers_in_words(arguments: Sequence[str]) -> Iterator[TypedNumber]:
 
 
 def numbers_in_files(arguments: Sequence[str], folder: Path) -> Iterator[TypedNumber]:
-    """Yields the numbers in the YAML and JSON files that a program's arguments name, DeepSpeed's configuration apart.
+    """Yields the numbers in the YAML and JSON files that a program's arguments name, except DeepSpeed's configuration.
 
     Args:
         arguments: of the program.
-        folder: what relative paths stand in.
+        folder: the folder of relative paths.
     """
     for word in arguments:
         for name in dict.fromkeys((word, word.partition("=")[2])):
@@ -73,7 +73,7 @@ def numbers_in_files(arguments: Sequence[str], folder: Path) -> Iterator[TypedNu
 
 
 def _read(path: Path) -> Any:
-    # Whatever is wrong with it is not the batch.
+    # A file that cannot be read does not have the batch size.
     with contextlib.suppress(Exception):
         if path.suffix == ".json":
             return json.loads(path.read_text(encoding="utf-8"))

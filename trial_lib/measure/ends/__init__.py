@@ -1,1 +1,1 @@
-"""The ends of a rank: its program ends, stands still, or starts ranks of its own."""
+"""The ends of a rank: its program ends, hangs, or starts ranks of its own."""

@@ -1,7 +1,7 @@
-"""A trial whose program comes to its end before it is measured: the ranks agree on what that is worth.
+"""Ends a trial whose program ends before it is measured. The ranks agree on whether their steps are enough.
 
-The program may have ended by itself, may wait for ever, or a collective of it may have failed because another rank has
-ended. What was measured by then counts if it is enough on all ranks.
+The program may have ended by itself, or may wait for ever. One of its collectives may also have failed, because another
+rank has ended. The steps so far count if they are enough on all ranks.
 """
 
 import threading
@@ -28,7 +28,7 @@ from trial_lib.measure.ends.stacks import Doing, is_of_a_collective
 from trial_lib.measure.figures.over_ranks import NoAgreementError, by_files
 from trial_lib.measure.probe import Probe
 
-# The peers of a failed rank get so long before the guard ends them; one that waits in a thread needs no longer.
+# The guard gives the peers of a failed rank this long. A rank that waits in a thread needs no longer.
 _PEERS_S, _WAITING_S = 3.0, 60.0
 _NOWHERE = Doing("", "")
 
@@ -39,7 +39,7 @@ class Closing:
     Args:
         probe: measures the size.
         meeting: of the ranks.
-        leave: called before a measurement is handed over after which the program cannot be run again.
+        leave: called before the measurement is handed over, if the program cannot be run again after it.
         fail: records a failure and ends the process.
     """
 
@@ -64,7 +64,7 @@ class Closing:
         return self.probe.has_finished or self._closes.locked()
 
     def say(self, end: RankEnd | None) -> None:
-        """Tells the other ranks, and the driver, what this one does; None that it goes on."""
+        """Writes this rank's state for the other ranks and the driver; None if it goes on."""
         self.meeting.say(None if end is None else {"end": asdict(end), "words": end.words})
 
     def by_itself(self) -> None:
@@ -79,15 +79,18 @@ class Closing:
         self._close(ENDED, _NOWHERE, float("inf"))
 
     def after(self, error: BaseException) -> None:
-        """Closes for a program that an exception has ended, if that says that its data are over; else returns."""
+        """Closes for a program that an exception has ended, if the exception means that its data are over.
+
+        Otherwise it returns.
+        """
         if _data_are_over(error, self.probe.micro_batches):
             self.by_itself()
         elif is_of_a_collective(error):
             self._close(FAILED, _NOWHERE, _PEERS_S)
 
     def waits(self, doing: Doing) -> None:
-        """Closes, from a thread of its own, for a program that waits for ever; ends the process."""
-        # What has to be read from a device may wait with it.
+        """Closes, from a thread of its own, for a program that waits for ever. Ends the process."""
+        # A value that has to be read from a device may wait with the device.
         limit = threading.Timer(_WAITING_S, lambda: self.fail(WaitsForEverError(self._alone(doing))))
         limit.daemon = True
         limit.start()
@@ -101,14 +104,14 @@ class Closing:
         return waits_for_ever([self.end(WAITS, doing)], self.probe.has_engine)
 
     def end(self, kind: str, doing: Doing) -> RankEnd:
-        """Returns how far this rank has come, and what it does there."""
+        """Returns the progress and the state of this rank."""
         return RankEnd(kind, **self.probe.progress, waits_in=doing.waits_in, where=doing.where)
 
     def _close(self, kind: str, doing: Doing, seconds: float) -> None:
-        """Agrees with the other ranks; returns only where a failure of this rank's is a failure."""
+        """Agrees with the other ranks. Returns only if a failure of this rank counts as one."""
         if not self._closes.acquire(blocking=False):
             if self._closer is threading.current_thread() and self._raised is not None:
-                # The program has caught it, and has come to its end again.
+                # The program has caught the error, and has ended again.
                 raise self._raised
             # Another thread of this rank is about to end the process.
             while True:
@@ -152,13 +155,13 @@ class Closing:
 
 
 def _data_are_over(error: BaseException, micro_batches: int) -> bool:
-    """Returns whether an exception only says that there was no further batch, or none at all."""
+    """Returns whether an exception only means that there was no further batch, or none at all."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, StopIteration):
             return True
         link = link.__cause__
-    # What uses the last loss, or the number of batches, after a loop that never began.
+    # Code after a loop that never began uses the last loss, or the number of batches.
     return micro_batches == 0 and loader_batches.came_empty and isinstance(error, (NameError, ArithmeticError))
 
 

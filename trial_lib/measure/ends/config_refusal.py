@@ -1,4 +1,4 @@
-"""Which key DeepSpeed has refused in a rank: a sentence that its exception carries into the rank's record."""
+"""The key that DeepSpeed has refused in a rank. The exception carries a sentence on it into the rank's record."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ _SENTENCE = "zerotune_refusal"
 
 @contextlib.contextmanager
 def keys_named(ds_config: Any) -> Iterator[None]:
-    """Has an exception that lies in the configuration carry what `named_refusal` returns."""
+    """Attaches to an exception that the configuration causes the result of `named_refusal`."""
     try:
         yield
     except Exception as error:
@@ -23,7 +23,7 @@ def keys_named(ds_config: Any) -> Iterator[None]:
             import deepspeed
 
             what, remedy = sentence_of(refusal, f"DeepSpeed {deepspeed.__version__}", ZERO_KEYS, slots)
-            # An exception of a C extension may take no attributes.
+            # An exception of a C extension may have no attributes.
             with contextlib.suppress(AttributeError):
                 setattr(error, _SENTENCE, f"{what} {remedy}")
         raise
@@ -36,5 +36,5 @@ def _slots() -> int:
 
 
 def named_refusal(error: BaseException) -> str:
-    """Returns the key that DeepSpeed has refused, why, and the remedy; empty where that is not known."""
+    """Returns the key that DeepSpeed has refused, the reason and the remedy; empty if unknown."""
     return str(getattr(error, _SENTENCE, ""))

@@ -1,4 +1,4 @@
-"""What a program's last run leaves in the process, where the program is run again."""
+"""The remains of a program's last run in the process, before the program is run again."""
 
 import sys
 import weakref
@@ -6,16 +6,16 @@ from typing import Any
 
 from trial_lib.device.rank.base import Device
 
-# What a program may keep of its last run beyond an engine that has not trained: caches and modules. An engine with its
-# optimizer's states is more, where it matters.
+# A program may keep caches and modules of its last run, beyond an engine that has not trained. An engine with its
+# optimizer's states is larger, if it matters.
 _MOST_KEPT_BYTES, _MOST_KEPT_SHARE = 64 * 2**20, 0.05
 
 
 class EndedRun:
-    """An engine whose program has come to its end.
+    """An engine whose program has ended.
 
     Args:
-        engine: of that run; it is destroyed, and nothing here holds on to it.
+        engine: of that run. It is destroyed, and this object keeps no reference to it.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -24,26 +24,26 @@ class EndedRun:
         _forget_models()
 
     def is_held(self, device: Device, used_at_first: int, available: int | None) -> bool:
-        """Returns whether the program still holds the engine; to be asked when garbage has been collected.
+        """Returns whether the program still holds the engine. Call it after a garbage collection.
 
         Args:
             device: that it has trained on.
-            used_at_first: bytes in use when the first run's engine was there.
-            available: bytes that a run has for its steps; None where nothing bounds them.
+            used_at_first: bytes in use when the first run's engine had been built.
+            available: bytes that a run has for its steps; None without a limit.
         """
         most = _MOST_KEPT_BYTES if available is None else max(_MOST_KEPT_BYTES, _MOST_KEPT_SHARE * available)
         if device.used_bytes() > used_at_first + most:
             return True
-        # A device that has memory of its own does not show what is held on the host: states that are offloaded.
+        # A device with memory of its own does not show states that are offloaded to the host.
         return device.is_apart and any(part() is not None for part in self._parts)
 
 
 def _forget_models() -> None:
-    """Empties what DeepSpeed's ZeRO 3 keeps each engine's model in, and so the engine: a list, and a method's cache."""
+    """Empties a list and a method's cache in which DeepSpeed's ZeRO 3 keeps each engine's model, and so the engine."""
     offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
     getattr(offload, "FWD_MODULE_STACK", []).clear()
     coordinator = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
     for method in vars(getattr(coordinator, "PartitionedParameterCoordinator", object)).values():
-        # The cache is below another decorator, which leaves no trace of it but its closure.
+        # The cache is below another decorator. Only the decorator's closure has a reference to it.
         for cell in getattr(method, "__closure__", None) or ():
             getattr(cell.cell_contents, "cache_clear", lambda: None)()

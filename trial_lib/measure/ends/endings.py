@@ -1,10 +1,10 @@
-"""How the ranks of a trial came to their end, and what that says of the program. Pure; standard library only."""
+"""The ends of a trial's ranks, and their meaning for the program. Pure functions; standard library only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 ENDED, WAITS, FAILED, WORKS = "ended", "waits", "failed", "works"
-"""A rank's program has ended by itself, waits for others, or a collective of it has failed. One that works has not."""
+"""The end of a rank's program: by itself, by a wait for others, or by a collective that has failed. Or it works."""
 
 _SAME_BATCHES = "Give every rank as many batches: shards that divide by the ranks, or what is over left out."
 
@@ -19,15 +19,15 @@ class WaitsForEverError(Exception):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank came to its end.
+    """The end of one rank.
 
     Attributes:
         kind: `ENDED`, `WAITS`, `FAILED` or `WORKS`.
         micro_batches: that it has trained on.
         steps: its optimizer steps.
-        counted: those of them that are measured.
-        waits_in: the call in which it waits, where it does; else empty.
-        where: the line of the user's code there; empty where none is on the stack.
+        counted: the steps that are measured.
+        waits_in: the call in which it waits; empty if it does not wait.
+        where: the line of the user's code in that call; empty if none is on the stack.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class RankEnd:
 
     @property
     def words(self) -> str:
-        """What it does, such as `waits in all_reduce at train.py:46`."""
+        """Its state, such as `waits in all_reduce at train.py:46`."""
         if self.kind == ENDED:
             return "has ended"
         does = {WAITS: f"waits in {self.waits_in}", FAILED: "failed in a collective", WORKS: "works"}[self.kind]
@@ -47,14 +47,14 @@ class RankEnd:
 
 
 def are_uneven(ends: Sequence[RankEnd]) -> bool:
-    """Returns whether ranks had different numbers of batches: one has ended, or has had fewer, and others wait."""
+    """Returns whether ranks had different numbers of batches: one has ended, or had fewer, and others wait."""
     if all(end.kind == ENDED for end in ends):
         return False
     return any(end.kind == ENDED for end in ends) or len({end.micro_batches for end in ends}) > 1
 
 
 def uneven_note(ends: Sequence[RankEnd]) -> str:
-    """Returns what a measurement in the steps that all ranks have leaves out."""
+    """Returns a sentence on the steps that a measurement leaves out, because not all ranks have them."""
     had = _by_rank([f"had {end.micro_batches} micro-batches" for end in ends])
     return (
         f"The ranks have different numbers of batches: {had}. Measured are the steps that all of them have; a training "
@@ -63,7 +63,7 @@ def uneven_note(ends: Sequence[RankEnd]) -> str:
 
 
 def too_little_data(ends: Sequence[RankEnd], needed: int, batch: tuple[int, int]) -> str:
-    """Returns the sentence for ranks that had too few steps in common.
+    """Returns the sentences for ranks that had too few steps in common.
 
     Args:
         ends: of all ranks.
@@ -85,11 +85,11 @@ def too_little_data(ends: Sequence[RankEnd], needed: int, batch: tuple[int, int]
 
 
 def waits_for_ever(ends: Sequence[RankEnd], has_engine: bool) -> str:
-    """Returns the sentence for ranks all of which wait.
+    """Returns the sentences for ranks that all wait.
 
     Args:
         ends: of all ranks.
-        has_engine: whether the program had come to a DeepSpeed engine.
+        has_engine: whether the program had built a DeepSpeed engine.
     """
     said = _by_rank([end.words for end in ends])
     if len(ends) == 1 or (not has_engine and len({end.waits_in for end in ends}) == 1):
@@ -102,7 +102,7 @@ def waits_for_ever(ends: Sequence[RankEnd], has_engine: bool) -> str:
 
 
 def _by_rank(words: Sequence[str]) -> str:
-    """Returns what the ranks do, those that do the same together."""
+    """Returns the states of the ranks. Ranks with equal states are named together."""
     ranks: dict[str, list[int]] = {}
     for rank, said in enumerate(words):
         ranks.setdefault(said, []).append(rank)

@@ -1,6 +1,8 @@
-"""Ranks that agree by files: at a program's end each stands somewhere else, and a collective would mix with its own.
+"""Agreement between ranks by files.
 
-They need no process group for it, and a thread can do it while the program itself hangs in one.
+At a program's end the ranks may be in collectives of the program, which other collectives would disturb.
+
+Files need no process group. A thread can use them while the program itself hangs in a collective.
 """
 
 import json
@@ -12,10 +14,10 @@ _POLL_S = 0.02
 
 
 class Meeting:
-    """What the ranks of a trial tell each other, by files that all of them see.
+    """The messages between the ranks of a trial, in files that all of them see.
 
     Args:
-        states: the paths of what each says that it does, by rank.
+        states: the paths of the ranks' states, by rank.
         rank: this rank.
         failures: the paths of the ranks' records of failure, by rank.
     """
@@ -27,7 +29,7 @@ class Meeting:
         self._round = 0
 
     def say(self, state: dict[str, Any] | None) -> None:
-        """Tells the other ranks, and the driver, what this one does; None for nothing that they need to know."""
+        """Writes this rank's state for the other ranks and the driver; None if it matters to neither."""
         path = self._states[self._rank]
         if state is None:
             path.unlink(missing_ok=True)
@@ -35,18 +37,18 @@ class Meeting:
             _write(path, state)
 
     def said(self) -> list[dict[str, Any] | None]:
-        """Returns what each rank says that it does, in rank order."""
+        """Returns the state of each rank, in rank order."""
         return [_read(state) for state in self._states]
 
     def gather(self, own: Any, seconds: float = float("inf")) -> list[Any] | None:
-        """Returns what each rank has brought, in rank order; all of them call it in the same order.
+        """Returns the contribution of each rank, in rank order. All of them call it in the same order.
 
         Args:
-            own: what this rank brings, as plain data.
+            own: this rank's contribution, as plain data.
             seconds: to wait for the others.
 
         Returns:
-            None where another rank has failed, or does not come in time.
+            None if another rank has failed, or is late.
         """
         self._round += 1
         _write(self._brought(self._rank), [own])
@@ -65,7 +67,7 @@ class Meeting:
 
 
 def _write(path: Path, content: Any) -> None:
-    """Writes a file that others see whole or not at all; it need not outlast a loss of power."""
+    """Writes a file that other ranks see whole or not at all. It need not survive a loss of power."""
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(json.dumps(content))
     temporary.replace(path)

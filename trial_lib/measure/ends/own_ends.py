@@ -1,6 +1,6 @@
-"""The ways in which a program ends its own process past Python's end: `os._exit`, a signal to itself.
+"""Ways in which a program ends its own process without Python's own end: `os._exit`, or a signal to itself.
 
-They skip all that would be done at the end. What was measured by then is to count.
+They skip everything that runs at the end. The steps that are measured by then have to count.
 """
 
 import os
@@ -11,23 +11,23 @@ from typing import Any
 from trial_lib.measure.ends.closing import Closing
 from trial_lib.wire.next_size import NextSize
 
-# What ends a process that has no handler for it, and says nothing of an error.
+# Signals that end a process without a handler, and that mean no error.
 _ENDS = (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 
 _exit_now = os._exit
 
 
 def install(find: Callable[[], Closing]) -> None:
-    """Has a program's own end closed first; before it runs.
+    """Closes the measurement before a program ends its own process. Call it before the program runs.
 
     Args:
-        find: returns the closing of the size in hand.
+        find: returns the closing of the current size.
     """
     process = os.getpid()
 
     def close() -> None:
         closing = find()
-        # A child that the program has forked is not the rank, and a rank that is measured may end.
+        # A child that the program has forked is not the rank. A rank that is measured may end.
         if os.getpid() != process or closing.probe.has_finished:
             return
         try:
@@ -38,7 +38,7 @@ def install(find: Callable[[], Closing]) -> None:
             closing.fail(error)
 
     def exit_now(status: int) -> None:
-        """Stands in for `os._exit`."""
+        """Replaces `os._exit`."""
         if status == 0:
             close()
         elif os.getpid() == process and not find().probe.has_finished:
@@ -49,7 +49,7 @@ def install(find: Callable[[], Closing]) -> None:
         original = getattr(os, name)
 
         def send(target: int, number: int) -> None:
-            """Stands in for `os.kill` and `os.killpg`."""
+            """Replaces `os.kill` and `os.killpg`."""
             if own(target) and number in _ENDS and _is_default(number):
                 close()
             original(target, number)
@@ -57,7 +57,7 @@ def install(find: Callable[[], Closing]) -> None:
         setattr(os, name, send)
 
     def raise_signal(number: int) -> None:
-        """Stands in for `signal.raise_signal`."""
+        """Replaces `signal.raise_signal`."""
         if number in _ENDS and _is_default(number):
             close()
         original_raise(number)

@@ -1,7 +1,7 @@
-"""A rank whose program starts ranks of its own is told of at once: it would wait for them until its deadline.
+"""Reports a rank whose program starts ranks of its own. Otherwise the rank would wait for them until its deadline.
 
-Before a study begins, a command that does so is followed (`trial_lib.study.opening.followed`). Here are those whose
-code did not show it.
+Before a study begins, ZeroTune follows a command that starts others (`trial_lib.study.opening.followed`). This module
+finds the programs whose code does not show it.
 """
 
 import functools
@@ -25,15 +25,15 @@ _ZEROTUNE_STARTS = "ZeroTune starts the ranks itself"
 
 
 def install(refuse: Refuse) -> None:
-    """Has launchers, workers that train, and process groups of another size told of; before the program runs.
+    """Reports launchers, workers that train, and process groups of another size. Call it before the program runs.
 
     Args:
-        refuse: ends the trial with a sentence; returns where the program trains already.
+        refuse: ends the trial with a sentence; returns if the program trains already.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     _watch_processes(refuse)
     if started == 1:
-        # One of several ranks has others to train with: its workers prepare data.
+        # If there are several ranks, they train with each other. Their workers then only prepare data.
         _watch_workers(refuse)
     _watch_groups(refuse, started)
 
@@ -61,7 +61,7 @@ def _watch_processes(refuse: Refuse) -> None:
         _refuse_launcher(refuse, args, env)
         execve(path, args, env)
 
-    # os.execvp and its like call these two.
+    # `os.execvp` and similar functions call these two.
     os.system, os.execv, os.execve = run_system, replace_by, replace_by_in  # type: ignore[assignment]
 
 
@@ -75,7 +75,7 @@ def _refuse_launcher(refuse: Refuse, command: Any, environment: Mapping[str, str
 
 
 def launcher_of(command: Any) -> list[str] | None:
-    """Returns the launcher's words in what a program has started; None where it is none.
+    """Returns the command line of a launcher that a program has started; None for any other command.
 
     Args:
         command: the words, or a text for a shell.

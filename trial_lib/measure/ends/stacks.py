@@ -1,4 +1,4 @@
-"""What a thread does at the moment, read from its stack: where in the user's code, and whether it waits for others."""
+"""Reads a thread's stack: the line of the user's code, and whether the thread waits for other ranks."""
 
 import linecache
 import re
@@ -10,23 +10,23 @@ from types import FrameType
 
 from trial_lib.measure.user_program import may_be_of_the_user
 
-# Whoever stands in one of these, and does not move, waits for another process.
+# A thread that stays in one of these calls waits for another process.
 _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
-# By these one waits for a collective that was started before, or for a store. A lock, or an event, of Python itself is
-# waited for in a frame of its own module.
+# A thread in one of these calls waits for a collective that was started before, or for a store. Python's own locks and
+# events wait in a frame of their own module.
 _WAIT = re.compile(r"\b(wait|barrier|synchronize|get|TCPStore)\(")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call on a stack, as it was at a moment.
+    """One call on a stack at one moment.
 
     Attributes:
         file: of its code.
         function: its name.
-        line: that it stands at.
+        line: of its code.
         module: its name.
-        place: what is another one when the call goes on, however little.
+        place: a value that changes when the call goes on, however little.
     """
 
     file: str
@@ -42,11 +42,11 @@ Stack = tuple[Call, ...]
 
 @dataclass(frozen=True)
 class Doing:
-    """What a thread does.
+    """The state of a thread.
 
     Attributes:
-        where: the line of the user's code, such as `train.py:46`; empty where none is on the stack.
-        waits_in: the call in which it waits for other ranks, such as `all_reduce`; empty where it is not seen to.
+        where: the line of the user's code, such as `train.py:46`; empty if none is on the stack.
+        waits_in: the call in which it waits for other ranks, such as `all_reduce`; empty if it does not seem to wait.
     """
 
     where: str
@@ -54,33 +54,34 @@ class Doing:
 
 
 def stack_of(thread: int) -> Stack:
-    """Returns the stack of a thread; empty where the thread is none any more.
+    """Returns the stack of a thread; empty if the thread has ended.
 
-    No frame is held on to while the thread goes on. A frame holds the tensors of its code, and PyTorch does not bear it
-    during an operation that a dispatch mode sees: under a `FlopCounter` that ends in "Attempted to make a tensor into a
-    differentiable view", now and then.
+    This keeps no reference to a frame while the thread goes on, because a frame holds the tensors of its code. PyTorch
+    does not tolerate that during an operation that a dispatch mode sees. Under a `FlopCounter` it sometimes raises
+    "Attempted to make a tensor into a differentiable view".
     """
     return tuple(_calls(sys._current_frames().get(thread)))
 
 
 def place_of(stack: Stack) -> tuple[tuple[int, int], ...]:
-    """Returns what changes when a thread goes on, however little."""
+    """Returns a value that changes when a thread goes on, however little."""
     return tuple(call.place for call in stack[:2])
 
 
 def doing(stack: Stack, model_dir: Path, device_is_busy: bool = False) -> Doing:
-    """Returns what a thread does.
+    """Returns the state of a thread.
 
     Args:
         stack: the thread's.
         model_dir: the folder of the user's code.
-        device_is_busy: whether the thread's device has work left: what does not move then waits for that.
+        device_is_busy: whether the thread's device has work left. A thread that does not move then waits for the
+            device.
     """
     return Doing(_where(stack, model_dir), _waits_in(stack) or ("work of its device" if device_is_busy else ""))
 
 
 def is_of_a_collective(error: BaseException) -> bool:
-    """Returns whether an exception was raised by a call that waits for other ranks."""
+    """Returns whether a call that waits for other ranks has raised an exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,8 +1,8 @@
-"""Notices that the ranks wait for each other for ever: a thread in each looks once a second at what the rank does.
+"""Notices ranks that wait for each other for ever. A thread in each rank looks once a second at the rank's state.
 
-A rank waits where its thread stands in a collective, a rendezvous or a store and nothing of the process moves. One that
-prepares data, builds an op or reads a checkpoint does something, however long the others wait for it. Only where every
-rank waits, or has ended, nobody is left to end the wait.
+A rank waits if its thread is in a collective, a rendezvous or a store and nothing of the process moves. A rank that
+prepares data, builds an op or reads a checkpoint is active, however long the others wait for it. Only if every rank
+waits, or has ended, can no rank end the wait.
 """
 
 import contextlib
@@ -19,20 +19,22 @@ from trial_lib.measure.ends.endings import WAITS, WORKS, RankEnd, are_uneven
 from trial_lib.measure.ends.stacks import Doing, Stack, doing, place_of, stack_of
 
 _TICK_S = 1.0
-# A process that is awake for less than that only looks after its threads.
+# A process that is awake for less than that only checks its threads.
 _IDLE_SHARE = 0.05
 _MOST_BYTES, _MOST_SLEEPS = 2**20, 3
-# Ranks one of which has ended, or has had other batches, need not be given as long.
+# If one of the ranks has ended, or has had other batches, less time is enough.
 _SURE_SHARE = 1 / 3
 
 
 class Watcher(threading.Thread):
-    """Looks at one thread of this process, says what it does when it stands still, and ends a wait for ever.
+    """Looks at one thread of this process, and ends a wait for ever.
+
+    It writes the rank's state when the thread stands still.
 
     Args:
-        find: returns the closing of the size in hand.
+        find: returns the closing of the current size.
         model_dir: the folder of the user's code.
-        patience_s: seconds without anything that moves, on every rank.
+        patience_s: seconds without activity, on every rank.
     """
 
     def __init__(self, find: Callable[[], Closing], model_dir: Path, patience_s: float) -> None:
@@ -48,7 +50,7 @@ class Watcher(threading.Thread):
         self._activity = Activity()
 
     def run(self) -> None:
-        """Looks, as long as the process lives."""
+        """Looks until the process ends."""
         while True:
             time.sleep(_TICK_S)
             closing = self._find()
@@ -74,9 +76,10 @@ class Watcher(threading.Thread):
             self._say(closing, closing.end(WORKS, does or doing(stack, self._model_dir)))
 
     def _moves(self, closing: Closing, now: float) -> bool:
-        """Returns whether something else of the process does.
+        """Returns whether another part of the process is active.
 
-        That costs milliseconds, so a step that is long does not pay for it: it is asked only just before it matters.
+        The call costs milliseconds. It is made only just before its result matters, so that a long step does not pay
+        for it.
         """
         soon = self._patience_s * _SURE_SHARE - 2 * _TICK_S
         if now - self._moved_at <= max(soon, _TICK_S):
@@ -101,7 +104,7 @@ class Watcher(threading.Thread):
 
 
 class Activity:
-    """Whether something of this process moves though one thread does not: other threads, child processes, its disk."""
+    """The activity of this process apart from one thread: other threads, child processes, and the disk."""
 
     def __init__(self) -> None:
         """Starts without a look."""
@@ -110,7 +113,7 @@ class Activity:
         self._at = 0.0
 
     def was(self, thread: threading.Thread, device: Device | None) -> bool:
-        """Returns whether there was activity since the last call, which was a moment ago; else it may be old.
+        """Returns whether there was activity since the last call, which must be recent.
 
         Args:
             thread: the one that does not move.
@@ -124,7 +127,7 @@ class Activity:
         return seconds > _IDLE_SHARE * (self._at - at) or moved > _MOST_BYTES or sleeps > _MOST_SLEEPS
 
     def _seconds(self, thread: threading.Thread, device: Device | None) -> float:
-        # A thread may spin while it waits for a device: its own time says nothing there.
+        # A thread may spin while it waits for a device. Its own time then shows nothing.
         spins = device is not None and device.is_apart and thread.ident is not None
         own = time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0)) if spins else 0.0
         return time.process_time() - own + sum(self._of_children(lambda child: sum(child.cpu_times()[:2])))
@@ -139,7 +142,7 @@ class Activity:
 
 
 def _bytes_of(process: psutil.Process) -> float:
-    # Not every kernel keeps account of them.
+    # Not every kernel counts them.
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
         io = process.io_counters()
         return float(io.read_bytes + io.write_bytes)
@@ -147,7 +150,7 @@ def _bytes_of(process: psutil.Process) -> float:
 
 
 def _sleeps(thread: threading.Thread) -> int:
-    """Returns how often a thread has gone to sleep: one that is blocked does not do so again and again."""
+    """Returns how often a thread has gone to sleep. A blocked thread does not do so again and again."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/self/task/{thread.native_id}/status").read_text(errors="replace").splitlines():
             if line.startswith("voluntary_ctxt_switches"):
@@ -156,6 +159,6 @@ def _sleeps(thread: threading.Thread) -> int:
 
 
 def _is_busy(closing: Closing) -> bool:
-    """Returns whether the device has work left that the rank has given to it."""
+    """Returns whether the device still has work from this rank."""
     device = closing.probe.device
     return device is not None and device.is_busy()

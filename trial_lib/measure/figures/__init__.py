@@ -1,1 +1,1 @@
-"""The figures of a rank: step times, losses, memory, precision, and when there are enough steps."""
+"""The figures of a rank: step times, losses, memory and precision; and when the steps are enough."""

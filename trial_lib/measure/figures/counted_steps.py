@@ -1,4 +1,4 @@
-"""The optimizer steps of a rank that count, and the metrics that come of them over all ranks."""
+"""The optimizer steps of a rank that count, and their metrics over all ranks."""
 
 import math
 import os
@@ -19,8 +19,8 @@ from trial_lib.measure.figures.precision import bytes_by_code, elements
 from trial_lib.measure.figures.step_clock import PARTS, StepTime
 from trial_lib.wire.free_host_memory import available_bytes
 
-# Dynamo itself gives a function up that it has compiled eight times (`recompile_limit`), and a program has several.
-# Where more than these steps compile, compiling is a part of the training.
+# Dynamo itself gives up a function that it has compiled eight times (`recompile_limit`), and a program has several. If
+# more than these steps compile, compilation is a part of the training.
 _MOST_THAT_COMPILE = 16
 _NOTE_OF_COMPILED = "The program compiles in its measured steps: that is in their time."
 
@@ -30,8 +30,8 @@ class CountedStep:
     """A step as this rank has timed it.
 
     Attributes:
-        time: that it took.
-        arrived: what has come for it, as `EngineWatch.take_arrived` has it.
+        time: of the step.
+        arrived: the batches of the step, as `EngineWatch.take_arrived` has them.
         has_compiled: whether the rank has compiled something meanwhile.
     """
 
@@ -41,23 +41,23 @@ class CountedStep:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """As `StepTime.seconds` has them; when the device has done the step."""
+        """The times as `StepTime.seconds` has them. Call it when the device has done the step."""
         return self.time.seconds()
 
 
 @dataclass
 class CountedSteps:
-    """Steps as this rank has timed them.
+    """The steps that this rank has timed.
 
-    Those in which any rank has compiled something are left out as soon as the ranks agree: they belong to the warm-up.
-    Until then each rank has as many as the others, so that all come to the same moments.
+    When the ranks agree, steps in which any rank has compiled something are left out, because they belong to the
+    warm-up. Until then each rank has as many steps as the others, so that all reach the same moments.
 
     Attributes:
         steps: in their order.
-        slowest: seconds of each step on the slowest rank, as the ranks have last agreed.
-        losses: the last loss of each, on its device; fewer where the code shows none.
-        batch: the engine's global batch in them; None before the first.
-        note: what a reader is to know of them; empty where nothing.
+        slowest: seconds of each step on the slowest rank, as of the last agreement.
+        losses: the last loss of each step, on its device; fewer if the code shows none.
+        batch: the engine's global batch in these steps; None before the first.
+        note: a sentence on the steps for the reader; may be empty.
     """
 
     steps: list[CountedStep] = field(default_factory=list)
@@ -65,29 +65,31 @@ class CountedSteps:
     losses: list[torch.Tensor] = field(default_factory=list)
     batch: int | None = None
     note: str = ""
-    # Whether the device has come to rest since the last step.
+    # Whether the device has been idle since the last step.
     _has_rested: bool = False
-    # Places of the steps that are left out.
+    # Positions of the steps that are left out.
     _left_out: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        """Returns how many count, as far as is known."""
+        """Returns how many steps count, as far as this rank can say."""
         return len(self.steps) - len(self._left_out)
 
     @property
     def in_use(self) -> list[CountedStep]:
-        """Those that count."""
+        """The steps that count."""
         return [step for place, step in enumerate(self.steps) if place not in self._left_out]
 
     def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
-        """Counts a step, but for one that began after `agree`: the program could not run ahead of its device.
+        """Counts a step, unless it began after `agree`.
+
+        Such a step does not count, because the program could not run ahead of its device.
 
         Args:
-            step: that has just been taken.
-            loss: its last, where the code shows any.
+            step: the last step.
+            loss: its last loss, if the code shows one.
 
         Returns:
-            Whether it counts.
+            Whether the step counts.
         """
         has_rested, self._has_rested = self._has_rested, False
         if has_rested:
@@ -98,17 +100,17 @@ class CountedSteps:
         return True
 
     def follow_batch(self, engine: Any, enough: int) -> bool:
-        """Begins anew where the code has changed the engine's batch: all steps that count are to have one and the same.
+        """Starts again if the code has changed the engine's batch, because all counted steps need the same batch.
 
-        So every trial is measured at the first batch that lasts, however long its steps take. The code changes it on
-        all ranks alike.
+        Every trial is therefore measured at the first batch that lasts, however long its steps take. The code changes
+        the batch on all ranks alike.
 
         Args:
             engine: that has just taken a step, which is not counted yet.
             enough: steps of one batch that are enough.
 
         Returns:
-            Whether the batch has changed, and enough steps had been counted by then.
+            Whether the batch has changed after enough counted steps.
         """
         batch = int(engine.train_batch_size())
         before, self.batch = self.batch, batch
@@ -123,18 +125,19 @@ class CountedSteps:
         return is_enough
 
     def keep(self, count: int) -> None:
-        """Leaves out the steps after the first so many: other ranks have no more."""
+        """Keeps only the first steps, because other ranks have no more."""
         del self.steps[count:], self.losses[count:]
         self._left_out = frozenset(place for place in self._left_out if place < count)
 
     def agree(self, watch: EngineWatch, is_over: bool = False) -> float:
-        """Takes up the other ranks' times, and returns the samples of a step over all ranks, alike on each.
+        """Collects the other ranks' times. Returns the samples of a step over all ranks, the same on each rank.
 
-        As if every rank had as many as the one that has most: whoever asks wants to know what is possible.
+        The result assumes that every rank has as many samples as the rank with the most, because callers need an upper
+        bound.
 
         Args:
             watch: of the engine.
-            is_over: whether no further step comes: of these alone then, all count where none else would.
+            is_over: whether no further step follows. Only then do steps that compile count, if there are no others.
         """
         if self.steps:
             device = self.steps[-1].time.device
@@ -154,20 +157,20 @@ class CountedSteps:
 
     @property
     def are_finite(self) -> bool:
-        """Whether no loss was infinite or not a number."""
+        """Whether every loss was a finite number."""
         return all(bool(torch.isfinite(loss).all()) for loss in self.losses)
 
     def metrics(
         self, watch: EngineWatch, flops_per_sample: float | None, formats: Collection[str] | None
     ) -> dict[str, float]:
-        """Returns the metrics by name, of an engine whose ranks have agreed.
+        """Returns the metrics by name, for an engine whose ranks have agreed.
 
         Args:
             watch: of the engine.
-            flops_per_sample: what a sample counts for, the same in all trials of a study: where samples are padded to
-                the longest of their micro-batch, more of them would else be more work. None to count it here.
-            formats: of the numbers that the program calculates with, beside those that show at the engine: they decide
-                on the peak that model FLOPs utilisation goes by. None where it is not to be told.
+            flops_per_sample: FLOPs of a sample, the same in all trials of a study. If samples are padded to the longest
+                of their micro-batch, larger micro-batches would otherwise count as more work. None to count it here.
+            formats: number formats of the program's arithmetic, beside those that the engine shows. They decide on the
+                peak that model FLOPs utilisation is relative to. None leaves the utilisation out.
         """
         engine, ranks = watch.engine, torch.distributed.get_world_size()
         medians = {part: statistics.median(step.seconds[part] for step in self.in_use) for part in (*PARTS, "cpu")}
@@ -178,7 +181,7 @@ class CountedSteps:
         )
         latency = statistics.median(self.slowest)
         replicas = int(engine.dp_world_size)
-        # Ranks of one replica have the same samples, each of a pipeline's inner stages as many as it is set to.
+        # Ranks of one replica have the same samples. An inner stage of a pipeline has as many as its engine is set to.
         samples = all_samples / ranks * replicas
         flops = _flops_per_sample(watch) if flops_per_sample is None else flops_per_sample
         metrics = {
@@ -190,7 +193,7 @@ class CountedSteps:
             **({"FLOPS_per_gpu": flops * samples / latency / ranks} if flops else {}),
         }
         if not self.steps[0].time.device.is_apart:
-            # Of a processor that waits for its device, it is the time of the wait.
+            # If a processor waits for its device, this is the time of the wait.
             metrics["cpu_time_per_sample"] = cpu_seconds / samples
         if with_tokens:
             metrics["tokens_per_second"] = all_tokens / with_tokens * replicas / latency
@@ -203,14 +206,14 @@ class CountedSteps:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _samples(self, watch: EngineWatch) -> float:
-        """Returns the samples of a step on this rank; those that it is set to where none are seen."""
+        """Returns the samples of a step on this rank; the engine's setting if the batches show none."""
         asked = float(watch.engine.train_micro_batch_size_per_gpu() * watch.engine.gradient_accumulation_steps())
         arrived = [watch.samples_in(step.arrived) for step in self.in_use]
         return (statistics.fmean(arrived) if arrived else 0.0) or asked
 
 
 def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
-    """Returns what a profile trial finds out about the model, as `ModelProfile` has it.
+    """Returns a profile trial's facts about the model, as `ModelProfile` has them.
 
     Args:
         watch: of the engine.
@@ -241,7 +244,7 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
 
 
 def _host_bytes(watch: EngineWatch) -> int:
-    """Returns what each rank may still take of its host's memory, on the host with the least; 0 on a CPU."""
+    """Returns the bytes that each rank may still take of its host's memory, on the host with the least; 0 on a CPU."""
     if not watch.device.is_apart:
         return 0
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -250,11 +253,11 @@ def _host_bytes(watch: EngineWatch) -> int:
 
 
 def _flops_per_sample(watch: EngineWatch) -> float:
-    """Returns what all ranks of a replica compute for a sample; 0 where the counts of the ranks are no such figure."""
+    """Returns the FLOPs of all ranks of a replica for a sample; 0 if the ranks' counts are no shares of one figure."""
     engine, samples = watch.engine, watch.samples_counted
     own = [float(watch.model.flops), samples, watch.counted_elements / samples, float(_first_replica(engine))]
     counts = of_each(own, engine)
-    # A stage of a pipeline may be a look-up alone, and an expert gets what is sent to it.
+    # A stage of a pipeline may only look up embeddings, and an expert gets as many tokens as are routed to it.
     if not isinstance(watch, PipelineWatch):
         if not all(flops for flops, *_ in counts):
             return 0.0

@@ -1,7 +1,7 @@
-"""What tells whether two trials have started from the same weights, however each keeps them.
+"""A fingerprint that shows whether two trials have started from the same weights, however each keeps them.
 
-A program need not: within `deepspeed.zero.Init`, or on a meta device, weights are drawn in another order, or by another
-function. Some elements of each parameter show it.
+Two runs of a program may start from different weights. Within `deepspeed.zero.Init`, or on a meta device, weights are
+drawn in another order, or by another function. Some elements of each parameter show it.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ import torch
 
 from trial_lib.measure.figures.over_ranks import total
 
-_ELEMENTS = 64  # of each parameter, its first
-# Parameters weigh differently, so that two that have changed places show.
+_ELEMENTS = 64  # the first elements of each parameter
+# Each parameter has its own factor, so that two that have changed places show.
 _WEIGHTS = 7
 
 
 class InitialWeights:
-    """The weights of an engine, as they are when this is made.
+    """The weights of an engine at the moment when this object is made.
 
     Args:
         engine: that has not trained.
@@ -30,7 +30,7 @@ class InitialWeights:
             if part is None:
                 self._sums = None
                 return
-            # As rounded as the coarsest engine keeps them, whatever this one does.
+            # Rounded to the coarsest format in which any engine keeps them.
             values = part.detach().to("cpu", torch.bfloat16).double() * (1 + number % _WEIGHTS)
             holders = 1 if hasattr(parameter, "ds_tensor") else replicas
             before, squares_before = self._sums
@@ -40,19 +40,19 @@ class InitialWeights:
             )
 
     def over_ranks(self, engine: Any) -> list[float]:
-        """Returns the sum and the sum of squares of all ranks, each of which takes part; empty where unknown."""
+        """Returns the sum and the sum of squares over all ranks; empty if unknown. Every rank takes part."""
         *sums, unknown = total([*(self._sums or (0.0, 0.0)), float(self._sums is None)], engine)
         return [] if unknown else sums
 
 
 def _part(parameter: Any) -> torch.Tensor | None:
-    """Returns what this rank has of a parameter's first elements; None where they are not in memory."""
+    """Returns this rank's share of a parameter's first elements; None if they are not in memory."""
     partition = getattr(parameter, "ds_tensor", None)
     if partition is None:
         return None if parameter.is_meta else parameter.reshape(-1)[:_ELEMENTS]
     if getattr(getattr(partition, "status", None), "name", "") != "AVAILABLE":
         return None
     start = torch.distributed.get_rank(parameter.ds_process_group) * partition.numel()
-    # The last partition may be longer than what is left of the parameter.
+    # The last partition may be longer than the rest of the parameter.
     part: torch.Tensor = partition.reshape(-1)[: max(0, min(_ELEMENTS, parameter.ds_numel) - start)]
     return part

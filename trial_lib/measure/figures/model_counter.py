@@ -1,4 +1,4 @@
-"""What a model costs: FLOPs and saved activations of one micro-batch, counted while it trains."""
+"""Counts the FLOPs and the saved activations of one micro-batch while the model trains."""
 
 import contextlib
 from collections.abc import Callable
@@ -12,20 +12,21 @@ from trial_lib.measure.figures.precision import names
 
 
 class ModelCounter:
-    """Counts the saved activations of the first training micro-batch, and the FLOPs of one that is asked for.
+    """Counts the saved activations of the first training micro-batch, and the FLOPs of one on request.
 
-    The two are counted apart: activations are those of the training as it is, and FLOPs show where nothing is compiled.
+    The two are counted in different micro-batches. Activations are those of the training as it is, and FLOPs only show
+    if nothing is compiled.
 
     Args:
         with_activations: whether to count activations.
 
     Attributes:
         flops: of this rank's part of the model, forward and backward of that micro-batch.
-        uncounted: names of what has run besides, and has no formula.
-        activation_bytes: that a forward pass kept.
-        formats: of the numbers that it keeps, returns or multiplies, such as `bfloat16`, as far as it has counted.
-        counts_activations: whether those of the micro-batch that comes are counted.
-        counts_flops: whether those of the micro-batch that comes are counted.
+        uncounted: names of operators that have also run, and have no formula.
+        activation_bytes: that a forward pass has saved.
+        formats: of the numbers that it has saved, returned or multiplied, such as `bfloat16`.
+        counts_activations: whether those of the next micro-batch are counted.
+        counts_flops: whether those of the next micro-batch are counted.
     """
 
     def __init__(self, with_activations: bool) -> None:
@@ -40,18 +41,18 @@ class ModelCounter:
         self._entered = contextlib.ExitStack()
 
     def count_flops(self) -> None:
-        """Has the FLOPs of the next micro-batch counted; it runs as written, also where it is compiled."""
+        """Counts the FLOPs of the next micro-batch, which runs as its code is written, without compilation."""
         self.counts_flops = True
         self._looks_for_more = False
 
     def count_activations_again(self) -> None:
-        """Counts the activations of each micro-batch from here on: those of the most demanding one are kept."""
+        """Counts the activations of each micro-batch from now on, and keeps the largest count."""
         self._looks_for_more = True
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, counting what is to be counted of it."""
+        """Runs a forward pass, and counts it if it is the one to count."""
         if self.counts_flops and self._counter is None:
-            # Entered until the backward pass has ended, so that a loss computed outside the engine counts too.
+            # Left at the end of the backward pass, so that a loss outside the engine counts too.
             self._begin()
         if not self.counts_activations and not self._looks_for_more:
             return function(*args, **kwargs)
@@ -63,14 +64,14 @@ class ModelCounter:
         return output
 
     def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward pass, and ends counting with it."""
+        """Runs a backward pass, and ends the count with it."""
         try:
             return function(*args, **kwargs)
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Ends what is being counted; harmless where nothing is."""
+        """Ends a count; harmless without one."""
         self.counts_activations = False
         if self._counter is not None:
             self._end()
@@ -79,7 +80,7 @@ class ModelCounter:
         try:
             self._entered.enter_context(eagerly())
         except RuntimeError:
-            # The engine is called from within a compiled function: there nothing can be counted.
+            # The engine is called within a compiled function, in which nothing can be counted.
             self.counts_flops = False
             return
         self._counter = self._entered.enter_context(FlopCounter())
@@ -96,7 +97,7 @@ class ModelCounter:
 class StageCounter(ModelCounter):
     """Counts the first forward and the first backward pass of a pipeline stage.
 
-    Its schedule runs other micro-batches between the two. The loss is computed inside the last stage's forward pass.
+    The schedule runs other micro-batches between the two. The last stage computes the loss in its forward pass.
     """
 
     def __init__(self, with_activations: bool) -> None:
@@ -104,19 +105,19 @@ class StageCounter(ModelCounter):
         self._counts_backward = False
 
     def count_flops(self) -> None:
-        """Has the FLOPs of the next forward and of the next backward pass counted."""
+        """Counts the FLOPs of the next forward and of the next backward pass."""
         super().count_flops()
         self._counts_backward = True
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, counting what is to be counted of it."""
+        """Runs a forward pass, and counts it if it is the one to count."""
         try:
             return super().forward(function, *args, **kwargs)
         finally:
             self.stop()
 
     def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward pass, counting if it is to be counted."""
+        """Runs a backward pass, and counts it if it is the one to count."""
         if not self._counts_backward:
             return function(*args, **kwargs)
         self._counts_backward = False

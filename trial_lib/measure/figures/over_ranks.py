@@ -1,4 +1,4 @@
-"""One figure of all ranks: what they agree by. Every rank of a trial calls these at the same moments."""
+"""Figures over all ranks, by which they agree. Every rank of a trial calls these functions at the same moments."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ import torch
 
 from trial_lib.measure.ends.meeting import Meeting
 
-# To write a few figures that all ranks have.
+# Time for every rank to write a few figures.
 _MEETING_S = 60.0
 
 
 class NoAgreementError(Exception):
-    """A rank has not brought its figures."""
+    """A rank has not delivered its figures."""
 
 
 def most(values: list[float], engine: Any) -> list[float]:
@@ -36,7 +36,10 @@ def of_each(values: list[float], engine: Any) -> list[list[float]]:
 
 @contextlib.contextmanager
 def by_files(meeting: Meeting) -> Iterator[None]:
-    """Has the ranks agree without a collective meanwhile: the program may be in one, or have no process group left."""
+    """Makes the ranks agree by files while this is entered.
+
+    The program may be in a collective, or may have no process group.
+    """
     _meetings.append(meeting)
     try:
         yield

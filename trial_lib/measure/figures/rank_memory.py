@@ -1,4 +1,4 @@
-"""The memory of a rank: what its engine has taken, what is left for the steps, the most that was in use."""
+"""The memory of a rank: the engine's, the rest for the steps, and the peak."""
 
 from trial_lib.device.rank.base import Device
 from trial_lib.device.rank.here import device_to_come
@@ -8,7 +8,7 @@ class RankMemory:
     """Follows the memory of a rank whose engine is measured.
 
     Attributes:
-        after_initialize: bytes in use when the engine was there.
+        after_initialize: bytes in use when the engine had just been built.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class RankMemory:
         self._final: dict[str, int] | None = None
 
     def begin(self, budget: int | None) -> None:
-        """Holds the process to so many bytes from here on, if there is a limit.
+        """Applies the memory limit to the process from now on, if there is one.
 
         Raises:
             UnknownDeviceError: see `device_of`.
@@ -29,7 +29,7 @@ class RankMemory:
         self._budget = None if budget is None else device.limit(budget)
 
     def engine_built(self, device: Device) -> None:
-        """Notes what the engine has taken, and what it has left."""
+        """Records the memory that the engine has taken, and the rest."""
         self._initialize_peak = self._peak = device.peak_bytes()
         self._available = device.available_bytes()
         self.after_initialize = device.used_bytes()
@@ -39,7 +39,10 @@ class RankMemory:
             device.keep_what_is_freed()
 
     def taken_over(self) -> "RankMemory":
-        """Returns the memory of the same engine before it was measured: it counts from there, as in fresh ranks."""
+        """Returns the memory of the same engine for the next measurement.
+
+        It counts from the engine's initialisation, as in fresh ranks.
+        """
         memory = RankMemory()
         memory.after_initialize, memory._budget = self.after_initialize, self._budget
         memory._available, memory._initialize_peak = self._available, self._initialize_peak
@@ -47,28 +50,29 @@ class RankMemory:
         return memory
 
     def step_ended(self, device: Device, counts: bool) -> None:
-        """Notes the most that was in use by now.
+        """Records the peak so far.
 
-        Not at the end alone: what a CPU's process will have read of files by then is no part of this step's peak.
+        It is called after each step. At the end, a CPU's process may also hold memory of files that it has read, which
+        is no part of the steps' peak.
 
         Args:
             device: of the engine.
-            counts: whether the step is one of those that are counted, and not of the warm-up.
+            counts: whether the step counts, and is no warm-up.
         """
         if not counts:
             self._retries_before = _retries(device)
         self._peak = max(self._peak, device.peak_bytes())
 
     def slot_bytes(self, device: Device) -> int:
-        """Returns what the slot has for this process."""
+        """Returns the bytes that the slot has for this process."""
         return device.total_bytes() if self._budget is None else self._budget
 
     def end(self, device: Device) -> None:
-        """Leaves out what comes from here on: it is none of the training's."""
+        """Ignores memory from now on, because it is not the training's own."""
         self._final = self.figures(device)
 
     def figures(self, device: Device) -> dict[str, int]:
-        """Returns them by the names of `trial_lib.records.result.Memory`."""
+        """Returns the figures by the names of `trial_lib.records.result.Memory`."""
         return self._final or {
             "peak": max(device.peak_bytes(), self._peak),
             "after_initialize": self.after_initialize,
@@ -78,7 +82,7 @@ class RankMemory:
         }
 
     def _of_allocator(self, device: Device) -> dict[str, int]:
-        """Returns what an allocator that holds memory back adds to the figures."""
+        """Returns further figures of an allocator that caches memory."""
         left, figures = device.left_bytes(), device.allocator_figures()
         may_have = min(left["free"] + left["reserved"], device.total_bytes())
         return {

@@ -1,8 +1,8 @@
-"""Seconds of an optimizer step: by the device's clock and of processor time, with pauses left out.
+"""Seconds of an optimizer step: by the device's clock and of processor time, without pauses.
 
-A training runs ahead of its device: while that works on a step, the program loads the next batch and gives the device
-more to do. So nothing waits for the device between two steps. Moments are noted in its own course and are read later,
-where the ranks decide something and it has come to rest anyway.
+A training runs ahead of its device. While the device works on a step, the program loads the next batch and queues more
+work. So nothing may wait for the device between two steps. Times are marked in the device's own queue. They are read
+later, when the ranks decide something and the device is idle anyway.
 """
 
 import time
@@ -17,7 +17,7 @@ PARTS = ("forward", "backward", "step")
 
 @dataclass(frozen=True)
 class _Moment:
-    """Where the device and the processor stood."""
+    """The clocks of the device and the processor at one moment."""
 
     instant: Any
     cpu_s: float
@@ -25,7 +25,7 @@ class _Moment:
 
 @dataclass(frozen=True)
 class StepTime:
-    """What an optimizer step took, to be read when the device has done it.
+    """The time of an optimizer step, which can be read when the device has done it.
 
     Args:
         device: that has done it.
@@ -59,7 +59,7 @@ class StepClock:
     """Runs from one `mark` to the next `step_ended`.
 
     Args:
-        device: that the steps are done on.
+        device: that runs the steps.
     """
 
     def __init__(self, device: Device) -> None:
@@ -85,19 +85,19 @@ class StepClock:
         return StepTime(self._device, (self._started, ended), tuple(self._pauses), parts)
 
     def pause(self) -> None:
-        """Leaves out what follows, until `resume`."""
+        """Stops the clock until `resume`."""
         if self._paused is None:
             self._paused = self._settled()
 
     def resume(self) -> None:
-        """Goes on counting after `pause`; harmless where nothing is paused."""
+        """Starts the clock again after `pause`; harmless if it runs."""
         if self._paused is None:
             return
         self._pauses.append((self._paused, self._settled()))
         self._paused = None
 
     def _settled(self) -> _Moment:
-        # What is left out is the program's own work, which may keep the device busy: it is to end with the pause.
+        # The paused code is the program's own and may keep the device busy. That work has to end with the pause.
         self._device.finish()
         return self._now()
 
@@ -106,10 +106,10 @@ class StepClock:
 
 
 class PartTimer:
-    """Notes when each part of an optimizer step begins and ends.
+    """Records when each part of an optimizer step begins and ends.
 
     Args:
-        device: that the parts are done on.
+        device: that runs the parts.
     """
 
     def __init__(self, device: Device) -> None:
@@ -117,7 +117,7 @@ class PartTimer:
         self._calls: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, with each call noted as one of `part`."""
+        """Returns a function that runs `function` and records each call as one of `part`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._device.is_recording():
@@ -131,6 +131,6 @@ class PartTimer:
         return call
 
     def take(self) -> dict[str, list[tuple[Any, Any]]]:
-        """Returns the calls of each part since the last time, and starts anew."""
+        """Returns the calls of each part since the last call of this method."""
         calls, self._calls = self._calls, {part: [] for part in PARTS}
         return calls

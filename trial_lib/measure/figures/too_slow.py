@@ -1,4 +1,4 @@
-"""Whether a running trial can still reach the best: a bound from its first counted steps. Pure."""
+"""Decides whether a running trial can still reach the best, by a bound from its first counted steps. Pure functions."""
 
 import math
 import statistics
@@ -8,20 +8,20 @@ from trial_lib.statistics.student_t import t_quantile
 from trial_lib.wire.step_window import StepWindow
 
 ERROR_RATE = 0.01
-"""At most this part of the trials that would reach the best are stopped, however often each is looked at."""
+"""The largest share of trials that could reach the best and are stopped all the same, over all looks together."""
 
-# Below that, three steps that happen to be alike say nothing of the next: step times repeat within some percent.
+# Step times repeat only within some percent. If three steps scatter less by chance, this value replaces their scatter.
 _LEAST_SPREAD = 0.05
-# Two say little, and a third costs little, unless a step is long (s).
+# Two steps are little evidence. A third costs little, unless a step takes this long (s).
 _LONG_STEP = 5.0
 _LEAST_STEPS, _LEAST_SHORT_STEPS = 2, 3
 
 
 def looks_after(window: StepWindow, counted: int) -> bool:
-    """Returns whether a trial that has something to beat is looked at after this many counted steps.
+    """Returns whether the ranks look at a trial with something to beat after this many counted steps.
 
-    After 2, 3, 5 and 8, and on by half as many again, until the window is full and has moments of its own; each is an
-    agreement of the ranks.
+    Each look comes after half as many steps again as the last one. When the window is full it has moments of its own.
+    Each look is an agreement of the ranks.
     """
     moment = _LEAST_STEPS
     while moment < min(counted, window.min_steps):
@@ -30,17 +30,18 @@ def looks_after(window: StepWindow, counted: int) -> bool:
 
 
 def throughput_bound(step_times: Sequence[float], samples_per_step: float) -> float:
-    """Returns the most samples/s that these steps leave possible, at the error rate; infinite for too few of them.
+    """Returns the largest possible throughput (samples/s) by these steps, at the error rate.
 
-    A one-sided Student bound on the mean logarithm of the step time: step times scatter by factors. Each look spends a
-    part of the error rate, 1/(k (k + 1)) of it the k-th, and these parts add up to the whole.
+    It is infinite for too few steps. Otherwise it is a one-sided Student bound on the mean logarithm of the step time,
+    because step times scatter by factors. The k-th look spends the share 1/(k (k + 1)) of the error rate. These shares
+    add up to the whole.
 
     Args:
         step_times: seconds of the counted steps so far, on the slowest rank.
         samples_per_step: over all ranks.
     """
     count = len(step_times)
-    # By the first step alone, so that the looks to come are fixed before the others are known.
+    # The first step alone decides, so that the later looks are fixed before their steps are seen.
     is_long = count > 0 and step_times[0] > _LONG_STEP
     look = count - (_LEAST_STEPS if is_long else _LEAST_SHORT_STEPS) + 1
     if look < 1:
@@ -52,7 +53,7 @@ def throughput_bound(step_times: Sequence[float], samples_per_step: float) -> fl
 
 
 def is_hopeless(step_times: Sequence[float], samples_per_step: float, to_beat: float) -> bool:
-    """Returns whether a trial cannot reach the best any more.
+    """Returns whether a trial can no longer reach the best.
 
     Args:
         step_times: seconds of the counted steps so far, on the slowest rank.

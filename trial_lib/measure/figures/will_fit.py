@@ -1,4 +1,4 @@
-"""Whether the next micro-batch size of a sweep will fit, from what the sizes so far have taken. Pure."""
+"""Predicts whether the next micro-batch size of a sweep fits, from the memory of the sizes so far. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SizeMemory:
-    """What one size has taken, on the rank that has taken most.
+    """The memory of one size, on the rank that has used most.
 
     Attributes:
         samples: its micro-batch size.
-        above_initialize: bytes of its peak above what was in use after `deepspeed.initialize`.
-        available: bytes that the slot still had then, on the rank that had least; None where nothing bounds them.
+        above_initialize: bytes of its peak above the bytes in use after `deepspeed.initialize`.
+        available: bytes that the slot still had then, on the rank with the least; None without a limit.
     """
 
     samples: int
@@ -20,17 +20,17 @@ class SizeMemory:
 
 
 def foreseen(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: float) -> float:
-    """Returns the bytes above initialisation that a size will take.
+    """Returns the predicted bytes of a size above initialisation.
 
-    Those of the last two sizes on a straight line; from one size, a line with the estimated slope. The peak of the
-    optimizer's step hides what small sizes keep for the backward pass, so the line may come out too flat: the
-    activations alone bound it from below, at the estimate a sample, or at what a sample can have had at most in any
-    size that was measured.
+    The last two sizes give a straight line. One size gives a line with the estimated slope. The peak of the optimizer's
+    step can hide the activations of small sizes, so the line may be too flat. The activations alone are therefore a
+    lower bound. They count as the estimate for each sample, or as the most that a sample can have had in any measured
+    size.
 
     Args:
         measured: the sizes so far, ascending; one at least.
         samples: the next micro-batch size.
-        bytes_per_sample: estimate of what one more sample takes.
+        bytes_per_sample: estimated memory of one more sample.
     """
     last = measured[-1]
     slope = bytes_per_sample
@@ -43,13 +43,13 @@ def foreseen(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: flo
 
 
 def will_fit(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: float, headroom: float) -> bool:
-    """Returns whether a size is foreseen to fit, with a share of the memory left free.
+    """Returns whether a size is predicted to fit, with a share of the memory free.
 
     Args:
         measured: the sizes so far, ascending; one at least.
         samples: the next micro-batch size.
-        bytes_per_sample: estimate of what one more sample takes.
-        headroom: the share that is to stay free, of the memory that was available after initialisation.
+        bytes_per_sample: estimated memory of one more sample.
+        headroom: the share that has to stay free, of the memory that was available after initialisation.
     """
     bounds = [size.available for size in measured if size.available is not None]
     if not bounds:

@@ -1,16 +1,16 @@
 """Accelerate in a trial: its plugin and its own accumulation follow the candidate, and it only trains.
 
-`Accelerator()` makes DeepSpeed's configuration of a `DeepSpeedPlugin`: of a file, a dictionary or fields. The
-overrides are merged where the plugin reads it (`hugging_face`), before "auto" values are filled in. What the plugin and
-the Accelerator keep beside that configuration follows here; of several plugins those that train (`accelerate_plugins`).
-In a trial
+`Accelerator()` makes DeepSpeed's configuration from a `DeepSpeedPlugin`, which has a file, a dictionary or fields. The
+overrides are merged when the plugin reads it (`hugging_face`), before "auto" values are filled in. The values that the
+plugin and the Accelerator keep beside that configuration follow here. If there are several plugins, those that train
+follow (`accelerate_plugins`). In a trial
 
-* `save_state` and `save_model` write nothing, and `load_state` reads nothing: a checkpoint is the user's, and one of
-  another ZeRO stage could not be read,
-* `init_trackers` starts no tracker, so that `log` and `end_training` reach none,
-* a model that is prepared without DeepSpeed ends the trial at once, with the reason.
+* `save_state` and `save_model` write nothing, and `load_state` reads nothing. A checkpoint is the user's, and one of
+  another ZeRO stage could not be read.
+* `init_trackers` starts no tracker, so that `log` and `end_training` reach none.
+* A model that is prepared without DeepSpeed ends the trial at once, with the reason.
 
-Each of these is put in place when the program imports accelerate: a program without it pays nothing.
+Each replacement is made when the program imports accelerate. A program without it pays nothing.
 """
 
 import functools
@@ -28,22 +28,22 @@ from trial_lib.wire.errors import InputError
 
 
 def install(facts: ProgramFacts) -> None:
-    """Has Accelerate follow the trial; before the user's program runs.
+    """Makes Accelerate follow the trial. Call it before the user's program runs.
 
     Args:
-        facts: told what the program would have used by itself.
+        facts: collects the program's own settings.
     """
     when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
     when_imported("accelerate.accelerator", functools.partial(_only_train, facts))
 
 
 def adopt() -> None:
-    """Has the plugins that train, of several, follow a full experiment's configuration, which all of them have read."""
+    """Makes the plugins that train follow a full experiment's configuration. All of several plugins have read it."""
     when_imported("accelerate.accelerator", functools.partial(_settle_roles, ProgramFacts()))
 
 
 def start_over() -> None:
-    """Lets go of the state that all Accelerators of a process share: the program is run again in it."""
+    """Drops the state that all Accelerators of a process share, because the program is run again."""
     state: Any = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -61,7 +61,7 @@ def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
         if str(own).isdecimal():
             facts.batch.setdefault(ACCUMULATION, int(own))
         elif ACCUMULATION not in (facts.ds_config or {ACCUMULATION: "auto"}):
-            # Where a file says nothing, the plugin says 1, whatever the Accelerator is told.
+            # If a file does not name it, the plugin's value is 1, whatever the Accelerator's is.
             facts.batch.setdefault(ACCUMULATION, 1)
         take_fields(plugin)
 
@@ -118,7 +118,7 @@ def _note_optimizer(facts: ProgramFacts, objects: tuple[Any, ...]) -> None:
     import torch
 
     for prepared in objects:
-        # A dummy, in the place of one that DeepSpeed makes by the configuration, is none.
+        # A dummy for an optimizer that DeepSpeed makes by the configuration is no optimizer of the code's.
         if isinstance(prepared, torch.optim.Optimizer):
             facts.note_optimizer(prepared, by_accelerate=True)
 

@@ -1,8 +1,9 @@
-"""An Accelerator of several DeepSpeed plugins: those that are prepared to train follow a candidate, others do not.
+"""An Accelerator of several DeepSpeed plugins. Those that train follow a candidate, and the others do not.
 
-A plugin reads its configuration when it is made, long before the code says what it is for; a model may be made by it at
-once. So every configuration follows at first, and one whose model is prepared without an optimizer, such as a
-teacher's, gets its own back then. It keeps the accumulation alone, which is the Accelerator's as well.
+A plugin reads its configuration when it is made, long before the code shows its purpose. Code may make a model by it at
+once. So every configuration follows at first. If a plugin's model is then prepared without an optimizer, as a teacher's
+is, the plugin gets its own configuration back. It keeps only the accumulation, because that is the Accelerator's as
+well.
 """
 
 import copy
@@ -21,7 +22,7 @@ from trial_lib.deepspeed_config.overrides import (
 from trial_lib.measure.engine_roles import Followers
 from trial_lib.measure.program_facts import ProgramFacts
 
-# What a plugin keeps beside the configuration, and where it stands there.
+# Values that a plugin keeps beside the configuration, with their places in it.
 _FIELDS = {
     "zero_stage": "zero_optimization.stage",
     "gradient_accumulation_steps": ACCUMULATION,
@@ -34,10 +35,10 @@ _MERGED = "zerotune_merged"
 
 @dataclass(frozen=True)
 class _Merged:
-    """What was done to a configuration.
+    """The merge into a configuration.
 
     Attributes:
-        own: it, as the code gives it.
+        own: the configuration as the code has it.
         overrides: merged into it.
     """
 
@@ -46,7 +47,7 @@ class _Merged:
 
 
 def merge_into(config: Any, overrides: Mapping[str, Any]) -> None:
-    """Has an `HfDeepSpeedConfig` follow, as if it had been read so.
+    """Makes an `HfDeepSpeedConfig` follow, as if it had been read so.
 
     Args:
         config: the configuration.
@@ -58,7 +59,7 @@ def merge_into(config: Any, overrides: Mapping[str, Any]) -> None:
 
 
 def take_fields(plugin: Any) -> None:
-    """Has what a plugin keeps beside its configuration say what stands there."""
+    """Sets the values that a plugin keeps beside its configuration to those in the configuration."""
     for name, key in _FIELDS.items():
         value = plugin.hf_ds_config.get_value(key)
         if value is not None and value != "auto":
@@ -66,10 +67,10 @@ def take_fields(plugin: Any) -> None:
 
 
 class PluginRoles:
-    """Which of the plugins follow.
+    """Decides which of the plugins follow.
 
     Args:
-        facts: told the configuration of the first one that trains.
+        facts: collect the configuration of the first one that trains.
     """
 
     def __init__(self, facts: ProgramFacts) -> None:
@@ -78,7 +79,7 @@ class PluginRoles:
         self._has_trainer = False
 
     def prepare(self, accelerator: Any, objects: tuple[Any, ...]) -> None:
-        """Has the plugin that is selected follow or not; before the Accelerator prepares objects with it."""
+        """Makes the selected plugin follow or not, before the Accelerator prepares objects with it."""
         import torch
 
         plugins = accelerator.state.deepspeed_plugins
@@ -89,7 +90,7 @@ class PluginRoles:
         if merged is None or not any(isinstance(each, torch.nn.Module) for each in objects):
             return
         setattr(plugin.hf_ds_config, _MERGED, None)
-        # The dummy stands for an optimizer that DeepSpeed makes.
+        # A dummy for an optimizer that DeepSpeed makes.
         optimizers = (torch.optim.Optimizer, sys.modules["accelerate.utils"].DummyOptim)
         if any(isinstance(each, optimizers) for each in objects):
             followed = self._followers.overrides_for(merged.own, merged.overrides)
@@ -107,13 +108,13 @@ class PluginRoles:
 
 
 def _with_precision(own: DeepSpeedConfig, config: DeepSpeedConfig) -> DeepSpeedConfig:
-    """Returns what the code gives, with the precision that the Accelerator is told of beside it."""
+    """Returns the code's configuration, with the precision that the code passes to the Accelerator beside it."""
     sections = {name: config.get(name, {}) for name in ("fp16", "bf16")}
     return {**{name: section for name, section in sections.items() if section.get("enabled") is True}, **own}
 
 
 def _withdraw(config: DeepSpeedConfig, own: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Takes overrides out of a configuration again, which others hold as well."""
+    """Takes overrides out of a configuration again. Other objects hold the configuration as well."""
     for key, value in overrides.items():
         inner = config.get(key)
         if isinstance(value, Mapping) and isinstance(inner, dict) and isinstance(own.get(key), Mapping):

@@ -1,4 +1,7 @@
-"""What stands in for DeepSpeed's functions is put in place once, and the probe changes with each size of a sweep."""
+"""The observer of DeepSpeed's replaced functions.
+
+They are replaced once, and the probe changes with each size of a sweep.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +10,7 @@ from trial_lib.measure.libraries.interception import InitializeObserver
 
 
 class CurrentProbe:
-    """Hands what the stand-ins notice to the probe of the moment.
+    """Forwards each event to the current probe.
 
     Args:
         find: returns that probe.

@@ -1,14 +1,15 @@
 """The Hugging Face Trainer in a trial: its arguments follow the candidate, and it only trains.
 
-An unmodified Trainer script hands DeepSpeed's configuration to `TrainingArguments` (or has `accelerate launch` do so),
-which fills in its "auto" values and refuses one that contradicts its own arguments. In a trial
+An unmodified Trainer script passes DeepSpeed's configuration to `TrainingArguments`, or lets `accelerate launch` do so.
+`TrainingArguments` fills in "auto" values, and refuses a configuration that contradicts its own arguments. In a trial
 
-* the batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads,
-* `output_dir` is a folder of the trial's own: no last checkpoint of the user's is found in it or overwritten,
-* nothing is evaluated, saved, pushed to a hub or reported to a tracker, nothing is resumed,
-* training goes on until the trial has measured enough.
+* The batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads.
+* `output_dir` is a folder of the trial's own. The Trainer finds no last checkpoint of the user's in it, and overwrites
+  none.
+* Nothing is evaluated, saved, pushed to a hub, reported to a tracker or resumed.
+* Training goes on until the trial has measured enough.
 
-Each of these is put in place when the program imports the module at hand: a program without transformers pays nothing.
+Each replacement is made when the program imports its module. A program without transformers pays nothing.
 """
 
 import functools
@@ -24,7 +25,7 @@ from trial_lib.intercept.post_import import when_imported
 from trial_lib.measure.libraries.accelerate_plugins import merge_into
 from trial_lib.measure.program_facts import ProgramFacts
 
-# Training ends with the trial, and long before this many optimizer steps.
+# Training ends with the trial, long before this many optimizer steps.
 _STEPS = 1_000_000
 
 # They follow from the number of steps, which is not the user's in a trial.
@@ -32,12 +33,12 @@ _OF_THE_LENGTH = ("scheduler.params.total_num_steps", "scheduler.params.warmup_n
 
 
 def install(facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path) -> None:
-    """Has transformers, accelerate's configuration and PEFT follow the trial; before the user's program runs.
+    """Makes transformers, accelerate's configuration and PEFT follow the trial. Call it before the user's program runs.
 
     Args:
-        facts: told what the program would have used by itself.
+        facts: collects the program's own settings.
         overrides: the candidate's part of the DeepSpeed configuration.
-        scratch: the trial's folder for what the program would write.
+        scratch: the trial's folder for files that the program would write.
     """
     when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
     when_imported("transformers.integrations.deepspeed", _check_in_a_trial)
@@ -52,11 +53,11 @@ def install(facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path) ->
 
 
 def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
-    """Has the Trainer train at full length with a configuration, its arguments consistent with it.
+    """Makes the Trainer train at full length with a configuration, with arguments that agree with it.
 
     Args:
         ds_config: a complete DeepSpeed configuration.
-        is_in_code: whether the program's own stands in its code: then what differs is merged into that.
+        is_in_code: whether the program's own is in its code. The differences are then merged into that.
     """
     when_imported("transformers.training_args", functools.partial(_take_batch, ds_config))
     if is_in_code:
@@ -88,7 +89,7 @@ def _merge_difference(ds_config: Mapping[str, Any], module: ModuleType) -> None:
 
 
 def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any], module: ModuleType) -> None:
-    """Merges the overrides into a configuration before anything in it is looked at: the stage, an "auto" value."""
+    """Merges the overrides into a configuration before the stage or an "auto" value in it is read."""
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def read(config: Any, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +103,7 @@ def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any]
 
 
 def _check_in_a_trial(module: ModuleType) -> None:
-    """Has the Trainer compare its arguments with a configuration as it would with the user's, but for the length."""
+    """Makes the Trainer compare its arguments with a configuration, except for the training's length."""
 
     def wrap_process(original: Callable[..., None]) -> Callable[..., None]:
         def process(config: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
@@ -130,12 +131,12 @@ def _follow_in_arguments(facts: ProgramFacts, overrides: Mapping[str, Any], scra
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def check(arguments: Any) -> None:
             for key, name in TRAINING_ARGUMENTS.items():
-                # Only the first time: copies of arguments have the candidate's values already.
+                # Only the first time, because copies of arguments have the candidate's values already.
                 facts.batch.setdefault(key, int(getattr(arguments, name)))
                 if key in overrides:
                     setattr(arguments, name, overrides[key])
             if getattr(arguments, "per_gpu_train_batch_size", None):
-                # The older name, which comes first where transformers still knows it.
+                # The older name, which has precedence in versions of transformers that still have it.
                 arguments.per_gpu_train_batch_size = None
             arguments.output_dir = str(scratch / "output")
             arguments.auto_find_batch_size = False
@@ -150,7 +151,7 @@ def _follow_in_arguments(facts: ProgramFacts, overrides: Mapping[str, Any], scra
 
 
 def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
-    """Notes the flags that set the batch, where the training arguments come from the command line."""
+    """Records the flags that set the batch, if the training arguments come from the command line."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def parse(parser: Any, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
@@ -168,7 +169,7 @@ def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
 
 
 def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
-    """Returns whether parsed arguments are the command line's, as they are or with some added or taken out."""
+    """Returns whether parsed arguments are the command line's, possibly with some added or taken out."""
     if args is None:
         return True
     ours, theirs = set(sys.argv[1:]), set(args)
@@ -176,14 +177,14 @@ def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
 
 
 def _spelling(name: str) -> str:
-    """Returns an argument's flag as the user has typed it: transformers takes dashes for underscores."""
+    """Returns an argument's flag as the user has typed it. transformers accepts dashes for underscores."""
     dashed = f"--{name.replace('_', '-')}"
     typed = any(word.split("=")[0] == dashed for word in sys.argv[1:])
     return dashed if typed else f"--{name}"
 
 
 def _neither_save_nor_evaluate(module: ModuleType) -> None:
-    """Has the Trainer's loop never save and never evaluate, whatever its arguments or a callback say."""
+    """Makes the Trainer's loop never save and never evaluate, whatever its arguments or a callback say."""
     never = property(lambda control: False, lambda control, value: None)
     module.TrainerControl.should_save = never
     module.TrainerControl.should_evaluate = never
@@ -192,7 +193,7 @@ def _neither_save_nor_evaluate(module: ModuleType) -> None:
 def _train_only(module: ModuleType) -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # Not in the arguments' own check: a script may make as many samples as its steps take.
+            # The arguments' own check is too early, because a script may make as many samples as its steps take.
             trainer.args.max_steps = max(trainer.args.max_steps, _STEPS)
             return original(trainer, None, *args, **kwargs)
 
@@ -204,7 +205,7 @@ def _train_only(module: ModuleType) -> None:
 
 
 def _save_no_tokenizer_twice(module: ModuleType) -> None:
-    """Saves a tokenizer only into a folder that is empty or new, from where a program may read it back."""
+    """Saves a tokenizer only into a folder that is empty or new, because a program may read it back from there."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(tokenizer: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Standing in for DeepSpeed's own functions before the user's code runs, however it calls them."""
+"""Replaces DeepSpeed's own functions before the user's code runs, however the code calls them."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from trial_lib.measure.engine_roles import Followers, trains
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.wire.errors import InputError
 
-# Sections with which DeepSpeed writes to a place, or an account, of the user's; and its own tuner.
+# Sections that make DeepSpeed write to a place, or an account, of the user's; and DeepSpeed's own tuner.
 _ELSEWHERE = ("tensorboard", "wandb", "csv_monitor", "comet", "autotuning")
 _CHECKPOINTING = "activation_checkpointing"
 _CHECKPOINTING_BY_CODE = ("partition_activations", "contiguous_checkpointing", "num_checkpoints", "checkpoint_in_cpu")
@@ -24,7 +24,7 @@ _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model")
 
 
 class InitializeObserver(Protocol):
-    """What is told of the engines that the user's code builds."""
+    """The receiver of events about the engines that the user's code builds."""
 
     @property
     def has_engine(self) -> bool:
@@ -37,19 +37,19 @@ class InitializeObserver(Protocol):
         """Called with each engine that trains."""
 
     def frozen_engine_built(self) -> None:
-        """Called when an engine is there that does not."""
+        """Called when an engine that does not train exists."""
 
     def group_destroyed(self) -> None:
-        """Called before the code destroys the process group: afterwards the ranks cannot agree any more."""
+        """Called before the code destroys the process group. Afterwards the ranks cannot agree any more."""
 
 
 def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: InitializeObserver) -> None:
-    """Has `deepspeed.initialize` merge the overrides in for engines that train, and no engine save anything.
+    """Makes `deepspeed.initialize` merge the overrides in for engines that train, and stops all engines from saving.
 
     Args:
         overrides: a candidate's part of the DeepSpeed configuration.
-        facts: is told the configuration that the code itself passes for the first engine that trains.
-        observer: is told of the engines.
+        facts: collects the configuration that the code itself passes for the first engine that trains.
+        observer: gets the events about the engines.
     """
     import deepspeed
     from deepspeed.moe.layer import MoE
@@ -77,7 +77,7 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
     original_destroy = torch.distributed.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
-        """Stands in for `torch.distributed.destroy_process_group`."""
+        """Replaces `torch.distributed.destroy_process_group`."""
         if group is None:
             observer.group_destroyed()
         original_destroy(group)
@@ -90,9 +90,11 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
 
 
 def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
-    """Has the code's `deepspeed.checkpointing.configure` follow the candidate, and notes whether it goes by the file.
+    """Makes the code's `deepspeed.checkpointing.configure` follow the candidate.
 
-    What the code itself says there goes before the configuration, in a trial as without.
+    It also records whether the configuration controls activation checkpointing.
+
+    Arguments of the code have precedence over the configuration, in a trial as without one.
     """
     from deepspeed.runtime.activation_checkpointing import checkpointing
 
@@ -101,7 +103,7 @@ def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: Pro
     section = {_CHECKPOINTING: overrides[_CHECKPOINTING]} if _CHECKPOINTING in overrides else {}
 
     def configure(*args: Any, **kwargs: Any) -> Any:
-        """Stands in for `deepspeed.checkpointing.configure`."""
+        """Replaces `deepspeed.checkpointing.configure`."""
         call = signature.bind(*args, **kwargs)
         passed = _read(call.arguments.get("deepspeed_config"))
         if passed is not None:
@@ -114,10 +116,10 @@ def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: Pro
 
 
 def adopt(ds_config: Mapping[str, Any]) -> None:
-    """Has the code train with a configuration, in the place of the one that stands in it.
+    """Makes the code train with a configuration in place of its own.
 
-    What differs from the configuration of the first engine that trains is merged into that of each that does: another
-    one keeps what is its own. An "auto" is for the code to decide.
+    The differences from the configuration of the first engine that trains are merged into the configuration of each
+    engine that trains. Another engine keeps its own values for the rest. An "auto" is for the code to decide.
 
     Args:
         ds_config: a complete DeepSpeed configuration, such as a study's winner.
@@ -137,7 +139,7 @@ def adopt(ds_config: Mapping[str, Any]) -> None:
 
 
 def let_config_count() -> None:
-    """Has the code's `config` count where it hands `deepspeed.initialize` a configuration in its `args` as well."""
+    """Makes the code's `config` win if the code also passes a configuration to `deepspeed.initialize` in `args`."""
     before = expected.require
     _stand_in_for_initialize(lambda passed, is_trained: passed, before, lambda engine, is_trained: None)
 
@@ -148,13 +150,13 @@ def _stand_in_for_initialize(
     after: Callable[[Any, bool], None],
     facts: ProgramFacts | None = None,
 ) -> None:
-    """Puts a function in the place of `deepspeed.initialize`.
+    """Replaces `deepspeed.initialize`.
 
     Args:
-        merge: returns the configuration to use for the one that the code passes, given whether the engine trains.
+        merge: returns the configuration to use in place of the code's, given whether the engine trains.
         before: called when a call begins.
-        after: called with the engine that it has built, and whether that trains.
-        facts: is told of a call that hands over two configurations.
+        after: called with the new engine, and whether it trains.
+        facts: collect a call that passes two configurations.
     """
     import deepspeed
 
@@ -162,12 +164,12 @@ def _stand_in_for_initialize(
     signature = inspect.signature(original)
 
     def initialize(*args: Any, **kwargs: Any) -> Any:
-        """Stands in for `deepspeed.initialize`."""
+        """Replaces `deepspeed.initialize`."""
         before()
         try:
             call = signature.bind(*args, **kwargs)
         except TypeError:
-            # Refused by DeepSpeed as well, in its own words.
+            # DeepSpeed refuses this as well, with its own message.
             return original(*args, **kwargs)
         with _Configuration(call.arguments) as configuration:
             passed = configuration.read()
@@ -187,12 +189,12 @@ def _stand_in_for_initialize(
 
 
 def _saves_nothing(engine: Any, *args: Any, **kwargs: Any) -> bool:
-    """Stands in for an engine's `save_checkpoint` and its like: a trial leaves the user's checkpoints alone."""
+    """Replaces an engine's `save_checkpoint` and similar methods. A trial leaves the user's checkpoints alone."""
     return True
 
 
 def in_a_trial(config: DeepSpeedConfig) -> DeepSpeedConfig:
-    """Returns a configuration without what writes to the user's runs and folders; for a trial's own eyes only."""
+    """Returns a configuration without sections that write to the user's runs and folders. Only a trial uses it."""
     quiet = {name: {**config[name], "enabled": False} for name in _ELSEWHERE if isinstance(config.get(name), dict)}
     return {**config, **quiet}
 
@@ -200,10 +202,10 @@ def in_a_trial(config: DeepSpeedConfig) -> DeepSpeedConfig:
 class _Configuration:
     """The DeepSpeed configuration of one call of `initialize`, wherever the code has put it.
 
-    As a context manager, it leaves the code's `args` as they were.
+    As a context manager, it restores the code's `args`.
 
     Args:
-        arguments: of the call by name, to be changed in place.
+        arguments: of the call by name. They are changed in place.
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -213,7 +215,7 @@ class _Configuration:
         self._has_lost_its_batch: DeepSpeedConfig | None = None
         in_call = [(name, arguments.get(name)) for name in ("config", "config_params")]
         in_args = [(name, getattr(self._args, name, None)) for name in ("deepscale_config", "deepspeed_config")]
-        # Of the two arguments DeepSpeed takes the first.
+        # DeepSpeed takes the first of the two arguments.
         self._in_call = [(name, value) for name, value in in_call if value is not None][:1]
         self._in_args = [(name, value) for name, value in in_args if value is not None]
 
@@ -226,22 +228,25 @@ class _Configuration:
 
     @property
     def is_handed_over_twice(self) -> bool:
-        """Whether one stands in the call and one in `args`: the call's counts, as in DeepSpeed before it refused."""
+        """Whether one is in the call and one in `args`. The call's counts, as in DeepSpeed before it refused."""
         return bool(self._in_call and self._in_args)
 
     def read(self) -> DeepSpeedConfig | None:
-        """Returns the configuration; None where there is none, or none that DeepSpeed would take: let it say so."""
+        """Returns the configuration; None if there is none, or none that DeepSpeed accepts.
+
+        DeepSpeed raises its own error then.
+        """
         passed = self._in_call or self._in_args
         return _read(passed[0][1]) if len(passed) == 1 else None
 
     def replace(self, config: DeepSpeedConfig) -> None:
-        """Puts another configuration in its place, and hides those in `args`: DeepSpeed refuses to be given two."""
+        """Replaces the configuration, and hides those in `args`, because DeepSpeed refuses two."""
         for name, value in self._in_args:
             self._hidden[name] = value
             setattr(self._args, name, None)
         own = self._in_call[0][1] if self._in_call else None
         if isinstance(own, dict):
-            # For code that takes its batch size from its own dictionary afterwards.
+            # For code that later reads its batch size from its own dictionary.
             had_train_batch = TRAIN_BATCH in own
             if config is not own:
                 config = {**config}
@@ -253,13 +258,13 @@ class _Configuration:
         self._arguments["config"] = config
 
     def complete(self, engine: Any) -> None:
-        """Gives the code's own dictionary back what it had and DeepSpeed has derived."""
+        """Restores the code's own dictionary, with the values that DeepSpeed has derived."""
         if self._has_lost_its_batch is not None:
             self._has_lost_its_batch[TRAIN_BATCH] = engine.train_batch_size()
 
 
 def _read(value: Any) -> DeepSpeedConfig | None:
-    """Returns the configuration in a dictionary, a path, or base64; None for what DeepSpeed would refuse."""
+    """Returns the configuration in a dictionary, a path or base64; None if DeepSpeed would refuse it."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, (str, Path)):
