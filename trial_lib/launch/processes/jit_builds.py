@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.2
+_LOADING_S = 1.0  # of an op that is built, at most
+_HELD = (errno.EAGAIN, errno.EACCES)  # that flock raises if another process has the lock
 _REMOVAL_S = 0.1  # that a builder takes, at most, from closing its lock to removing it
 # What DeepSpeed has in the place of an op that there is not on a CPU.
 _NOT_THERE = "deepspeed_not_implemented"
@@ -65,7 +67,7 @@ def _builds_elsewhere(build_dir: Path) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            return error.errno in (errno.EAGAIN, errno.EACCES)
+            return error.errno in _HELD
     return False
 
 
@@ -115,12 +117,27 @@ def _one_at_a_time(build_dir: Path) -> Iterator[None]:
     """Holds a lock that dies with its holder, around torch's own that does not."""
     build_dir.mkdir(parents=True, exist_ok=True)
     with _lock_around(build_dir).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if not _locks_soon(file.fileno()):
+            _says[-1](f"waiting for another process that builds {build_dir.name}")
+            fcntl.flock(file, fcntl.LOCK_EX)
         _building.add(build_dir)
         try:
             yield
         finally:
             _building.discard(build_dir)
+
+
+def _locks_soon(descriptor: int) -> bool:
+    """Locks a file unless another process holds its lock for longer than it takes to load an op; returns whether."""
+    tried_until = time.monotonic() + _LOADING_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in _HELD or time.monotonic() > tried_until:
+                return False
+        time.sleep(_POLL_S)
 
 
 class _BuilderDiedError(Exception):
@@ -221,7 +238,7 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str
                 continue
             # It makes the folder, which may be nobody's to write.
             build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
-            with _one_at_a_time(build_dir), _told_of(note):
+            with _told_of(note), _one_at_a_time(build_dir):
                 builder.load(verbose=False)
         except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
             cannot[name] = [*str(error).splitlines(), type(error).__name__][0]

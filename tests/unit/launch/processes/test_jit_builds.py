@@ -1,9 +1,12 @@
 """What is said of an op before it is built: a new one, and one that is built again."""
 
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from trial_lib.wire import build_times
 
@@ -28,6 +31,9 @@ accelerator = SimpleNamespace(create_op_builder=lambda name: Builder())
 deepspeed.accelerator.get_accelerator = lambda: accelerator
 jit_builds.build(["CountsBuilder"], print)
 """
+SAYS = ("building", "DeepSpeed's", "waiting")
+ONCE = "building DeepSpeed's counts (once on this machine; one to three minutes)"
+WAITING = "waiting for another process that builds counts"
 SOURCE = """
 #include <Python.h>
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "counts", 0, -1, 0};
@@ -35,24 +41,51 @@ PyMODINIT_FUNC PyInit_counts(void) { return PyModule_Create(&module); }
 """
 
 
-def test_an_op_that_is_built_again_is_told_of_as_one_that_is_new(tmp_path: Path) -> None:
-    source = tmp_path / "counts.cpp"
-    source.write_text(SOURCE)
-    builds = tmp_path / "extensions"
-    builds.mkdir()
+class Op:
+    """An op of one C++ file, and the process that builds it."""
 
-    def said(*flags: str) -> list[str]:
-        program = [sys.executable, "-c", BUILD.format(source=str(source), folder=str(tmp_path)), *flags]
-        environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(builds)}
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.builds = folder / "extensions"
+        self.builds.mkdir()
+        (folder / "counts.cpp").write_text(SOURCE)
+
+    def start(self, *flags: str) -> "subprocess.Popen[str]":
+        program = BUILD.format(source=str(self.folder / "counts.cpp"), folder=str(self.folder))
+        environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(self.builds)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        ended = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
-        return [line for line in ended.stdout.splitlines() if line.startswith(("building", "DeepSpeed's"))]
+        command = [sys.executable, "-u", "-c", program, *flags]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    assert said() == ["building DeepSpeed's counts (once on this machine; one to three minutes)"]
+    def said(self, *flags: str) -> list[str]:
+        building = self.start(*flags)
+        printed, errors = building.communicate()
+        assert building.returncode == 0, errors
+        return [line for line in printed.splitlines() if line.startswith(SAYS)]
+
+
+@pytest.fixture
+def op(tmp_path: Path) -> Op:
+    return Op(tmp_path)
+
+
+def test_an_op_that_is_built_again_is_told_of_as_one_that_is_new(op: Op) -> None:
+    assert op.said() == [ONCE]
     # A rank's deadline passes over it.
-    assert build_times.seconds(tmp_path) > 0.1
-    assert said() == []
+    assert build_times.seconds(op.folder) > 0.1
+    assert op.said() == []
     again = "again, for its flags or sources are others now"
-    assert said("-DOTHER") == [f"building DeepSpeed's counts ({again}; one to three minutes)"]
-    (failed,) = said("-DOTHER", "-std=none")[1:]
+    assert op.said("-DOTHER") == [f"building DeepSpeed's counts ({again}; one to three minutes)"]
+    (failed,) = op.said("-DOTHER", "-std=none")[1:]
     assert failed.startswith("DeepSpeed's counts cannot be built: ")
+
+
+def test_a_process_says_that_it_waits_for_another_that_builds(op: Op) -> None:
+    with (op.builds / ".counts.zerotune.lock").open("w") as around:
+        fcntl.flock(around, fcntl.LOCK_EX)
+        building = op.start()
+        assert building.stdout is not None
+        assert next(line for line in building.stdout if line.startswith(SAYS)) == f"{WAITING}\n"
+        fcntl.flock(around, fcntl.LOCK_UN)
+        printed, errors = building.communicate()
+    assert (building.returncode, ONCE in printed.splitlines()) == (0, True), errors
