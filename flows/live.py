@@ -88,7 +88,7 @@ class LiveView:
                 # The profile trial shows whether the asked metric is a figure with this model.
                 if event.result.purpose is Purpose.PROFILE:
                     self._metric = metric_with(self._metric, event.result)
-                ended.append(row_of(event.result, candidate, self._metric))
+                ended.append(row_of(event.result, candidate, self._state.names[event.number], self._metric))
             self._state.apply(event)
         if ended:
             self._rows = ranked([*self._rows, *ended], self._metric)
@@ -133,7 +133,10 @@ class LiveView:
         numbers = [metric.name, *(name for name in ("samples/s", "peak memory") if name != metric.unit)]
         columns = ["trial", "candidate", *numbers, "measured", "outcome"]
         for column in ("", *columns):
-            table.add_column(column, justify="right" if column in ("trial", *numbers) else "left")
+            # A name that shows many knobs is cut, so that each trial has one line. `zerotune show` has it whole.
+            is_name = column == "candidate"
+            justify = "right" if column in ("trial", *numbers) else "left"
+            table.add_column(column, justify=justify, overflow="ellipsis", no_wrap=not is_name)
         for place, row in enumerate(rows[:_ROWS]):
             shown = row.for_people()
             mark = "best" if place == 0 and row.value is not None else ""

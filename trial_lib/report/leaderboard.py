@@ -8,6 +8,7 @@ from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.units import bytes_shown
+from trial_lib.space.candidate_names import CandidateNames
 
 
 class LeaderboardRow(FrozenRecord):
@@ -68,7 +69,10 @@ def leaderboard(
     results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str
 ) -> list[LeaderboardRow]:
     """Returns the trials that have ended but for the profile: completed ones best first, then the others in order."""
-    return ranked((row_of(result, candidates[number], metric) for number, result in results.items()), metric)
+    naming = CandidateNames()
+    names = {number: naming.of(candidates[number]) for number in sorted(candidates)}
+    rows = (row_of(result, candidates[number], names[number], metric) for number, result in results.items())
+    return ranked(rows, metric)
 
 
 def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
@@ -80,12 +84,19 @@ def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
     )
 
 
-def row_of(result: TrialResult, candidate: Candidate, metric: str) -> LeaderboardRow:
-    """Returns the row of a trial that has ended."""
+def row_of(result: TrialResult, candidate: Candidate, name: str, metric: str) -> LeaderboardRow:
+    """Returns the row of a trial that has ended.
+
+    Args:
+        result: the trial's.
+        candidate: what it ran with.
+        name: the candidate's in the study, by `CandidateNames`.
+        metric: the metric that is optimised.
+    """
     return LeaderboardRow(
         trial=result.number,
         purpose=result.purpose,
-        label=result.purpose.label(result.name or candidate.label),
+        label=result.purpose.label(name),
         micro_batch_size=candidate.micro_batch_size,
         measured="swept" if result.swept else "fresh",
         outcome=result.outcome,

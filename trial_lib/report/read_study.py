@@ -202,7 +202,7 @@ def _trials(
         log, log_path = logs.of(result)
         views.append(
             TrialView(
-                row=_shown_row(row_of(result, state.candidates[number], record.metric)),
+                row=_shown_row(row_of(result, state.candidates[number], state.names[number], record.metric)),
                 arm=arm_label(config),
                 settings={path: value for path in varied if (value := get_knob(config, path)) is not None},
                 started=started,

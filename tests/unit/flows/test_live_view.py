@@ -27,3 +27,21 @@ def test_the_samples_a_second_stand_there_once(
     assert header.count(metric) == 1
     # In the header beside another metric, else with the values.
     assert f"{header}{lines[place + 1]}".count("samples/s") == 1
+
+
+def test_each_trial_has_one_line_however_many_knobs_its_name_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "90")
+    # So many that trial 7, which differs in three fine knobs, is among the best.
+    history = (RECORDED / "history.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "history.jsonl").write_text("".join(history[:18]))
+    arguments = StudyArguments(config_path=tmp_path / "experiment.yaml", model_dir=tmp_path)
+    with LiveView(StudyPaths(tmp_path), arguments):
+        pass
+    shown = capsys.readouterr().err.splitlines()
+    (line,) = {line.strip() for line in shown if "  0007  " in line}
+    assert "  z3-mbs64-no-" in line
+    assert "…  " in line
+    assert "completed" in line

@@ -26,9 +26,10 @@ def trial(
 
 
 def test_a_row_has_the_name_of_its_candidate_in_the_study() -> None:
-    named = trial(2, throughput=1.0).model_copy(update={"name": "z1-mbs3-no-overlap"})
-    confirmed = named.model_copy(update={"number": 3, "purpose": Purpose.CONFIRM})
-    rows = leaderboard({2: named, 3: confirmed}, CANDIDATES, "throughput")
+    changed = Candidate(knobs={"zero_optimization": {"stage": 1, "overlap_comm": False}}, micro_batch_size=3)
+    candidates = {**CANDIDATES, 6: changed, 7: changed}
+    results = {6: trial(6, throughput=2.0), 7: trial(7, Purpose.CONFIRM, throughput=1.0)}
+    rows = leaderboard(results, candidates, "throughput")
     assert [row.label for row in rows] == ["z1-mbs3-no-overlap", "confirm-z1-mbs3-no-overlap"]
 
 
