@@ -11,7 +11,7 @@ ranks of a trial therefore follow these rules:
 * Checkpoints of the training that follows go to a folder of the trial's own, which is removed with the trial. That
   holds for `torch.save`, `safetensors` and `torch.distributed.checkpoint`, wherever they write. The same trial reads
   and lists the checkpoints at their own paths. (An engine's `save_checkpoint` saves nothing at all: see
-  `interception`. Hugging Face's: see `hugging_face`.)
+  `interception`. Hugging Face's: see `huggingface_trainer`.)
 
 Temporary folders, caches and devices are exempt, unless they are in the program's own folder. ZeroTune does not see
 files that a library writes past Python's `open` (SQLite, HDF5), nor those of other programs that this one starts.

@@ -139,10 +139,10 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
     order = TrainingOrder.from_json(payload)
     try:
         from trial_lib.intercept import post_import
-        from trial_lib.measure.libraries import accelerate, hugging_face, zero_init
+        from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
 
         expected.expect(order.device)
-        hugging_face.adopt(order.ds_config, order.is_in_code)
+        huggingface_trainer.adopt(order.ds_config, order.is_in_code)
         zero_init.adopt(order.ds_config, order.is_in_code)
         if order.is_in_code:
             # This imports torch, which a program may not use.

@@ -32,7 +32,7 @@ from trial_lib.measure.ends.ended_run import EndedRun
 from trial_lib.measure.ends.meeting import Meeting
 from trial_lib.measure.ends.waiting import Watcher
 from trial_lib.measure.figures.will_fit import SizeMemory, will_fit
-from trial_lib.measure.libraries import accelerate, hugging_face, zero_init
+from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
 from trial_lib.measure.probe import Probe
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.user_program import forget_program
@@ -120,7 +120,7 @@ class Sizes:
         self._probe.install()
         compiled_programs.install()
         program_options.note_parsers()
-        hugging_face.install(facts, self._overrides, self._scratch)
+        huggingface_trainer.install(facts, self._overrides, self._scratch)
         accelerate.install(facts)
         zero_init.install(self._overrides, facts)
         layer = read_layer(self._scratch)

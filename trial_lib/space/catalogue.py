@@ -282,7 +282,6 @@ KNOBS: dict[str, KnownKnob] = {
         (Effect("zero/partition_parameters.py CUDAQuantizer", (3,), ("cuda",)),),
         default=False,
         is_coarse=True,
-        changes_mathematics=True,
     ),
     "zero_optimization.zero_quantized_nontrainable_weights": KnownKnob(
         "switch",
@@ -297,7 +296,6 @@ KNOBS: dict[str, KnownKnob] = {
         ),
         default=False,
         is_coarse=True,
-        changes_mathematics=True,
     ),
     "zero_optimization.zero_quantized_gradients": KnownKnob(
         "switch",
@@ -312,17 +310,13 @@ KNOBS: dict[str, KnownKnob] = {
         ),
         default=False,
         is_coarse=True,
-        changes_mathematics=True,
     ),
-    "bf16.enabled": KnownKnob(
-        "switch", (Effect("engine.py get_data_types"),), default=False, is_coarse=True, changes_mathematics=True
-    ),
+    "bf16.enabled": KnownKnob("switch", (Effect("engine.py get_data_types"),), default=False, is_coarse=True),
     "torch_autocast.enabled": KnownKnob(
         "switch",
         (Effect("torch_autocast.py autocast_if_enabled"),),
         default=False,
         is_coarse=True,
-        changes_mathematics=True,
         since="0.17.2",
     ),
     "communication_data_type": KnownKnob(
@@ -338,7 +332,6 @@ KNOBS: dict[str, KnownKnob] = {
             ),
         ),
         is_coarse=True,
-        changes_mathematics=True,
     ),
     "activation_checkpointing.partition_activations": KnownKnob(
         "switch",
@@ -366,9 +359,19 @@ KNOBS: dict[str, KnownKnob] = {
     ),
 }
 
-# Sections of which every setting decides mathematics, in the catalogue or not.
-_MATHEMATICS = {"bf16", "bfloat16", "data_types", "fp16", "gradient_clipping", "optimizer", "scheduler"}
-_COARSE_SECTIONS = _MATHEMATICS | {"activation_checkpointing", "compression_training", "tensor_parallel"}
+# Sections whose every setting decides memory or mathematics, whether the catalogue has it or not.
+_COARSE_SECTIONS = {
+    "activation_checkpointing",
+    "bf16",
+    "bfloat16",
+    "compression_training",
+    "data_types",
+    "fp16",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "tensor_parallel",
+}
 
 STAGE_3_NAMES = {
     f"zero_optimization.{key.removeprefix('stage3_')}": f"zero_optimization.{key}"
@@ -382,12 +385,6 @@ def is_coarse(path: str) -> bool:
     """Returns whether a setting decides memory or mathematics, and so which arm a candidate belongs to."""
     known = KNOBS.get(path)
     return path == STAGE or (known.is_coarse if known else path.partition(".")[0] in _COARSE_SECTIONS)
-
-
-def changes_mathematics(path: str) -> bool:
-    """Returns whether losses may differ by more than rounding where a setting differs."""
-    known = KNOBS.get(path)
-    return known.changes_mathematics if known else path.partition(".")[0] in _MATHEMATICS
 
 
 def catalogues_name(path: str) -> str:

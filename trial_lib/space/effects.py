@@ -126,7 +126,6 @@ class KnownKnob:
         effects: the circumstances in which it has one.
         default: DeepSpeed's own value; None where that depends, and for a knob of which nobody asks it.
         is_coarse: whether it decides memory or mathematics, and so which arm a candidate belongs to.
-        changes_mathematics: whether losses may differ by more than rounding.
         since: the first version of DeepSpeed that has it.
         word: the word for a fine knob in a candidate's name. Empty for the last part of its path.
     """
@@ -135,7 +134,6 @@ class KnownKnob:
     effects: tuple[Effect, ...]
     default: Any = None
     is_coarse: bool = False
-    changes_mathematics: bool = False
     since: str = ""
     word: str = ""
 
