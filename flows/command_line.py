@@ -25,6 +25,7 @@ from flows.interrupts import interrupts
 from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
 from flows.servers.service import ServerError
 from flows.terminal import open_streams, say_error
+from trial_lib.command.launchers import launchers_listed
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.kept.disk_room import DiskFullError
@@ -64,10 +65,11 @@ _typed_command(
     "tune",
     None,
     tune_options(),
-    """Find the fastest configuration.
+    f"""Find the fastest configuration.
 
-    COMMAND is what you type to train, such as `deepspeed train.py ARGUMENTS`. It runs in this folder. If it starts the
-    training through other commands, as `bash run.sh` does, ZeroTune follows them.
+    COMMAND is what you type to train, such as `deepspeed train.py ARGUMENTS`. It runs in this folder. It begins with
+    python, {launchers_listed()}. If it starts the training through other commands, as `bash run.sh` does, ZeroTune
+    follows them.
     """,
 )
 _typed_command(

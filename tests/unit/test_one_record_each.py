@@ -1,4 +1,4 @@
-"""Who adds a search method or a metric writes one record, and finds it wherever people choose and read."""
+"""A search method, a metric or a launcher is one record. It is found wherever people choose and read."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WITH_TOYS = """
+from trial_lib.command.launcher_options import followed, left_out
+from trial_lib.command.launchers import LAUNCHERS, UserLauncher
 from trial_lib.records import search_metrics
 from trial_lib.search import methods
 from trial_lib.search.settings import RandomSettings
@@ -15,6 +17,14 @@ tokens = search_metrics.Metric("tokens_per_second", "tokens/s")
 search_metrics.SEARCH_METRICS[tokens.name] = tokens
 toy = methods.Method("toy", "Draws as random does.", "toy_search:ToySearch", RandomSettings)
 methods.METHODS[toy.name] = toy
+LAUNCHERS["toyrun"] = UserLauncher(
+    name="toyrun",
+    programs=("toyrun go",),
+    options={"--copies": followed(), "-c": followed("--copies"), "--colour": left_out("ranks have no colour")},
+    count=("--copies",),
+    runs_command=True,
+    rank_variables={"TOY_RANK": "{rank}", "TOY_SIZE": "{ranks}"},
+)
 """
 FORM = """
 from trial_lib.study.arguments import StudyArguments
@@ -53,12 +63,64 @@ candidates = {number: Candidate(micro_batch_size=number, slots=1, data_parallel_
 rows = leaderboard(results, candidates, "tokens_per_second")
 assert [(row.trial, row.value) for row in rows] == [(2, 30.0), (3, 20.0), (1, 10.0)], rows
 """
+TYPED = """
+import os
+import sys
+from pathlib import Path
+
+from trial_lib.command.launcher_process import launcher_in
+from trial_lib.command.program_code import may_start_ranks
+from trial_lib.device.host.base import Host
+from trial_lib.launch.program import rank_requests
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.build_program import environment_of, program_of
+from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.training_command import training_command
+from trial_lib.wire.errors import InputError
+
+folder, host = Path.cwd(), Host("cpu", ["0", "1"], 2**30)
+Path("train.py").touch()
+typed = "toyrun go --colour red -c 2 python train.py --lr 0.1 --deepspeed_config ds.json"
+Path("ds.json").write_text("{}")
+experiment = read_command(typed.split(), {}, folder, host)
+entrypoint = experiment.entrypoint
+assert (entrypoint.launched_by, entrypoint.slots, entrypoint.script) == ("toyrun", 2, "train.py"), entrypoint
+assert "--colour red is left out: ranks have no colour." in entrypoint.notes
+
+program = program_of(experiment, {}, folder / "trial.json", {}, folder / "spec.json")
+_, last = rank_requests(program, host, ["0", "1"], 2900, [folder / "0", folder / "1"])
+assert (last.environment["TOY_RANK"], last.environment["TOY_SIZE"]) == ("1", "2")
+assert "LOCAL_SIZE" not in last.environment
+
+paths = StudyPaths(folder / "study")
+command = training_command(experiment, {}, paths, "cpu", {}, KnownProgram.of(experiment))
+again = f"toyrun go --colour red -c 2 python train.py --lr 0.1 --deepspeed_config {paths.best_ds_config}"
+assert command.splitlines()[-1] == again, command
+
+assert launcher_in(["/opt/toyrun", "go", "-c", "2", "x.py"]) == ["/opt/toyrun", "go", "-c", "2", "x.py"]
+assert launcher_in(["toyrun", "stop"]) is None
+Path("launch.py").write_text("import subprocess\\nsubprocess.run(['toyrun', 'go', 'x.py'])")
+assert may_start_ranks(folder / "launch.py", [folder])
+
+def refused(words):
+    try:
+        read_command(words.split(), {}, folder, host)
+    except InputError as error:
+        return str(error), error.remedy
+    raise AssertionError(words)
+
+assert "toyrun go" in refused("brush run.sh")[1]
+assert "toyrun starts a training by `toyrun go`" in refused("toyrun train.py")[0]
+assert "toyrun is not told how many ranks" in refused("toyrun go python train.py")[0]
+assert "the option --colr of the launcher toyrun" in refused("toyrun go --colr red python train.py")[0]
+"""
 
 
-def run(code: str) -> None:
+def run(code: str, folder: Path = ROOT) -> None:
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "unit", ROOT / "tests" / "unit" / "replay")))
     script = [sys.executable, "-c", WITH_TOYS + code]
-    ran = subprocess.run(script, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    ran = subprocess.run(script, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -75,10 +137,15 @@ def test_the_command_line_offers_them() -> None:
     tune = " ".join(shown("tune", "--help").split())
     assert "|toy]" in tune
     assert "tokens_per_second in tokens/s" in tune
+    assert "toyrun go" in tune
 
 
 def test_prefects_form_offers_them() -> None:
     run(FORM)
+
+
+def test_a_launcher_is_read_and_typed_again(tmp_path: Path) -> None:
+    run(TYPED, tmp_path)
 
 
 def test_a_replay_compares_the_method() -> None:

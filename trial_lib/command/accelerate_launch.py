@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.launchers import UserLauncher
 from trial_lib.command.mapping_targets import typed_as
 from trial_lib.command.words import Words
 from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
@@ -65,6 +66,11 @@ _REFUSED_FAMILIES = ("fsdp_", "megatron_lm_", "tpu_", "parallelism_config_", "aw
 
 # Of the ranks, which ZeroTune starts on its own devices, ports and cores.
 _OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ACCELERATE_CPU_AFFINITY", CONFIG_VARIABLE)
+
+
+def read_accelerate(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
+    """Reads what follows `accelerate launch`."""
+    return {"launched_by": launcher.name, **parse_accelerate(words, interpreter)}
 
 
 def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:

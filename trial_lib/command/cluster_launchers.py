@@ -1,10 +1,14 @@
-"""`mpirun` and `srun` on one host: how many ranks they start, of what. ZeroTune starts these itself, without MPI."""
+"""The readers of launchers that start a whole command: `mpirun`, `srun`, and any that only counts its ranks.
 
-from collections.abc import Callable
+ZeroTune starts the ranks itself, on this host and without MPI.
+"""
+
 from typing import Any
 
 from trial_lib.command.deepspeed_hosts import refuse_foreign
-from trial_lib.command.launcher_options import MPIRUN, SRUN, read_options
+from trial_lib.command.launchers import UserLauncher
+from trial_lib.command.parse_command import parse_command
+from trial_lib.command.read_options import read_options
 from trial_lib.command.words import Words
 
 _INSTEAD = "Or type `zerotune tune -- torchrun --nproc_per_node N SCRIPT ARGUMENTS`."
@@ -13,15 +17,21 @@ _VARIABLES = ("-genv", "-env")
 _PARAMETERS = ("--mca", "-mca", "--gmca", "-gmca", "--prtemca", "--pmixmca")
 
 
-def parse_mpirun(words: Words, parse_inner: Callable[[Words], dict[str, Any]]) -> dict[str, Any]:
-    """Returns what follows `mpirun` or `mpiexec`, as fields of `Entrypoint`.
-
-    Args:
-        words: behind its name.
-        parse_inner: reads the command that it starts.
+def read_counted(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
+    """Reads `[options] command` behind a launcher whose options say how many ranks start.
 
     Raises:
-        InputError: it starts ranks on other hosts, or several programs, or does not say how many ranks.
+        InputError: no option says how many ranks, or an option cannot be followed.
+    """
+    found = read_options(words, launcher.name, launcher.options)
+    return _ranks(words, launcher, _count_in(found, words, launcher), {})
+
+
+def read_mpirun(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
+    """Reads `[options] command` behind `mpirun`.
+
+    Raises:
+        InputError: the ranks are to start on other hosts, there are several programs, or no option says how many ranks.
     """
     found: dict[str, str] = {}
     variables: dict[str, str] = {}
@@ -36,28 +46,21 @@ def parse_mpirun(words: Words, parse_inner: Callable[[Words], dict[str, Any]]) -
             shown = [words.take() for _ in range(min(3, len(words.rest)))]
             words.notes.append(f"{' '.join(shown)} is left out: the ranks are started without MPI.")
         else:
-            found |= read_options(words, "mpirun", MPIRUN, last=tuple(MPIRUN))
+            found |= read_options(words, launcher.name, launcher.options, last=tuple(launcher.options))
     if ":" in words.rest:
         raise words.error("mpirun is told of several programs.", f"Start one. {_INSTEAD}")
     for host in filter(None, found.get("--host", "").split(",")):
         refuse_foreign(words, "--host", host.partition(":")[0])
-    count = found.get("-np", found.get("-npernode"))
-    if count is None:
-        raise words.error("mpirun is not told how many ranks to start.", f"Say it: `mpirun -np N`. {_INSTEAD}")
-    return _ranks(words, "mpirun", count, variables, parse_inner)
+    return _ranks(words, launcher, _count_in(found, words, launcher), variables)
 
 
-def parse_srun(words: Words, parse_inner: Callable[[Words], dict[str, Any]]) -> dict[str, Any]:
-    """Returns what follows `srun`, as fields of `Entrypoint`.
-
-    Args:
-        words: behind its name.
-        parse_inner: reads the command that it starts.
+def read_srun(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
+    """Reads `[options] command` behind `srun`.
 
     Raises:
-        InputError: it would start ranks on other hosts.
+        InputError: Slurm would start the ranks on other hosts.
     """
-    found = read_options(words, "srun", SRUN)
+    found = read_options(words, launcher.name, launcher.options)
     slurm = words.environment
     if "SLURM_JOB_ID" not in slurm:
         raise words.error(
@@ -67,26 +70,34 @@ def parse_srun(words: Words, parse_inner: Callable[[Words], dict[str, Any]]) -> 
     nodes = slurm.get("SLURM_JOB_NUM_NODES", slurm.get("SLURM_NNODES", "1"))
     if "--nodes" not in found and nodes != "1":
         raise words.error(f"the allocation has {nodes} nodes, and a search runs on one.", f"Add -N 1. {_INSTEAD}")
-    count = found.get("--ntasks", found.get("--ntasks-per-node", slurm.get("SLURM_NTASKS", "1")))
     exported = found.get("--export", "").split(",")
     variables = {name: value for name, equals, value in (item.partition("=") for item in exported) if equals}
-    return _ranks(words, "srun", count, variables, parse_inner)
+    counted = {launcher.count[0]: slurm.get("SLURM_NTASKS", "1")} if found.keys().isdisjoint(launcher.count) else found
+    return _ranks(words, launcher, _count_in(counted, words, launcher), variables)
 
 
-def _ranks(
-    words: Words, launcher: str, count: str, variables: dict[str, str], parse_inner: Callable[[Words], dict[str, Any]]
-) -> dict[str, Any]:
+def _count_in(found: dict[str, str], words: Words, launcher: UserLauncher) -> int:
+    """Returns the number of ranks by the first option of the launcher's that gives one."""
+    count = next((found[flag] for flag in launcher.count if flag in found), None)
+    if count is None:
+        example = f"`{launcher.shown} {launcher.count[0]} N`"
+        raise words.error(f"{launcher.name} is not told how many ranks to start.", f"Say it: {example}. {_INSTEAD}")
     if not (count.isdecimal() and int(count) > 0):
-        raise words.error(f"{launcher} is told to start {count} ranks.", "Write a number above 0.")
+        raise words.error(f"{launcher.name} is told to start {count} ranks.", "Write a number above 0.")
+    return int(count)
+
+
+def _ranks(words: Words, launcher: UserLauncher, count: int, variables: dict[str, str]) -> dict[str, Any]:
+    """Reads the command that a launcher starts as often."""
     words.environment |= variables
-    inner = parse_inner(words)
+    inner = parse_command(words)
     launched = {"launcher_environment": {**inner.get("launcher_environment", {}), **variables}}
     if inner.get("launched_by") is None:
-        words.notes.append(f"{launcher} is left out: ZeroTune starts the ranks itself, without MPI.")
-        return {**inner, **launched, "launched_by": launcher, "slots": int(count)}
-    if int(count) > 1:
+        words.notes.append(f"{launcher.name} is left out: ZeroTune starts the ranks itself, without MPI.")
+        return {**inner, **launched, "launched_by": launcher.name, "slots": count}
+    if count > 1:
         raise words.error(
-            f"{launcher} starts {inner['launched_by']} {count} times.", f"Leave one of the two out. {_INSTEAD}"
+            f"{launcher.name} starts {inner['launched_by']} {count} times.", f"Leave one of the two out. {_INSTEAD}"
         )
-    words.notes.append(f"{launcher} is left out: it starts {inner['launched_by']} once.")
+    words.notes.append(f"{launcher.name} is left out: it starts {inner['launched_by']} once.")
     return {**inner, **launched}

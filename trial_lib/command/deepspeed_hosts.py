@@ -46,7 +46,7 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
     if "--include" in options:
         devices = _devices(words, "--include", options["--include"], host)
         # A host's name alone is all of it.
-        return {"slots": len(devices), "devices": devices} if devices else {"slots": slots or "deepspeed"}
+        return {"slots": len(devices), "devices": devices} if devices else {"slots": slots or "memory_nodes"}
     if "--exclude" in options:
         excluded = _devices(words, "--exclude", options["--exclude"], host)
         if not excluded:
@@ -55,7 +55,7 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
             left = tuple(device for device in range(slots) if device not in excluded)
             return {"slots": len(left), "devices": left}
         return {"slots": "all", "excluded_devices": excluded}
-    return {"slots": slots or "deepspeed"}
+    return {"slots": slots or "memory_nodes"}
 
 
 def _count(words: Words, text: str) -> int | None:

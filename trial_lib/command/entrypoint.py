@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trial_lib.command.launchers import parse_command
+from trial_lib.command.parse_command import parse_command
 from trial_lib.command.words import ASSIGNMENT, Words, split_command
 
 CONFIG_FLAGS = ("--deepspeed", "--deepspeed_config")
 """The flags by which a script takes the path of its DeepSpeed configuration."""
 
-Slots = int | Literal["all", "gpu", "cpu", "deepspeed"]
-"""How many ranks a command starts: a number; one for each device, of whatever kind or of one kind; or as many as
-`deepspeed` starts without a number: one for each GPU, on a CPU one for each of its memory nodes."""
+Slots = int | Literal["all", "gpu", "cpu", "memory_nodes"]
+"""How many ranks a command starts: a number, or one for each device (`all`), for each GPU or for each core. With
+`memory_nodes` it is one for each GPU, or on a CPU one for each memory node, as `deepspeed` counts without a number."""
 
 
 class Entrypoint(BaseModel):
@@ -32,7 +32,7 @@ class Entrypoint(BaseModel):
         config_variables: the environment variables that name it.
         environment: assignments that stood before the command.
         launcher: the words before the arguments, as they were typed, without the assignments.
-        launched_by: the launcher among them; None where there is none, or none that a user has installed.
+        launched_by: the name of the launcher among them, as in `LAUNCHERS`. None if there is none.
         launcher_environment: what the launcher would put into the environment of the ranks.
         slots: how many ranks the command starts; None where it does not say.
         devices: the devices that the launcher is told to use, by their numbers on this host; None for any.
@@ -55,7 +55,7 @@ class Entrypoint(BaseModel):
     config_variables: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     launcher: tuple[str, ...] = ()
-    launched_by: Literal["deepspeed", "torchrun", "accelerate", "mpirun", "srun"] | None = None
+    launched_by: str | None = None
     launcher_environment: dict[str, str] = Field(default_factory=dict)
     slots: Slots | None = None
     devices: tuple[int, ...] | None = None

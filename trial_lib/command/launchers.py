@@ -1,201 +1,213 @@
-"""What a command starts: a Python program, by itself or by a launcher.
+"""The launchers that users type to start ranks, one record each.
 
-A launcher (`deepspeed`, `torchrun`, `accelerate launch`, Determined's) is understood and left out: what it would
-do, start one process for each device, is ZeroTune's work.
+To add a launcher, write a `UserLauncher` and put it into `LAUNCHERS`. Reading a command, its ranks' variables, the
+messages, the help and the command to train with follow from the record.
 """
 
-import contextlib
 import os
-import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from trial_lib.command.deepspeed_hosts import deepspeed_slots
 from trial_lib.command.launcher_options import (
     DEEPSPEED,
     DEEPSPEED_IN_YAML,
-    DETERMINED,
+    MPIRUN,
+    SRUN,
     TORCHRUN,
     TORCHRUN_IN_YAML,
-    options_from_environment,
-    read_options,
+    Option,
 )
-from trial_lib.command.words import Words
-
-TRIAL_CLASS_MODULE = "trial_lib.training"
-CLUSTER_LAUNCHERS = ("mpirun", "mpiexec", "srun")
-"""The launchers that come with a cluster, and not with a Python."""
-_TRIAL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_LONGEST_FIRST_LINE = 4096
-_OWN_RANKS = "the launcher determined.launch is left out: ZeroTune starts the ranks itself."
 
 
-def parse_command(words: Words) -> dict[str, Any]:
-    """Returns what a command starts, as fields of `Entrypoint`; the script's own arguments stay in `words`.
+@dataclass(frozen=True)
+class UserLauncher:
+    """A launcher.
 
-    Raises:
-        InputError: it starts something other than Python, has a launcher or interpreter option that ZeroTune cannot
-            follow, or names neither script nor trial class.
+    Attributes:
+        name: as `Entrypoint.launched_by` has it.
+        programs: the words that begin it, such as `accelerate launch`. Texts show the first.
+        read: the function that reads the words behind them, as `module:function`. It takes the words, this record and
+            the interpreter beside the program. It returns fields of `Entrypoint`.
+        options: what becomes of each of its options.
+        yaml_options: the same in an experiment's YAML, which says itself how many ranks start. None if a YAML cannot
+            name the launcher.
+        count: the options that say how many ranks start, for the readers that use them. The first that is typed counts.
+        modules: the modules behind `python -m` that are the launcher, each with the words that belong to its name.
+        other_modules: modules of the launcher that start ranks in a way that ZeroTune does not follow.
+        comes_with_python: whether it is installed beside a Python, which then runs the ranks.
+        runs_command: whether a whole command follows, and not a script of Python.
+        sets_local_size: whether ranks find LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, as DeepSpeed's launcher sets them. By
+            LOCAL_SIZE DeepSpeed takes each rank on a CPU for a device of its own.
+        gives_one_thread: whether it sets OMP_NUM_THREADS to 1 if it starts several ranks.
+        overrides_visible_devices: whether it ignores CUDA_VISIBLE_DEVICES if its options name devices or a number.
+        hands_over_config: whether it hands the program a DeepSpeed configuration that no argument names.
+        rank_variables: more variables of each rank. `{rank}`, `{local_rank}`, `{ranks}` and `{local_ranks}` stand for
+            numbers.
+        retype: the function that types it with another DeepSpeed configuration, as `module:function`. It is called as
+            `accelerate_rewrite.accelerate_words` is. Empty if the words stay as they are.
     """
-    if not words:
-        raise words.error("it names no command.")
-    if _TRIAL_CLASS.fullmatch(words.first):
-        return _trial_class(words, words.take())
-    command = words.take()
-    folder, program = os.path.split(command)
-    if program in ("python", "python3") or (folder and re.fullmatch(r"python3\.\d+", program)):
-        return _parse_python(words, command if folder else None)
-    if program == "accelerate" and words.follows:
-        if not words or words.take() != "launch":
-            raise words.error("accelerate starts a training by `accelerate launch`.", "Write launch behind accelerate.")
-        return _parse_accelerate(words, _interpreter_beside(words, command))
-    if program in ("deepspeed", "torchrun"):
-        return {"interpreter": _interpreter_beside(words, command), **_LAUNCHERS[program](words)}
-    if program in CLUSTER_LAUNCHERS and words.follows:
-        return _parse_of_cluster(words, program)
-    if re.fullmatch(r"python3\.\d+", program):
-        raise words.error(
-            f"{command} may be another Python than ZeroTune's own.",
-            "Write python3 for ZeroTune's own, or the path of yours, such as /opt/env/bin/python.",
-        )
-    raise words.error(f"it begins with {command!r}, which ZeroTune cannot start.")
+
+    name: str
+    programs: tuple[str, ...]
+    read: str = "trial_lib.command.cluster_launchers:read_counted"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    yaml_options: Mapping[str, Option] | None = None
+    count: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    other_modules: tuple[str, ...] = ()
+    comes_with_python: bool = False
+    runs_command: bool = False
+    sets_local_size: bool = False
+    gives_one_thread: bool = False
+    overrides_visible_devices: bool = False
+    hands_over_config: bool = False
+    rank_variables: Mapping[str, str] = field(default_factory=dict)
+    retype: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The words that texts call it by."""
+        return self.programs[0]
+
+    def begins(self, words: Sequence[str]) -> bool:
+        """Returns whether words begin with the launcher, whatever folder its program is in."""
+        named = [os.path.basename(words[0]), *words[1:]] if words else []  # noqa: PTH119 - a word, not a path
+        return any(named[: len(spelled)] == spelled for spelled in map(str.split, self.programs))
 
 
-def _interpreter_beside(words: Words, command: str) -> str | None:
-    """Returns the Python that a launcher of that path runs in; None for ZeroTune's own.
+NONE = UserLauncher(name="python", programs=("python", "python3"), comes_with_python=True, sets_local_size=True)
+"""What holds if no launcher is typed. ZeroTune then starts ranks as `deepspeed` does."""
 
-    It is the Python in the launcher's folder; where that has none, the one that the launcher's first line names.
-    """
-    folder = os.path.dirname(command)  # noqa: PTH120 a path that begins with ./ is to stay as it is
-    if not folder:
-        return None
-    beside = f"{folder}/python"
-    if words.follows and not (words.folder / beside).exists():
-        with contextlib.suppress(OSError), (words.folder / command).open("rb") as file:
-            named = re.match(rb"#!\s*(/\S+/python[\d.]*)\s*$", file.readline(_LONGEST_FIRST_LINE))
-            if named:
-                return os.fsdecode(named[1])
-    return beside
+_RECORDS = (
+    UserLauncher(
+        name="deepspeed",
+        programs=("deepspeed",),
+        read="trial_lib.command.launcher_readers:read_deepspeed",
+        options=DEEPSPEED,
+        yaml_options=DEEPSPEED_IN_YAML,
+        modules=("deepspeed.launcher.runner",),
+        other_modules=("deepspeed.launcher.launch",),
+        comes_with_python=True,
+        sets_local_size=True,
+        overrides_visible_devices=True,
+    ),
+    UserLauncher(
+        name="torchrun",
+        programs=("torchrun",),
+        read="trial_lib.command.launcher_readers:read_torchrun",
+        options=TORCHRUN,
+        yaml_options=TORCHRUN_IN_YAML,
+        modules=("torch.distributed.run",),
+        other_modules=("torch.distributed.launch",),
+        comes_with_python=True,
+        gives_one_thread=True,  # torch/distributed/run.py
+        rank_variables={
+            # By the run's id Lightning and torch know that torchrun started them. The ranks have a store of their own.
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "ROLE_NAME": "default",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_RANK": "{rank}",
+            "ROLE_WORLD_SIZE": "{ranks}",
+        },
+    ),
+    UserLauncher(
+        name="accelerate",
+        programs=("accelerate launch", "accelerate-launch"),
+        read="trial_lib.command.accelerate_launch:read_accelerate",
+        modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli launch", "accelerate launch"),
+        comes_with_python=True,
+        gives_one_thread=True,  # It starts torchrun.
+        hands_over_config=True,
+        retype="trial_lib.command.accelerate_rewrite:accelerate_words",
+    ),
+    UserLauncher(
+        name="mpirun",
+        programs=("mpirun", "mpiexec", "orterun"),
+        read="trial_lib.command.cluster_launchers:read_mpirun",
+        options=MPIRUN,
+        count=("-np", "-npernode"),
+        runs_command=True,
+        rank_variables={
+            "OMPI_COMM_WORLD_RANK": "{rank}",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "{local_rank}",
+            "OMPI_COMM_WORLD_SIZE": "{ranks}",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "{local_ranks}",
+            "PMI_RANK": "{rank}",
+            "PMI_SIZE": "{ranks}",
+        },
+    ),
+    UserLauncher(
+        name="srun",
+        programs=("srun",),
+        read="trial_lib.command.cluster_launchers:read_srun",
+        options=SRUN,
+        count=("--ntasks", "--ntasks-per-node"),
+        runs_command=True,
+        rank_variables={
+            "SLURM_PROCID": "{rank}",
+            "SLURM_LOCALID": "{local_rank}",
+            "SLURM_NODEID": "0",
+            "SLURM_NTASKS": "{ranks}",
+            "SLURM_NPROCS": "{ranks}",
+            "SLURM_STEP_NUM_TASKS": "{ranks}",
+        },
+    ),
+)
+LAUNCHERS: dict[str, UserLauncher] = {launcher.name: launcher for launcher in _RECORDS}
+"""Every launcher by its name. Texts list them in this order."""
 
 
-def _parse_python(words: Words, interpreter: str | None) -> dict[str, Any]:
-    options: list[str] = []
-    while words and words.first.startswith("-"):
-        option = words.take()
-        if option == "-m":
-            module = words.take_after("python -m")
-            if module in _LAUNCHERS:
-                inner = _LAUNCHERS[module](words)
-                return {"interpreter": interpreter, "interpreter_options": tuple(options), **inner}
-            if module == "accelerate.commands.launch" and words.follows:
-                return {"interpreter_options": tuple(options), **_parse_accelerate(words, interpreter)}
-            if module in _OTHER_LAUNCHERS:
-                raise words.error(f"the launcher {module} is not understood.")
-            if not _MODULE.fullmatch(module):
-                raise words.error(f"{module!r} is not the name of a module.")
-            return {"interpreter": interpreter, "interpreter_options": tuple(options), "module": module}
-        if option != "-u":
-            raise words.error(
-                f"the interpreter's option {option} is not supported.", "Leave it out: -u and -m are understood."
-            )
-        options.append(option)
-    return {"interpreter": interpreter, "interpreter_options": tuple(options), "script": _take_script(words)}
+def launcher_named(name: str | None) -> UserLauncher:
+    """Returns the record of `Entrypoint.launched_by`."""
+    return NONE if name is None else LAUNCHERS[name]
 
 
-def _take_script(words: Words) -> str:
-    if not words:
-        raise words.error("it names no script.")
-    script = words.take()
-    if script.startswith("-"):
-        raise words.error(f"a script's name was expected, not {script}.")
-    return script
+def launcher_of(words: Sequence[str]) -> UserLauncher | None:
+    """Returns the launcher that a command begins with."""
+    return next((launcher for launcher in LAUNCHERS.values() if launcher.begins(words)), None)
 
 
-def _trial_class(words: Words, name: str) -> dict[str, Any]:
-    if not _TRIAL_CLASS.fullmatch(name):
-        raise words.error(f"{name!r} is not a trial class.", "Write `--trial MODULE:CLASS`, such as model_def:MyTrial.")
-    if words:
-        raise words.error(
-            f"{words.first} follows the trial class {name}, which takes no arguments.",
-            "Leave it out, and put values under `hyperparameters`.",
-        )
-    return {"trial_class": name}
+def launcher_of_program(program: str) -> UserLauncher | None:
+    """Returns the launcher that a program belongs to, by the program's name alone: `accelerate` without `launch`."""
+    return next((launcher for launcher in LAUNCHERS.values() if program in first_words(launcher)), None)
 
 
-def _parse_deepspeed(words: Words) -> dict[str, Any]:
-    """Reads `deepspeed [options] script.py`."""
-    options = read_options(words, "deepspeed", DEEPSPEED if words.follows else DEEPSPEED_IN_YAML)
-    name = _take_script(words)
-    if "--module" in options and name == TRIAL_CLASS_MODULE:
-        return _parse_own(words)
-    found: dict[str, Any] = {
-        ("module" if "--module" in options else "script"): name,
-        "passes_local_rank": "--no_local_rank" not in options,
-    }
-    return {**found, "launched_by": "deepspeed", **deepspeed_slots(words, options)} if words.follows else found
+def launcher_of_module(module: str) -> UserLauncher | None:
+    """Returns the launcher that is a module, by the module's name alone."""
+    return next((launcher for launcher in LAUNCHERS.values() if module in firsts(launcher.modules)), None)
 
 
-def _parse_torchrun(words: Words) -> dict[str, Any]:
-    """Reads `torchrun [options] script.py`; its options may be spelt with dashes or underscores."""
-    options = options_from_environment(words) if words.follows else {}
-    options.update(
-        read_options(words, "torchrun", TORCHRUN if words.follows else TORCHRUN_IN_YAML, is_dash_underscore=True)
+def first_words(launcher: UserLauncher) -> tuple[str, ...]:
+    """Returns the programs of a launcher without the words behind them."""
+    return firsts(launcher.programs)
+
+
+def firsts(spellings: Sequence[str]) -> tuple[str, ...]:
+    """Returns the first word of each spelling."""
+    return tuple(spelled.split()[0] for spelled in spellings)
+
+
+def python_programs() -> tuple[str, ...]:
+    """Returns the programs that are a Python or come with one."""
+    return tuple(
+        program
+        for launcher in (NONE, *LAUNCHERS.values())
+        if launcher.comes_with_python
+        for program in first_words(launcher)
     )
-    found = {("module" if "--module" in options else "script"): _take_script(words)}
-    if not words.follows:
-        return found
-    count = options.get("--nproc_per_node", "1")
-    names = {"auto": "all", "gpu": "gpu", "cpu": "cpu"}
-    if count not in names and not (count.isdecimal() and int(count) > 0):
-        raise words.error(
-            f"--nproc_per_node {count} is no number of processes.", "Write a number above 0, gpu, cpu or auto."
-        )
-    return {**found, "launched_by": "torchrun", "slots": names.get(count) or int(count)}
 
 
-def _parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
-    """Reads what follows `accelerate launch`."""
-    # Only such a command needs it.
-    from trial_lib.command.accelerate_launch import parse_accelerate
-
-    found: dict[str, Any] = parse_accelerate(words, interpreter)
-    return {"interpreter": interpreter, "launched_by": "accelerate", **found}
+def all_modules() -> Iterator[str]:
+    """Yields every module of a launcher, each with the words that belong to its name."""
+    for launcher in LAUNCHERS.values():
+        yield from (*launcher.modules, *launcher.other_modules)
 
 
-def _parse_of_cluster(words: Words, program: str) -> dict[str, Any]:
-    """Reads what follows `mpirun`, `mpiexec` or `srun`."""
-    # Only such a command needs it.
-    from trial_lib.command.cluster_launchers import parse_mpirun, parse_srun
-
-    return parse_srun(words, parse_command) if program == "srun" else parse_mpirun(words, parse_command)
-
-
-def _parse_determined(words: Words) -> dict[str, Any]:
-    """Reads what follows `python3 -m determined.launch.deepspeed`: a command of its own, or `--trial module:Class`."""
-    options = read_options(words, "determined.launch", DETERMINED, last=("--trial", "--"))
-    words.notes.append(_OWN_RANKS)
-    if "--trial" in options:
-        return _trial_class(words, options["--trial"])
-    if words and words.first.endswith(".py"):
-        return {"script": words.take()}
-    return {key: value for key, value in parse_command(words).items() if value is not None and value != ()}
-
-
-def _parse_own(words: Words) -> dict[str, Any]:
-    """Reads what follows `python3 -m trial_lib.training`: `--trial module:Class`."""
-    if words and words.first.partition("=")[0] == "--trial":
-        return _trial_class(words, words.take_value(words.take()))
-    raise words.error("trial_lib.training is given no trial class.", "Write `--trial MODULE:CLASS` behind it.")
-
-
-_LAUNCHERS: dict[str, Callable[[Words], dict[str, Any]]] = {
-    "deepspeed": _parse_deepspeed,
-    "deepspeed.launcher.runner": _parse_deepspeed,
-    "torchrun": _parse_torchrun,
-    "torch.distributed.run": _parse_torchrun,
-    "determined.launch.deepspeed": _parse_determined,
-    "determined.launch.torch_distributed": _parse_determined,
-    TRIAL_CLASS_MODULE: _parse_own,
-}
-_OTHER_LAUNCHERS = ("torch.distributed.launch", "deepspeed.launcher.launch", "accelerate.commands.launch")
+def launchers_listed() -> str:
+    """Returns the launchers as a sentence names them."""
+    *others, last = (launcher.shown for launcher in LAUNCHERS.values())
+    return f"{', '.join(others)} or {last}"

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trial_lib.command.launchers import LAUNCHERS, all_modules, first_words, firsts
+
 _MOST_FILES = 300
 
 # Whoever imports one of these, or calls one of these, is about to start processes that train.
@@ -17,11 +19,8 @@ _CALLS = re.compile(
     r"|(^|\.)(mp|multiprocessing)\.(spawn|start_processes)$"
     r"|^os\.(exec|spawn|posix_spawn)\w*$"
 )
-# In a file that starts processes, words of a launcher's command.
+# Names by which a file starts processes. If it does, its texts may be a launcher's command.
 _STARTS_PROCESSES = ("subprocess", "os.system", "os.popen", "os.exec", "os.spawn", "os.posix_spawn", "asyncio", "sh")
-_COMMANDS = re.compile(
-    r"\b(torchrun|mpirun|mpiexec|srun|torch\.distributed\.(run|launch))\b|\bdeepspeed\b(?!_|\.json)|\baccelerate\b"
-)
 
 
 def may_start_ranks(file: Path, folders: Sequence[Path]) -> bool:
@@ -76,7 +75,14 @@ def _starts(tree: ast.Module, imported: Sequence[str]) -> bool:
     if any(_MODULES.match(name) for name in imported) or any(_CALLS.search(name) for name in used):
         return True
     starting = [name for name in (*imported, *used) if name.startswith(_STARTS_PROCESSES)]
-    return bool(starting) and any(_COMMANDS.search(text) for text in texts(tree))
+    return bool(starting) and any(_names_launcher().search(text) for text in texts(tree))
+
+
+def _names_launcher() -> re.Pattern[str]:
+    """Returns what finds a launcher in a text. `deepspeed_config` and `deepspeed.json` name none."""
+    programs = (program for launcher in LAUNCHERS.values() for program in first_words(launcher))
+    named = "|".join(map(re.escape, (*programs, *firsts(tuple(all_modules())))))
+    return re.compile(rf"\b({named})\b(?!_|\.json)")
 
 
 def _is_name(node: ast.expr) -> bool:

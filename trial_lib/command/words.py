@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from trial_lib.command.launchers import launchers_listed
 from trial_lib.wire.errors import InputError
 
 REMEDY = "Write `python3 SCRIPT ARGUMENTS`: ZeroTune starts the ranks itself."
-REMEDY_TYPED = "Write what starts your training: deepspeed, torchrun, accelerate launch or python, and its arguments."
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 """How a word begins that sets an environment variable before a command."""
 
@@ -71,7 +71,11 @@ class Words:
 
     def error(self, what: str, remedy: str = "") -> InputError:
         """Returns an error about the command."""
-        return InputError(what, where=self.where, remedy=remedy or (REMEDY_TYPED if self.follows else REMEDY))
+        return InputError(what, where=self.where, remedy=remedy or (_remedy_typed() if self.follows else REMEDY))
+
+
+def _remedy_typed() -> str:
+    return f"Write what starts your training: python, {launchers_listed()}, and its arguments."
 
 
 def split_command(command: str, where: str) -> list[str]:

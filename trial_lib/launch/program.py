@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trial_lib.command.launchers import launcher_named
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.rank_starter import RankRequest
@@ -76,7 +77,7 @@ def rank_requests(
         "MASTER_ADDR": part.address,
         "MASTER_PORT": str(port),
     }
-    if program.launched_by in (None, "deepspeed"):
+    if launcher_named(program.launched_by).sets_local_size:
         # Every host has as many ranks.
         number, hosts = part.first_rank // len(slots), part.world_size // len(slots)
         shared |= {"LOCAL_SIZE": str(len(slots)), "CROSS_RANK": str(number), "CROSS_SIZE": str(hosts)}
@@ -100,17 +101,7 @@ def _rank_variables(program: Program, part: HostRanks, rank: int) -> dict[str, s
         part: which ranks are on this host.
         rank: its number here.
     """
-    own, local, world, here = (str(number) for number in (part.first_rank + rank, rank, part.world_size, part.slots))
-    variables = {"RANK": own, "LOCAL_RANK": local}
-    if program.launched_by == "torchrun":
-        # By the run's id a program knows that it is torchrun's (Lightning, or torch itself). The store is its own.
-        variables |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "False"}
-        variables |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "ROLE_NAME": "default"}
-        variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": own, "ROLE_WORLD_SIZE": world}
-    elif program.launched_by == "mpirun":
-        variables |= {"OMPI_COMM_WORLD_RANK": own, "OMPI_COMM_WORLD_LOCAL_RANK": local, "PMI_RANK": own}
-        variables |= {"OMPI_COMM_WORLD_SIZE": world, "OMPI_COMM_WORLD_LOCAL_SIZE": here, "PMI_SIZE": world}
-    elif program.launched_by == "srun":
-        variables |= {"SLURM_PROCID": own, "SLURM_LOCALID": local, "SLURM_NODEID": "0"}
-        variables |= {"SLURM_NTASKS": world, "SLURM_NPROCS": world, "SLURM_STEP_NUM_TASKS": world}
-    return variables
+    own, local = str(part.first_rank + rank), str(rank)
+    numbers = {"rank": own, "local_rank": local, "ranks": str(part.world_size), "local_ranks": str(part.slots)}
+    more = launcher_named(program.launched_by).rank_variables
+    return {"RANK": own, "LOCAL_RANK": local, **{name: value.format(**numbers) for name, value in more.items()}}

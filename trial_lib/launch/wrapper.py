@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
+from trial_lib.command.launcher_process import launcher_in, python_target
 from trial_lib.command.program_code import may_start_ranks, mentions, module_file
 from trial_lib.launch import in_wrapper
 from trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
 from trial_lib.launch.processes.leash import Leashed
-from trial_lib.wire.launcher_process import launcher_in, python_target
 
 _POLL_S = 0.05
 _FIRST_WORD_S, _NEXT_WORD_S, _GIVEN_UP_S = 15.0, 30.0, 600.0

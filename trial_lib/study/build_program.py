@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.launchers import TRIAL_CLASS_MODULE
+from trial_lib.command.launchers import launcher_named
+from trial_lib.command.parse_command import TRIAL_CLASS_MODULE
 from trial_lib.command.trial_command import trial_command
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
@@ -153,5 +154,5 @@ def has_one_thread(experiment: Experiment, device: str) -> bool:
     """
     if kind_of(device).computes_on_the_processor:
         return True
-    by_torchrun = experiment.entrypoint.launched_by in ("torchrun", "accelerate")
-    return by_torchrun and experiment.config.resources.slots_per_trial > 1
+    launcher = launcher_named(experiment.entrypoint.launched_by)
+    return launcher.gives_one_thread and experiment.config.resources.slots_per_trial > 1

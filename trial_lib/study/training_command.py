@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import shlex
 import shutil
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.command.entrypoint import Entrypoint
-from trial_lib.command.launchers import CLUSTER_LAUNCHERS
+from trial_lib.command.launchers import launcher_named, launcher_of
 from trial_lib.command.trial_command import trial_command
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
 from trial_lib.device.host.this_host import kind_of
@@ -70,7 +71,7 @@ def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, A
 
 def _is_told(entrypoint: Entrypoint) -> bool:
     """Returns whether the command itself hands the program a DeepSpeed configuration."""
-    return bool(entrypoint.config_positions) or entrypoint.launched_by == "accelerate"
+    return bool(entrypoint.config_positions) or launcher_named(entrypoint.launched_by).hands_over_config
 
 
 def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
@@ -98,21 +99,20 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
     """Returns the user's own words up to the script, which start as many ranks as the trials had."""
     entrypoint = experiment.entrypoint
     program, *rest = entrypoint.launcher
-    if program in CLUSTER_LAUNCHERS:
+    first = launcher_of(entrypoint.launcher)
+    if first is None or first.comes_with_python:
+        if os.sep not in program:
+            program = _beside(interpreter_of(experiment), program)
+        elif shutil.which(Path(program).name) == program:
+            program = Path(program).name
+    retype = launcher_named(entrypoint.launched_by).retype
+    if not retype:
         return [program, *rest]
-    if os.sep not in program:
-        program = _beside(interpreter_of(experiment), program)
-    elif shutil.which(Path(program).name) == program:
-        program = Path(program).name
-    if entrypoint.launched_by != "accelerate":
-        return [program, *rest]
-    # Only such a command needs it.
-    from trial_lib.command.accelerate_rewrite import accelerate_words
-
     shown = entrypoint.model_copy(update={"launcher": (program, *rest)})
-    return accelerate_words(
+    words: list[str] = pkgutil.resolve_name(retype)(
         shown, config, paths.best_ds_config, paths.best_accelerate_config, folder=experiment.model_dir
     )
+    return words
 
 
 def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> list[str]:

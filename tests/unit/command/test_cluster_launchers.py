@@ -20,6 +20,7 @@ def typed(command: str, **shell: str) -> Entrypoint:
     ("command", "fields"),
     [
         ("mpirun -np 2 python train.py --x", {"slots": 2, "script": "train.py", "launched_by": "mpirun"}),
+        ("/opt/mpi/bin/orterun -n 3 python train.py", {"slots": 3, "launched_by": "mpirun", "interpreter": None}),
         ("mpiexec -n 4 python -m pkg.train", {"slots": 4, "module": "pkg.train", "launched_by": "mpirun"}),
         (
             "mpirun --allow-run-as-root -np 2 -x A=1 -x PATH --mca btl tcp -H localhost:2 python -u train.py",

@@ -1,6 +1,7 @@
 """Commands as they are typed: every option of a launcher is followed, left out with a note, or refused by name."""
 
 import argparse
+import ast
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 from trial_lib.command import deepspeed_hosts
 from trial_lib.command.entrypoint import Entrypoint, parse_entrypoint
 from trial_lib.command.launcher_options import DEEPSPEED, TORCHRUN
+from trial_lib.command.launchers import LAUNCHERS
 from trial_lib.wire.errors import InputError
+
+ROOT = Path(__file__).parents[3]
 
 
 def typed(command: str, folder: Path = Path(), **variables: str) -> Entrypoint:
@@ -20,15 +24,15 @@ def typed(command: str, folder: Path = Path(), **variables: str) -> Entrypoint:
 @pytest.mark.parametrize(
     ("command", "fields"),
     [
-        ("deepspeed train.py", {"slots": "deepspeed", "passes_local_rank": True}),
+        ("deepspeed train.py", {"slots": "memory_nodes", "passes_local_rank": True}),
         ("deepspeed --num_gpus 2 train.py", {"slots": 2}),
         ("deepspeed --num_accelerators=2 train.py", {"slots": 2}),
         ("deepspeed --num_gpu 2 train.py", {"slots": 2}),  # as argparse has it
-        ("deepspeed --num_gpus -1 train.py", {"slots": "deepspeed"}),
+        ("deepspeed --num_gpus -1 train.py", {"slots": "memory_nodes"}),
         ("deepspeed --include localhost:1,0 train.py", {"slots": 2, "devices": (0, 1)}),
         ("deepspeed -i localhost:3 train.py", {"slots": 1, "devices": (3,)}),
         ("deepspeed -ilocalhost:3 train.py", {"slots": 1, "devices": (3,)}),
-        ("deepspeed --include localhost train.py", {"slots": "deepspeed"}),
+        ("deepspeed --include localhost train.py", {"slots": "memory_nodes"}),
         (f"deepspeed --include {socket.gethostname()}:0 train.py", {"slots": 1, "devices": (0,)}),
         ("deepspeed --exclude localhost:0 train.py", {"slots": "all", "excluded_devices": (0,)}),
         ("deepspeed --module pkg.train", {"script": None, "module": "pkg.train"}),
@@ -157,7 +161,7 @@ def test_what_chooses_among_several_hosts_is_refused(tmp_path: Path, options: st
 
 def test_deepspeeds_own_hostfile_is_read_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed_hosts, "DEFAULT_HOSTFILE", tmp_path / "hostfile")
-    assert typed("deepspeed train.py").slots == "deepspeed"
+    assert typed("deepspeed train.py").slots == "memory_nodes"
     (tmp_path / "hostfile").write_text("localhost slots=5\n")
     assert typed("deepspeed train.py").slots == 5
 
@@ -246,3 +250,14 @@ def test_a_launcher_of_another_environment_names_its_python(tmp_path: Path) -> N
     assert typed("bin/torchrun train.py", tmp_path).interpreter == "/opt/env/bin/python3.12"
     (program.parent / "python").touch()
     assert typed(f"{program} train.py").interpreter == f"{program.parent}/python"
+
+
+def test_nothing_asks_for_a_launcher_by_its_name() -> None:
+    names = {launcher.name for launcher in LAUNCHERS.values()}
+    asked: list[str] = []
+    for file in (ROOT / "trial_lib").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Compare) and "launch" in ast.unparse(node).lower():
+                constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                asked += [f"{file.name}: {ast.unparse(node)}"] if constants & names else []
+    assert asked == []

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from trial_lib.command.launcher_process import launcher_in
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.intercept.stand_in import stand_in
-from trial_lib.wire.launcher_process import launcher_in
 
 Refuse = Callable[[str], None]
 

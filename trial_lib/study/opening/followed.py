@@ -10,18 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trial_lib.command.launchers import CLUSTER_LAUNCHERS
+from trial_lib.command.launcher_process import is_python, launcher_in, python_target
+from trial_lib.command.launchers import launcher_of_program, launchers_listed
 from trial_lib.command.program_code import may_start_ranks, module_file
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
 from trial_lib.secrets.by_name import redact_text
 from trial_lib.wire.errors import InputError
-from trial_lib.wire.launcher_process import is_python, launcher_in, python_target
 
 _WHERE = "the command"
 _LONGEST_SHOWN = 60
-# ZeroTune reads their commands: what they start needs not be found out.
-_UNDERSTOOD = ("deepspeed", "torchrun", "accelerate", *CLUSTER_LAUNCHERS)
 _INSTEAD = (
     "Put `zerotune tune --` before the command that starts your ranks, such as `torchrun --nproc_per_node 2 train.py "
     "ARGUMENTS`."
@@ -74,7 +72,7 @@ def followed(
 
     def still_waiting(seconds: float) -> None:
         nonlocal has_waited
-        advice = "" if has_waited else f" It starts no deepspeed, torchrun or accelerate launch so far. {_INSTEAD}"
+        advice = "" if has_waited else f" It has not started any launcher ({launchers_listed()}) so far. {_INSTEAD}"
         has_waited = True
         tell(f"still waiting for {shown} to start its training ({seconds:.0f} s).{advice}")
 
@@ -117,7 +115,7 @@ def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, st
     """Returns whether a command may start its training by way of others."""
     program = words[0]
     name = Path(program).name
-    if name in _UNDERSTOOD or ":" in program:
+    if launcher_of_program(name) is not None or ":" in program:
         return False
     if not is_python(program):
         path = shutil.which(program, path=environment.get("PATH"))

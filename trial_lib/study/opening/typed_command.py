@@ -13,7 +13,7 @@ from typing import get_args
 import yaml
 
 from trial_lib.command.entrypoint import Entrypoint
-from trial_lib.command.launchers import CLUSTER_LAUNCHERS
+from trial_lib.command.launchers import launcher_named, launcher_of, python_programs
 from trial_lib.command.mapping_targets import MAPPING_TARGET
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.device.host.base import Host
@@ -23,7 +23,6 @@ from trial_lib.experiment.read_experiment import Experiment, read_typed_experime
 from trial_lib.wire.errors import InputError
 
 _WHERE = "the command"
-_PROGRAMS = ("python", "python3", "deepspeed", "torchrun", "accelerate")
 _NEVER_FOLDED = 1_000_000_000  # columns: a line break within quotes would be a space
 
 
@@ -78,15 +77,15 @@ def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
     """
     kind = kind_of(host.device)
     visible = None if kind.visible_by is None else entrypoint.environment.get(kind.visible_by)
-    is_free = entrypoint.slots == "deepspeed"
+    is_free = entrypoint.slots == "memory_nodes"
     if kind.visible_by and kind.visible_by in os.environ and _names_devices(entrypoint):
         raise InputError(
             f"the launcher numbers all devices of this host, and {kind.visible_by} hides some from zerotune.",
             where=_WHERE,
             remedy=f"Unset {kind.visible_by}, or leave --include and --exclude out.",
         )
-    # Where it is told of devices, or of a number of them, `deepspeed` takes no notice of the variable.
-    if visible is not None and (entrypoint.launched_by != "deepspeed" or is_free):
+    is_overridden = launcher_named(entrypoint.launched_by).overrides_visible_devices and not is_free
+    if visible is not None and not is_overridden:
         seen = this_host(visible, {**os.environ, **entrypoint.environment})
         if seen.device != host.device:
             raise InputError(
@@ -156,8 +155,9 @@ def _as_found(command: Sequence[str], folder: Path) -> list[str]:
         name, _, value = words[position].partition("=")
         assigned[name] = value
         position += 1
-    if position < len(words) and words[position] in CLUSTER_LAUNCHERS:
-        # What they start is what the shell's PATH is asked for.
+    launcher = launcher_of(words[position:])
+    if launcher is not None and launcher.runs_command:
+        # The shell's PATH also finds the program that the launcher starts.
         position = next((at for at, word in enumerate(words) if at > position and _is_python(word)), position)
     if position == len(words) or os.sep in words[position]:
         return words
@@ -167,14 +167,14 @@ def _as_found(command: Sequence[str], folder: Path) -> list[str]:
         return words
     path = folder / found
     is_own = os.path.realpath(path.parent) == os.path.realpath(Path(sys.executable).parent)
-    if not (is_own and program in _PROGRAMS):
+    if not (is_own and program in python_programs()):
         words[position] = str(path)
     return words
 
 
 def _is_python(program: str) -> bool:
     """Returns whether a program, by its name alone, is a Python or comes with one."""
-    return program in _PROGRAMS or re.fullmatch(r"python3\.\d+", program) is not None
+    return program in python_programs() or re.fullmatch(r"python3\.\d+", program) is not None
 
 
 def _ranks(entrypoint: Entrypoint, host: Host) -> int:
@@ -185,7 +185,7 @@ def _ranks(entrypoint: Entrypoint, host: Host) -> int:
     if isinstance(slots, int):
         return slots
     kind = kind_of(host.device)
-    if slots == "deepspeed" and kind.computes_on_the_processor:
+    if slots == "memory_nodes" and kind.computes_on_the_processor:
         return min(_memory_nodes(), len(host.slots))
     if slots in ("cpu", "gpu") and slots != kind.word:
         raise InputError(

@@ -1,16 +1,14 @@
 """Recognises a launcher process by its command line.
 
-A rank imports this module, so it needs only the standard library.
+A rank imports this module, so it imports neither pydantic nor torch.
 """
 
 import os
 import re
 from collections.abc import Sequence
 
-LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner")
-_SCRIPTS = ("torchrun", "deepspeed", "accelerate-launch")
-_OF_CLUSTERS = ("mpirun", "mpiexec", "orterun", "srun")
-_ACCELERATE = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "accelerate")
+from trial_lib.command.launchers import LAUNCHERS, all_modules, launcher_of
+
 _PYTHON = re.compile(r"python[\d.]*")
 # A launcher with one of these options prints and exits. It starts no rank.
 _ABOUT_ITSELF = ("--version", "-V", "-version", "--help", "-h")
@@ -27,21 +25,23 @@ def launcher_in(words: Sequence[str]) -> list[str] | None:
         >>> launcher_in(["/opt/env/bin/python", "/opt/env/bin/torchrun", "--nproc_per_node", "2", "train.py"])
         ['/opt/env/bin/torchrun', '--nproc_per_node', '2', 'train.py']
     """
-    if not words or (len(words) > 1 and words[-1] in _ABOUT_ITSELF and _ends_as_launcher(words[:-1])):
+    if not words or (len(words) > 1 and words[-1] in _ABOUT_ITSELF and _ends_as_launcher(words[-2])):
         return None
     if not is_python(words[0]):
-        return list(words) if _is_launcher(words) else None
+        return list(words) if launcher_of(words) is not None else None
     position = python_target(words)
     if position is None:
         return None
-    target = words[position]
     if words[position - 1] != "-m":
-        rest = words[position:]
-        return list(rest) if _is_launcher(rest) else None
-    if target in LAUNCHER_MODULES or target == _ACCELERATE[0]:
-        return [words[0], *words[position - 1 :]]
-    if target in _ACCELERATE and words[position + 1 : position + 2] == ["launch"]:
-        return [words[0], "-m", _ACCELERATE[0], *words[position + 2 :]]
+        script = words[position:]
+        return list(script) if launcher_of(script) is not None else None
+    for launcher in LAUNCHERS.values():
+        for module in (*launcher.modules, *launcher.other_modules):
+            named = module.split()
+            if list(words[position : position + len(named)]) == named:
+                # A module with a subcommand is typed by the module that the subcommand is.
+                typed = launcher.modules[0] if len(named) > 1 else module
+                return [words[0], "-m", typed, *words[position + len(named) :]]
     return None
 
 
@@ -67,13 +67,13 @@ def python_target(words: Sequence[str]) -> int | None:
     return None
 
 
-def _ends_as_launcher(words: Sequence[str]) -> bool:
-    return words[-1] in (*LAUNCHER_MODULES, *_ACCELERATE, "launch") or _is_launcher(words[-1:])
-
-
-def _is_launcher(words: Sequence[str]) -> bool:
-    name = _name(words[0])
-    return name in (*_SCRIPTS, *_OF_CLUSTERS) or (name == "accelerate" and list(words[1:2]) == ["launch"])
+def _ends_as_launcher(word: str) -> bool:
+    """Returns whether a word is the last of a launcher's name."""
+    programs = (program for launcher in LAUNCHERS.values() for program in launcher.programs)
+    return (
+        _name(word) in {spelled.split()[-1] for spelled in (*programs, *all_modules())}
+        or launcher_of([word]) is not None
+    )
 
 
 def _name(path: str) -> str:
