@@ -73,9 +73,11 @@ from trial_lib.command.program_code import may_start_ranks
 from trial_lib.device.host.base import Host
 from trial_lib.launch.program import rank_requests
 from trial_lib.records.study_folder import StudyPaths
-from trial_lib.study.build_program import environment_of, program_of
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.build_program import program_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.setup import StudySetup
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.errors import InputError
 
@@ -93,8 +95,9 @@ _, last = rank_requests(program, host, ["0", "1"], 2900, [folder / "0", folder /
 assert (last.environment["TOY_RANK"], last.environment["TOY_SIZE"]) == ("1", "2")
 assert "LOCAL_SIZE" not in last.environment
 
-paths = StudyPaths(folder / "study")
-command = training_command(experiment, {}, paths, "cpu", {}, KnownProgram.of(experiment))
+paths, arguments = StudyPaths(folder / "study"), StudyArguments(command=typed.split(), model_dir=folder)
+setup = StudySetup("s", 0.0, experiment, arguments, paths, host, {})
+command = training_command(setup, KnownProgram.of(experiment), {})
 again = f"toyrun go --colour red -c 2 python train.py --lr 0.1 --deepspeed_config {paths.best_ds_config}"
 assert command.splitlines()[-1] == again, command
 
