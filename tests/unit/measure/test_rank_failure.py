@@ -33,7 +33,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     def run() -> dict[str, Any]:
         record = tmp_path / "failure.json"
         with pytest.raises(Ended):
-            rank._fail({"failures": [str(record)]}, 0, {}, ValueError("wrong"), True)
+            rank._fail(record, {}, ValueError("wrong"), engine_built=True)
         found: dict[str, Any] = json.loads(record.read_text())
         return found
 
