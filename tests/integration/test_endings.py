@@ -157,7 +157,7 @@ def test_ranks_that_wait_in_different_collectives_are_told_of_with_their_lines(t
 def test_a_rank_that_nobody_starts_is_told_of_long_before_the_deadline(trials):
     result = trials.run("stands_still.py", "--how", "alone", patience_s=PATIENCE_S, deadline_s=300)
     assert result.outcome == "timed_out"
-    assert "waits for ranks that do not come" in result.reason
+    assert "waits for ranks that do not exist" in result.reason
     assert "waits in TCPStore at stands_still.py:14" in result.reason
 
 

@@ -141,7 +141,7 @@ def test_ranks_that_the_trainer_does_not_count_are_refused_with_the_way_out(run)
     # Without a GPU, accelerate takes each rank for the only one, unless told to use the CPU; DeepSpeed fails.
     result = run("trainer.py", *SMALL, micro_batch=4, accumulation=2, slots=2)
     assert result.outcome == "crashed"
-    assert "counts one rank of 2: without a GPU, give it --use_cpu" in result.reason
+    assert "counts one rank instead of 2. Without a GPU, give it --use_cpu" in result.reason
 
 
 @pytest.mark.long

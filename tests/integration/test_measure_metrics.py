@@ -57,7 +57,7 @@ def test_steps_of_one_batch_are_measured_where_the_program_changes_it(trials):
     # Doubled after steps 4, 8 and 12: of the first batch two steps count, of the second all four, which are enough.
     assert (metrics["measured_steps"], len(result.step_times)) == (4, 4)
     assert metrics["throughput"] == pytest.approx(2 * 2 / metrics["latency"])
-    assert result.note == "The program changes its batch as it trains: measured at a global batch of 4."
+    assert result.note == "The program changes its batch as it trains. It was measured at a global batch of 4."
 
 
 def test_the_submitted_trial_counts_samples_as_its_rivals_do(trials):

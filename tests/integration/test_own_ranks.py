@@ -9,14 +9,14 @@ from trial_lib.records.result import Outcome
 LAUNCHES = {
     "a launcher": (
         "import os, subprocess\nsubprocess.run(['torchrun', 'x.py'], env={**os.environ, 'A': '1'})",
-        "starts `A=1 torchrun x.py`, and ZeroTune starts the ranks itself: type `zerotune tune -- A=1 torchrun x.py`",
+        "starts `A=1 torchrun x.py`, but ZeroTune starts the ranks itself. Type `zerotune tune -- A=1 torchrun x.py`",
     ),
     "a launcher in a shell": ("import os\nos.system('cd . && torchrun x.py')", "starts `torchrun x.py`"),
     "a launcher in its place": ("import os\nos.execvp('torchrun', ['torchrun', 'x.py'])", "starts `torchrun x.py`"),
     "workers": ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=3)", "starts 3 ranks within Python"),
     "a larger group": (
         "import os, torch.distributed as dist\nos.environ['WORLD_SIZE'] = '2'\ndist.init_process_group('gloo')",
-        "joins a process group of 2 ranks, of which 1 was started: type `zerotune tune -- torchrun --nproc_per_node 2",
+        "joins a process group of 2 ranks, but only 1 was started. Type `zerotune tune -- torchrun --nproc_per_node 2",
     ),
 }
 

@@ -103,7 +103,7 @@ def test_steps_that_do_not_follow_the_accumulation_are_no_candidates(trials: Tri
         plan = trials.plan("batch_shapes.py", *ran, micro_batch=4, accumulation=accumulation, window=ONE_STEP)
         found = trials.start(dataclasses.replace(plan, arrival=result.program.arrival)).result()
         assert found.outcome is outcome, found.reason
-    assert "an optimizer step after 2 micro-batches, and its engine was set to an accumulation of 4" in found.reason
+    assert "an optimizer step after 2 micro-batches, but its engine was set to an accumulation of 4" in found.reason
 
 
 @pytest.mark.parametrize(("kind", "smallest"), [("two_at_least", 2), ("four_at_least", 4)])

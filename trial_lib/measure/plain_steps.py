@@ -36,6 +36,6 @@ class PlainSteps:
         if self._taken == _MOST and os.getpid() == self._process:
             self._refuse(
                 "invalid",
-                f"The program has taken {_MOST} optimizer steps without a DeepSpeed engine: it trains without "
-                "DeepSpeed. Let it call deepspeed.initialize, or give it the argument with which it does.",
+                f"The program has taken {_MOST} optimizer steps without a DeepSpeed engine. It trains without "
+                "DeepSpeed. Let it call deepspeed.initialize, or give it the argument that turns DeepSpeed on.",
             )

@@ -41,7 +41,7 @@ current: "Probe | None" = None
 
 # Dynamic loss scaling halves its scale some dozen times before it fits. More skipped steps are no search for a scale.
 _MOST_SKIPPED_IN_A_ROW = 100
-_NOT_FINITE = "The loss was not finite; a smaller learning rate or fp32 may help."
+_NOT_FINITE = "The loss was not finite. A smaller learning rate or fp32 may help."
 
 
 class Probe:
@@ -352,8 +352,8 @@ class Probe:
         if loss is not None and not bool(torch.isfinite(loss).all()):
             self.refuse("diverged", _NOT_FINITE)
         if self._skipped_in_a_row == _MOST_SKIPPED_IN_A_ROW:
-            reason = f"{_MOST_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: their gradients were not finite."
-            self.refuse("diverged", reason)
+            skipped = f"{_MOST_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped"
+            self.refuse("diverged", f"{skipped}, because their gradients were not finite.")
 
     def _compare_with_what_was_asked(self) -> None:
         """Ends a trial if its first optimizer step had another batch than the candidate's."""

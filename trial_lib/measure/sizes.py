@@ -251,7 +251,7 @@ class Sizes:
         device.unlimit()
         device.start_over()
         if ended.is_held(device, self._used_at_first, self._measured[-1].available):
-            print("The program holds on to its engine: it is not run again in this process.", file=sys.stderr)
+            print("The program still holds its engine, so it is not run again in this process.", file=sys.stderr)
             self._end_group(_NOT_REPEATABLE, status=1)
         os.chdir(self._order.model_dir)
         torch.manual_seed(self._seed)

@@ -54,10 +54,10 @@ class BatchSource:
         count = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
         way = "Train within `with accelerator.accumulate(model):`, or let" if "accelerate" in sys.modules else "Let"
         return (
-            f"The script took an optimizer step after {count}, and its engine was set to an accumulation of {asked}: "
-            f"it counts by itself. {way} it read the number from the engine (engine.gradient_accumulation_steps()), or "
-            "from an option or an environment variable, and name that one: "
-            f"{_written('--accumulation', ACCUMULATION)}"
+            f"The script took an optimizer step after {count}, but its engine was set to an accumulation of {asked}. "
+            f"The script counts by itself. {way} it read the number from the engine "
+            "(engine.gradient_accumulation_steps()). It may also read an option or an environment variable. Name that "
+            f"one with {_written('--accumulation', ACCUMULATION)}"
         )
 
     def _way(self, arrived: int, configuration: Mapping[str, Any]) -> str:
@@ -65,38 +65,38 @@ class BatchSource:
         variables = self._variables_of(arrived)
         named = [number for number in typed if _is_of_a_batch(number)]
         if named:
-            return f"Its command line has {named[0].shown}: {_mapping(named[0].target)}"
+            return f"Its command line has {named[0].shown}. {_mapping(named[0].target)}"
         if variables:
-            return f"Its environment has {variables[0]}={arrived}: {_mapping(variables[0])}"
+            return f"Its environment has {variables[0]}={arrived}. {_mapping(variables[0])}"
         for number in numbers_in_files(self.arguments, self.folder):
             if number.value == str(arrived) and _is_of_a_batch(number):
-                return f"A file of its command line has {number.shown}: {_mapping(number.target)}"
+                return f"A file of its command line has {number.shown}. {_mapping(number.target)}"
         for option in options_read():
             for key, size in ((MICRO_BATCH, arrived), (TRAIN_BATCH, arrived * self.replicas)):
                 if option.value == size and any(map(_BATCH_NAME.search, option.names)):
                     name = self._spelled(option)
-                    return f"Its option {name} is {size}: {_mapping(name, key)}"
+                    return f"Its option {name} is {size}. {_mapping(name, key)}"
         file = self._file_with(arrived)
         if file is not None:
             return (
-                f"{file} has {MICRO_BATCH} {arrived}. If the code takes it from there, whatever its command line says, "
-                f"let it read the file that its command line names, or the size {_ENGINE}."
+                f"{file} has {MICRO_BATCH} {arrived}. If the code always reads that file, let it read the file that "
+                f"its command line names, or the size {_ENGINE}."
             )
         if configuration.get(MICRO_BATCH) == arrived:
             return (
-                f"The configuration in the code has {MICRO_BATCH} {arrived}: let the code read the size {_ENGINE}, "
+                f"The configuration in the code has {MICRO_BATCH} {arrived}. Let the code read the size {_ENGINE}, "
                 "not from there."
             )
         if typed:
-            return f"If {typed[0].shown} on its command line is the batch size, {_mapping(typed[0].target)}"
+            return f"Its command line has {typed[0].shown}, which may be its batch size. {_mapping(typed[0].target)}"
         if "hydra" in sys.modules:
             return (
-                "Its configuration is Hydra's: name the override that sets the batch size, such as "
+                "Its configuration is Hydra's. Name the override that sets the batch size, such as "
                 f"{_written('trainer.batch_size')} A key without a dot is written ++batch_size."
             )
         return (
-            f"Let it read the size {_ENGINE}, from the JSON file that its command line names, or from an option or an "
-            f"environment variable, and name that one: {_written('--batch-size')}"
+            f"Let it read the size {_ENGINE}, or from the JSON file that its command line names. It may also read an "
+            f"option or an environment variable. Name that one with {_written('--batch-size')}"
         )
 
     def _spelled(self, option: ProgramOption) -> str:
@@ -135,7 +135,7 @@ def _is_of_a_batch(number: TypedNumber) -> bool:
 
 
 def _mapping(target: str, key: str = MICRO_BATCH) -> str:
-    return f"have it set for each trial with {_written(target, key)}"
+    return f"Let each trial set it with {_written(target, key)}"
 
 
 def _written(target: str, key: str = MICRO_BATCH) -> str:

@@ -159,8 +159,8 @@ class StretchedWarmUp:
         if self._length is None or (longest or 0) >= self._length:
             return ""
         return (
-            f"Its memory is that of sequences of {longest or 0} tokens, and the data has some of {self._length}: "
-            "no batch of a torch DataLoader came in its warm-up that could be made as long."
+            f"Its memory was measured with sequences of {longest or 0} tokens, and the data has some of "
+            f"{self._length}. No batch of a torch DataLoader in its warm-up could be made as long."
         )
 
     def _has_arrived(self, watch: EngineWatch) -> bool:

@@ -49,7 +49,7 @@ def numbers_in_words(arguments: Sequence[str]) -> Iterator[TypedNumber]:
         elif word.isdecimal() and (_OPTION.match(before) or _DOTTED.fullmatch(before)) and "=" not in before:
             yield TypedNumber(before, before, f"{before} {word}", word)
         elif word.isdecimal():
-            words.append(TypedNumber("", f"argv:{position}", f"{word}, word {position} behind the script,", word))
+            words.append(TypedNumber("", f"argv:{position}", f"{word}, word {position} after the script,", word))
         before = word
     yield from words
 

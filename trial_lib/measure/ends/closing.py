@@ -167,15 +167,15 @@ def _data_are_over(error: BaseException, micro_batches: int) -> bool:
 
 def _another_trains(steps: int) -> str:
     return (
-        f" Of its engines the first that trains is measured, and others have taken {steps} optimizer steps: to tune "
-        "one of those, let the program come to it at once."
+        f" ZeroTune measures the first engine that trains, and other engines have taken {steps} optimizer steps. "
+        "To tune one of those, let the program train it first."
     )
 
 
 def _without_engine(probe: Any) -> str:
     if probe.has_frozen_engine:
         return (
-            "None of the program's DeepSpeed engines has an optimizer: none of them trains. Give deepspeed.initialize "
-            "an optimizer, or name one in its configuration."
+            "None of the program's DeepSpeed engines has an optimizer, so none of them trains. Give "
+            "deepspeed.initialize an optimizer, or name one in its configuration."
         )
     return "The program ended without calling deepspeed.initialize."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 ENDED, WAITS, FAILED, WORKS = "ended", "waits", "failed", "works"
 """The end of a rank's program: by itself, by a wait for others, or by a collective that has failed. Or it works."""
 
-_SAME_BATCHES = "Give every rank as many batches: shards that divide by the ranks, or what is over left out."
+_SAME_BATCHES = "Give every rank equally many batches: make the data divisible by the ranks, or drop the rest."
 
 
 class EndedEarlyError(Exception):
@@ -57,8 +57,8 @@ def uneven_note(ends: Sequence[RankEnd]) -> str:
     """Returns a sentence on the steps that a measurement leaves out, because not all ranks have them."""
     had = _by_rank([f"had {end.micro_batches} micro-batches" for end in ends])
     return (
-        f"The ranks have different numbers of batches: {had}. Measured are the steps that all of them have; a training "
-        f"may wait for ever where these end. {_SAME_BATCHES}"
+        f"The ranks have different numbers of batches: {had}. Only the steps that all of them have are measured. "
+        f"A whole training may wait forever after these steps. {_SAME_BATCHES}"
     )
 
 
@@ -74,12 +74,12 @@ def too_little_data(ends: Sequence[RankEnd], needed: int, batch: tuple[int, int]
     steps = min(end.steps for end in ends)
     if not are_uneven(ends):
         return (
-            f"The program ended after {steps} optimizer steps, before enough of them were measured: {size} needs "
-            f"{needed}. Give it more data, or let it train longer."
+            f"The program ended after {steps} optimizer steps, before enough of them were measured. A "
+            f"trial with {size} needs {needed}. Give it more data, or let it train longer."
         )
     said = _by_rank([f"had {end.micro_batches} micro-batches and {end.words}" for end in ends])
     return (
-        f"The ranks have different numbers of batches: {said}. Of their optimizer steps all ranks have {steps}, and "
+        f"The ranks have different numbers of batches: {said}. All ranks have {steps} optimizer steps in common, and "
         f"{size} needs {needed}. {_SAME_BATCHES}"
     )
 
@@ -94,11 +94,12 @@ def waits_for_ever(ends: Sequence[RankEnd], has_engine: bool) -> str:
     said = _by_rank([end.words for end in ends])
     if len(ends) == 1 or (not has_engine and len({end.waits_in for end in ends}) == 1):
         return (
-            f"The program waits for ranks that do not come: {said}. The trial has {len(ends)}: ranks that a program "
-            "starts by itself are not among them; let the launcher of the command start all of them."
+            f"The program waits for ranks that do not exist: {said}. The trial has {len(ends)} "
+            f"rank{'s' if len(ends) > 1 else ''}, without those that a program starts by itself. Let the launcher of "
+            "the command start all of them."
         )
-    cause = "one of them has skipped, or ended, what the others wait in" if not are_uneven(ends) else _SAME_BATCHES
-    return f"The ranks wait for each other for ever: {said}. Likely {cause}."
+    cause = "Probably one of them has skipped the call in which the others wait, or has ended it."
+    return f"The ranks wait for each other forever: {said}. {_SAME_BATCHES if are_uneven(ends) else cause}"
 
 
 def _by_rank(words: Sequence[str]) -> str:

@@ -71,7 +71,7 @@ def _refuse_launcher(refuse: Refuse, command: Any, environment: Mapping[str, str
         return
     changed = [f"{name}={value}" for name, value in (environment or {}).items() if os.environ.get(name) != value]
     typed = " ".join(shlex.quote(word) if not ASSIGNMENT.match(word) else word for word in (*changed, *launcher))
-    refuse(f"The program starts `{typed}`, and {_ZEROTUNE_STARTS}: type `zerotune tune -- {typed}`.")
+    refuse(f"The program starts `{typed}`, but {_ZEROTUNE_STARTS}. Type `zerotune tune -- {typed}`.")
 
 
 def launcher_of(command: Any) -> list[str] | None:
@@ -108,8 +108,8 @@ def _watch_workers(refuse: Refuse) -> None:
     @functools.wraps(original)
     def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **named: Any) -> Any:
         refuse(
-            f"The program starts {nprocs} ranks within Python (torch.multiprocessing), and {_ZEROTUNE_STARTS}: let it "
-            "train as the one rank that RANK, LOCAL_RANK and WORLD_SIZE tell of, and type `zerotune tune -- torchrun "
+            f"The program starts {nprocs} ranks within Python (torch.multiprocessing), but {_ZEROTUNE_STARTS}. Let it "
+            "train as the one rank that RANK, LOCAL_RANK and WORLD_SIZE describe. Type `zerotune tune -- torchrun "
             f"--nproc_per_node {nprocs} SCRIPT ARGUMENTS`."
         )
         return original(fn, args, nprocs, *others, **named)
@@ -126,8 +126,8 @@ def _watch_groups(refuse: Refuse, started: int) -> None:
         size = asked if isinstance(asked, int) and asked > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         if size > started:
             refuse(
-                f"The program joins a process group of {size} ranks, of which {started} "
-                f"{'was' if started == 1 else 'were'} started: type `zerotune tune -- torchrun --nproc_per_node {size} "
+                f"The program joins a process group of {size} ranks, but only {started} "
+                f"{'was' if started == 1 else 'were'} started. Type `zerotune tune -- torchrun --nproc_per_node {size} "
                 "SCRIPT ARGUMENTS`."
             )
         return original(*args, **kwargs)

@@ -22,7 +22,7 @@ from trial_lib.wire.free_host_memory import available_bytes
 # Dynamo itself gives up a function that it has compiled eight times (`recompile_limit`), and a program has several. If
 # more than these steps compile, compilation is a part of the training.
 _MOST_THAT_COMPILE = 16
-_NOTE_OF_COMPILED = "The program compiles in its measured steps: that is in their time."
+_NOTE_OF_COMPILED = "The program compiles in its measured steps, so their times include that."
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class CountedSteps:
             return False
         is_enough = len(self) >= enough
         measured = before if is_enough else batch
-        self.note = f"The program changes its batch as it trains: measured at a global batch of {measured}."
+        self.note = f"The program changes its batch as it trains. It was measured at a global batch of {measured}."
         if not is_enough:
             self.keep(0)
             self.slowest = []

@@ -67,6 +67,6 @@ def too_slow_reason(step_times: Sequence[float], samples_per_step: float, to_bea
     """Returns the sentence for a trial that was stopped."""
     most = throughput_bound(step_times, samples_per_step)
     return (
-        f"After {len(step_times)} counted steps it trains {most:.3g} samples/s at most ({1 - ERROR_RATE:.0%}); "
-        f"the best has {to_beat:.3g}."
+        f"After {len(step_times)} counted steps it trains at most {most:.3g} samples/s ({1 - ERROR_RATE:.0%} sure). "
+        f"The best has {to_beat:.3g}."
     )

@@ -111,7 +111,8 @@ def _check_in_a_trial(module: ModuleType) -> None:
             if ranks > arguments.world_size == 1:
                 # Its batch would not be DeepSpeed's, and each rank would train on the same samples.
                 raise ValueError(
-                    f"The Trainer counts one rank of {ranks}: without a GPU, give it --use_cpu (use_cpu=True in code)."
+                    f"The Trainer counts one rank instead of {ranks}. Without a GPU, give it --use_cpu "
+                    "(use_cpu=True in code)."
                 )
             original(config, arguments, *args, **kwargs)
 

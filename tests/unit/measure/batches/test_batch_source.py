@@ -26,7 +26,7 @@ def test_a_flag_with_the_size_that_came_is_the_one_to_map(tmp_path, flag, joined
     arguments = [f"{flag}=8"] if joined else [flag, "8"]
     written = reason(tmp_path, ["--epochs", "3", *arguments, "--name", "x"])
     assert f"--map train_micro_batch_size_per_gpu={flag} " in written
-    assert (f"If {' '.join(arguments)} on" in written) == (flag == "-b")
+    assert (f"{' '.join(arguments)}, which may be its batch size" in written) == (flag == "-b")
 
 
 def test_a_flag_named_for_the_batch_comes_before_one_that_has_the_same_value(tmp_path):
@@ -106,7 +106,7 @@ def test_an_option_that_nobody_has_typed_is_the_one_to_map(tmp_path, parser):
     parser.parse_args([])
     configuration = {"train_micro_batch_size_per_gpu": 8}
     written = reason(tmp_path, configuration=configuration)
-    assert "Its option --per_device_batch is 8: " in written
+    assert "Its option --per_device_batch is 8. " in written
     assert "--map train_micro_batch_size_per_gpu=--per_device_batch " in written
 
 
@@ -123,11 +123,11 @@ def test_a_parameter_of_a_function_that_fire_runs_is_an_option(tmp_path, monkeyp
     def train(layers: int = 8, batch_size: int = 8) -> str:
         return reason(tmp_path)
 
-    assert "Its option --batch_size is 8: " in train()
+    assert "Its option --batch_size is 8. " in train()
     assert "Its option" not in train(batch_size=4)
 
 
 def test_steps_that_do_not_follow_the_accumulation_are_told_with_the_ways_that_do(tmp_path):
     said = BatchSource([], {}, tmp_path).ignored_accumulation_reason(4, 1)
-    assert said.startswith("The script took an optimizer step after 1 micro-batch, and its engine was set to an acc")
+    assert said.startswith("The script took an optimizer step after 1 micro-batch, but its engine was set to an acc")
     assert "--map gradient_accumulation_steps=--accumulation" in said

@@ -58,7 +58,7 @@ def test_a_trial_half_as_fast_is_stopped_within_a_few_scattered_steps():
 
 def test_the_reason_says_what_was_possible_and_what_there_was_to_beat():
     reason = too_slow_reason([0.2, 0.2, 0.2], samples_per_step=8, to_beat=93.0)
-    assert reason == "After 3 counted steps it trains 53.3 samples/s at most (99%); the best has 93."
+    assert reason == "After 3 counted steps it trains at most 53.3 samples/s (99% sure). The best has 93."
 
 
 def test_the_looks_come_before_the_first_decision_further_and_further_apart():
