@@ -1,4 +1,4 @@
-"""One setting of all knobs, and what makes a trial of it."""
+"""Candidates, sweeps of them, and the purposes of trials."""
 
 import hashlib
 import json
@@ -23,15 +23,15 @@ from trial_lib.records.frozen_record import FrozenRecord
 class Candidate(FrozenRecord):
     """One setting of all knobs.
 
-    Candidates that differ in the micro-batch size alone are of one lineage.
+    Candidates that differ only in the micro-batch size belong to one lineage.
 
     Attributes:
-        knobs: the overrides other than the batch, in the DeepSpeed configuration's own shape,
-            such as `{"zero_optimization": {"stage": 2}}`.
-        micro_batch_size: samples a rank takes in one forward pass.
+        knobs: the overrides other than the batch, in the DeepSpeed configuration's own shape, such as
+            `{"zero_optimization": {"stage": 2}}`.
+        micro_batch_size: samples that a rank takes in one forward pass.
         gradient_accumulation_steps: micro-batches in one optimizer step.
-        slots: devices the trial takes.
-        data_parallel_size: model replicas; None before the profile has counted them (a pipeline has fewer than slots).
+        slots: devices that the trial takes.
+        data_parallel_size: model replicas. None before the profile has counted them (a pipeline has fewer than slots).
     """
 
     knobs: dict[str, Any] = Field(default_factory=dict)
@@ -42,7 +42,7 @@ class Candidate(FrozenRecord):
 
     @cached_property
     def overrides(self) -> dict[str, Any]:
-        """What this candidate sets in the user's DeepSpeed configuration (`overwrite_deepspeed_args`)."""
+        """The settings that this candidate sets in the user's DeepSpeed configuration (`overwrite_deepspeed_args`)."""
         batch: dict[str, Any] = {MICRO_BATCH: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation_steps}
         if self.data_parallel_size is not None:
             batch[TRAIN_BATCH] = self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel_size
@@ -50,19 +50,19 @@ class Candidate(FrozenRecord):
 
     @cached_property
     def lineage(self) -> str:
-        """Eight hexadecimal digits shared by the candidates that differ in the micro-batch size alone."""
+        """Eight hexadecimal digits that are the same for candidates that differ only in the micro-batch size."""
         rest = json.dumps([self.knobs, self.gradient_accumulation_steps, self.slots], sort_keys=True)
         return hashlib.sha256(rest.encode()).hexdigest()[:8]
 
     @property
     def zero_stage(self) -> int | None:
-        """The ZeRO stage this candidate sets; None where it leaves the user's."""
+        """The ZeRO stage that this candidate sets; None if it keeps the user's."""
         stage: int | None = self.knobs.get("zero_optimization", {}).get("stage")
         return stage
 
     @property
     def label(self) -> str:
-        """A short name, such as `z2-mbs16`. In a study, `CandidateNames` tells apart candidates that share it."""
+        """A short name, such as `z2-mbs16`. In a study, `CandidateNames` distinguishes candidates that share it."""
         size = f"mbs{self.micro_batch_size}"
         return size if self.zero_stage is None else f"z{self.zero_stage}-{size}"
 
@@ -71,21 +71,21 @@ class Candidate(FrozenRecord):
         return overwrite_deepspeed_config(base, self.overrides)
 
     def config_hash(self, base: Mapping[str, Any]) -> str:
-        """Returns the hash of the complete configuration: the same trial is known by it."""
+        """Returns the hash of the complete configuration, by which the same trial is recognised."""
         return config_hash(self.complete(base))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Candidates that differ in the batch alone, for one process group to measure one after another.
+    """Candidates that differ only in the batch. One process group measures them one after another.
 
-    The group ends before a size of which it foresees that it does not fit; each size that it measures is a trial.
+    The group ends before a size that it predicts not to fit. Each size that it measures is a trial.
 
     Attributes:
-        candidates: in the ascending order of their micro-batch sizes; the first is known to fit.
-        bytes_per_sample: estimate of what one more sample in the micro-batch takes on a device, for the step from the
-            first size to the second; later ones follow from what was measured.
-        headroom: share of what initialisation leaves of a slot's memory that is to stay free.
+        candidates: in ascending order of their micro-batch sizes. The first is known to fit.
+        bytes_per_sample: estimated bytes of one more sample in the micro-batch on a device. It predicts the second
+            size; measurements predict the later ones.
+        headroom: share of the memory left after initialisation that is to stay free.
     """
 
     candidates: tuple[Candidate, ...]

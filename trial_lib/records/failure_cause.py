@@ -1,8 +1,8 @@
-"""What the reasons of two trials that ended the same way have in common."""
+"""The common part of the reasons of trials that ended the same way."""
 
 import re
 
-# What differs between them: paths, and numbers.
+# Paths and numbers differ between such reasons.
 _PATH = re.compile(r"(?<![\w.])/[^\s:;,'\")]+")
 _NUMBER = re.compile(r"\d[\d,.]*")
 

@@ -1,4 +1,4 @@
-"""A full experiment's folder and its record: the one place that names its files."""
+"""The files of a full experiment, and its record. No other module names these files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class FullExperimentPaths:
 
     @property
     def shown_experiment(self) -> Path:
-        """The experiment's YAML without the values that look like secrets: what others are shown."""
+        """The experiment's YAML without values that look like secrets, to be shown to others."""
         return self.root / "experiment.redacted.yaml"
 
     @property
@@ -34,7 +34,7 @@ class FullExperimentPaths:
 
     @property
     def training_spec(self) -> Path:
-        """What the ranks are told (`TrainingSpec` as JSON)."""
+        """The orders to the ranks (`TrainingSpec` as JSON)."""
         return self.root / "training.json"
 
     @property
@@ -44,17 +44,17 @@ class FullExperimentPaths:
 
     @property
     def metrics(self) -> Path:
-        """What a trial class or the Core API tells while it trains, one JSON line each (see `metrics_file`)."""
+        """The metrics of a trial class or of the Core API while it trains, one JSON line each (see `metrics_file`)."""
         return self.root / "metrics.jsonl"
 
     @property
     def system_metrics(self) -> Path:
-        """How busy the host was meanwhile, one JSON line a sample."""
+        """The load of the host during the training, one JSON line a sample."""
         return self.root / "system_metrics.jsonl"
 
     @property
     def finished(self) -> Path:
-        """What is written when the training has come to its end, by a trial class or the Core API."""
+        """The record of the end of the training, by a trial class or the Core API."""
         return self.root / "finished.json"
 
     @property
@@ -64,12 +64,12 @@ class FullExperimentPaths:
 
     @property
     def tensorboard(self) -> Path:
-        """What a trial class writes for TensorBoard."""
+        """TensorBoard's files of a trial class."""
         return self.root / "tensorboard"
 
     @property
     def scratch(self) -> Path:
-        """What the ranks need while they run, and not afterwards."""
+        """Files that the ranks need only while they run."""
         return self.root / "scratch"
 
     @property
@@ -79,20 +79,20 @@ class FullExperimentPaths:
 
     @property
     def log(self) -> Path:
-        """What happened, line by line, for people."""
+        """The events of the training, line by line, for people."""
         return self.root / "train.log"
 
     @property
     def lock(self) -> Path:
-        """Held by the one process that drives the full experiment."""
+        """The lock of the one process that drives the full experiment."""
         return self.root / "driver.lock"
 
     def rank_log(self, rank: int) -> Path:
-        """What a rank printed, standard output and error together, one attempt after the other."""
+        """The output of a rank, standard output and error together, one attempt after the other."""
         return self.root / f"rank{rank}.log"
 
     def rank_finished(self, rank: int) -> Path:
-        """Left by a rank whose program has returned."""
+        """Written by a rank whose program has returned."""
         return self.root / f"rank{rank}.finished.json"
 
     def rank_failure(self, rank: int) -> Path:
@@ -106,22 +106,22 @@ class FullExperimentRecord(FrozenRecord):
     Attributes:
         experiment_id: unique on this and other machines.
         name: the experiment's name.
-        study_id: the study whose winner it trains with; None for one of its own.
+        study_id: the study whose winner it trains with. None if it belongs to no study.
         model_dir: the model directory, absolute.
         ds_config: the DeepSpeed configuration that it trains with.
         hparams: the experiment's hyperparameters, without the DeepSpeed configuration.
-        arguments: what it was asked for, as JSON: one that is resumed takes them from here.
-        status: where it stands.
-        reason: why it failed or stopped; empty otherwise.
+        arguments: of the command or the flow, as JSON. A resumed full experiment takes them from here.
+        status: its state.
+        reason: why it failed or stopped. Empty otherwise.
         attempts: how often the training was started, over all resumes.
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
-        batches: optimizer steps done, as far as the training tells.
+        batches: optimizer steps done, as far as the training reports them.
         best_checkpoint: the name of the best checkpoint so far.
         best_metric: the validation metric of that checkpoint.
-        flow_run_id: the Prefect flow run that began it, and resumes it when retried; None for a command's,
-            and for a study's.
-        whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
+        flow_run_id: the Prefect flow run that began it, and resumes it when retried. None for a command's, and for a
+            study's.
+        whereabouts: the place of its folder when it was last opened, by which a copy is recognised.
     """
 
     experiment_id: str
@@ -143,7 +143,7 @@ class FullExperimentRecord(FrozenRecord):
     whereabouts: Whereabouts | None = None
 
     def of_study(self, study_id: str) -> "FullExperimentRecord":
-        """Returns it as a study's of that id."""
+        """Returns the record as that of a study's full experiment."""
         return self.model_copy(update={"experiment_id": full_experiment_id(study_id), "study_id": study_id})
 
 

@@ -1,4 +1,4 @@
-"""A field that takes a name out of a table: any other is refused, and Prefect's form offers a choice."""
+"""A field that accepts the names in a table. Prefect's form offers them as a choice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 class NameOf:
     """Makes a `str` field take the names of a table: `Annotated[str, NameOf("metric", SEARCH_METRICS)]`.
 
-    The table is read when the field is: who adds a record to it need not write its name anywhere else.
+    The table is read when the field is. A new record in it is accepted at once.
 
     Attributes:
         what: the field, as an error calls it.

@@ -12,10 +12,11 @@ from trial_lib.wire.arrival import Arrival
 
 
 class Outcome(str, Enum):
-    """How a trial ended. A failed trial is a result like any other: it never ends a search.
+    """How a trial ended. A failed trial is a result like any other and never ends a search.
 
-    What is out of memory, or out of data, is so at every larger micro-batch size; data are the same for all settings.
-    What is out of the host's memory says nothing of the device's; a CPU's slot has one memory, and is out of that.
+    A candidate that runs out of memory does so at every larger micro-batch size as well. The same holds for running out
+    of data, which are the same for all settings. `OUT_OF_HOST_MEMORY` says nothing about the device's memory. A CPU
+    slot has only one memory, so the outcome there is `OUT_OF_MEMORY`.
     """
 
     COMPLETED = "completed"
@@ -31,24 +32,23 @@ class Outcome(str, Enum):
 
 
 class ModelProfile(FrozenRecord):
-    """What the profile trial found out about the model and the device.
+    """The findings of the profile trial about the model and the device.
 
     Attributes:
         num_params: parameters of the whole model.
-        trainable_num_params: those that the optimizer may change.
+        trainable_num_params: parameters that the optimizer may change.
         activation_mem_per_gpu: bytes that one sample's forward pass keeps for the backward pass, on one device.
-        gpu_mem: bytes of memory that the model may use on a slot: the device's; on a CPU the slot's budget, less what
-            the process takes for itself before there is an engine.
-        host_mem: bytes that the host has free for each of its ranks beside what they have taken, on CUDA: for states
-            that are offloaded. 0 on a CPU, whose slots have one memory, and where nobody knows.
+        gpu_mem: bytes that the model may use on a slot. On a GPU that is the device's memory. On a CPU it is the slot's
+            budget, less the bytes that the process takes before it has an engine.
+        host_mem: bytes that the host has free for each of its ranks, beside those that they have taken. Offloaded
+            states go there. 0 if unknown, and on a CPU, whose slots have only one memory.
         data_parallel_size: model replicas that the engine runs.
         pipeline_parallel: whether the model is a pipeline.
-        flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica; 0 where they
-            could not be counted.
-        uncounted: operators and functions of others that took part, by their names: nobody knows what they do, and it
-            is not among those FLOPs.
-        bytes_per_param: of one parameter as the code has made it, in the mean; None where the DeepSpeed configuration
-            decides that (fp16, bf16), or nobody knows.
+        flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica. 0 if they could
+            not be counted.
+        uncounted: names of operators and foreign functions whose work is unknown. Those FLOPs do not include it.
+        bytes_per_param: mean bytes of a parameter as the code makes it. None if unknown, or if the DeepSpeed
+            configuration decides it (fp16, bf16).
     """
 
     num_params: int
@@ -64,42 +64,41 @@ class ModelProfile(FrozenRecord):
 
 
 class ProgramProfile(FrozenRecord):
-    """What the profile trial found out about the user's program.
+    """The findings of the profile trial about the user's program.
 
     Attributes:
-        ds_config: the DeepSpeed configuration that the code handed over, before anything was merged into it; None
-            where it handed over none.
-        typed_batch: the batch of the engine that trains when the program runs as it was typed; None where no run of it
-            has come to an engine.
-        rows_per_sample: rows of a batch that one sample takes, as the program runs as typed (two in a preference
-            trainer); 0 where rows do not show samples, because a row holds several of them.
-        batch_dimension: which dimension of a batch's first tensor has the rows.
-        other_rows_per_sample: what `rows_per_sample` is if the other one has them; see `Arrival`.
-        micro_batches_per_step: that came in its first optimizer step; None where it took none.
-        tokens_per_micro_batch: tokens in its first micro-batch; None where the batches show none.
+        ds_config: the DeepSpeed configuration that the code handed over, before anything was merged into it. None if it
+            handed over none.
+        typed_batch: the batch of the engine that trains when the program runs as typed. None if no such run reached an
+            engine.
+        rows_per_sample: rows of a batch that one sample takes when the program runs as typed (two in a preference
+            trainer). 0 if a row holds several samples.
+        batch_dimension: the dimension of a batch's first tensor that has the rows.
+        other_rows_per_sample: `rows_per_sample` if the other dimension has the rows; see `Arrival`.
+        micro_batches_per_step: micro-batches in its first optimizer step. None if it took no step.
+        tokens_per_micro_batch: tokens in its first micro-batch. None if the batches show no tokens.
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
-        batch: the batch keys that the program itself decides where that configuration leaves them open ("auto").
-        arg_mappings: the flags of its command line that set batch keys, where it was seen to read them.
-        longest_sequence: the most tokens that a sample had in the first batches of its data; None where the batches
-            show no tokens, or all have as many.
-        shortest_sequence: the fewest.
-        is_stretchable: whether the program has trained on a batch that was made as long as the longest, so that trials
-            can be measured on such a one.
-        reads_activation_checkpointing: whether the program has DeepSpeed's activation checkpointing configured by the
-            configuration, so that settings of it have an effect.
-        optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes none.
+        batch: the batch keys that the program itself decides if the configuration leaves them open ("auto").
+        arg_mappings: the flags of its command line that set batch keys, as far as it was seen to read them.
+        longest_sequence: the most tokens of a sample in the first batches of its data. None if the batches show no
+            tokens, or if all samples have the same number.
+        shortest_sequence: the fewest tokens of a sample there.
+        is_stretchable: whether the program trained on a batch that was stretched to the longest sequence. If so, trials
+            can be measured on such a batch.
+        reads_activation_checkpointing: whether the program passes the configuration to DeepSpeed's activation
+            checkpointing. The settings have an effect only then.
+        optimizer: the class of the optimizer that the code makes, as `optimizers` names it. Empty if it makes none.
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
-        repeats_backward: whether the code calls backward more than once for one step of an engine that ends an
-            accumulation, and so adds gradients up by itself.
+        repeats_backward: whether the code calls backward more than once for a step that ends an accumulation. It then
+            adds up gradients itself.
         steps_elsewhere: optimizer steps that engines other than the measured one have taken.
-        options: the whole numbers among the options that the program has read, by name, as it runs as typed.
+        options: the integer options that the program read when it ran as typed, by name.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
-        settled: what the engine has where a configuration may say "auto" (fp16, bf16, amp, the reduce bucket), as a
-            part of a configuration; empty where nobody knows.
-        formats: of the numbers that the model is kept in and computes with, such as `bfloat16` or `tf32`, whoever has
-            decided on them.
+        settled: the engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of
+            a configuration. Empty if unknown.
+        formats: number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -129,7 +128,7 @@ class ProgramProfile(FrozenRecord):
 
     @property
     def arrival(self) -> Arrival:
-        """How the samples that a trial asks for show in the batches that arrive."""
+        """How the samples of a trial show in the batches that arrive."""
         if self.typed_batch is None:
             return Arrival()
         return Arrival(
@@ -148,18 +147,18 @@ class Memory(FrozenRecord):
     """Bytes, one value a rank, in rank order.
 
     Attributes:
-        peak: the most that was in use at any moment: allocated on CUDA, VmHWM without pages of files
-            on a CPU.
+        peak: the most in use at any moment. On CUDA that is allocated memory. On a CPU it is VmHWM without pages of
+            files.
         after_initialize: in use when `deepspeed.initialize` had returned.
-        steps_peak: the most that was in use from then on, where it can be told from what initialisation took for a
-            moment; empty on a CPU.
-        peak_reserved: the most that CUDA's caching allocator held from then on; empty on a CPU.
-        allocator_retries: how often CUDA's allocator had to free its cache and try again; empty on a CPU.
-        counted_retries: how often it had to in the counted steps; empty on a CPU.
-        least_free: what nobody had when that allocator held most, if what others have (CUDA's own, NCCL's buffers) was
-            then what it is at the end; empty on a CPU.
-        available: what the slot still had for the steps when `deepspeed.initialize` had returned; empty where a CPU
-            slot has no budget.
+        steps_peak: the most in use from then on, if it can be distinguished from the peak of initialisation. Empty on a
+            CPU.
+        peak_reserved: the most that CUDA's caching allocator held from then on. Empty on a CPU.
+        allocator_retries: how often CUDA's allocator had to free its cache and try again. Empty on a CPU.
+        counted_retries: how often it had to in the counted steps. Empty on a CPU.
+        least_free: free memory when that allocator held most. It assumes that other memory (CUDA's own, NCCL's
+            buffers) was as large then as at the end. Empty on a CPU.
+        available: the bytes left for the steps when `deepspeed.initialize` had returned. Empty for a CPU slot without a
+            budget.
     """
 
     peak: list[int] = Field(default_factory=list)
@@ -173,29 +172,29 @@ class Memory(FrozenRecord):
 
     @property
     def above_initialize(self) -> list[int]:
-        """What the steps took beside what initialisation had left in use."""
+        """Bytes that the steps took above those in use after initialisation."""
         pairs = zip(self.steps_peak or self.peak, self.after_initialize, strict=False)
         return [peak - after for peak, after in pairs]
 
     @property
     def was_short(self) -> bool:
-        """Whether memory was short for the counted steps: an allocator had to make room in some of them."""
+        """Whether an allocator had to make room in some of the counted steps."""
         return any(self.counted_retries)
 
     @property
     def unusable(self) -> int:
-        """What was neither free nor a tensor's when an allocator held most, on the rank with most; 0 on a CPU."""
+        """Bytes neither free nor a tensor's when an allocator held most, on the rank with most; 0 on a CPU."""
         ranks = zip(self.available, self.above_initialize, self.least_free, strict=False)
         return max((available - above - free for available, above, free in ranks), default=0)
 
 
 class Neighbour(FrozenRecord):
-    """A process of somebody else's that computed on a trial's device.
+    """A foreign process that computed on a trial's device.
 
     Attributes:
-        pid: as the driver numbers it.
-        name: of its program; empty where nobody may know.
-        memory: bytes of the device that it had; None where nobody may know.
+        pid: its process id, as the driver sees it.
+        name: of its program. Empty if it cannot be read.
+        memory: bytes of the device that it had. None if they cannot be read.
     """
 
     pid: int
@@ -204,16 +203,16 @@ class Neighbour(FrozenRecord):
 
 
 class TrialDevice(FrozenRecord):
-    """One device of a trial, and how it was meanwhile. What nobody can tell is None, or empty.
+    """One device of a trial, and its state during the trial. Values that cannot be read are None, or empty.
 
     Attributes:
-        device: a GPU's UUID, the number of a core.
-        model: what the GPU is.
-        clock: of its multiprocessors while it worked, in MHz: the median.
-        power_limit: what it might take, in W.
+        device: a GPU's UUID, or the number of a core.
+        model: the GPU's product name.
+        clock: median clock of its multiprocessors while it worked, in MHz.
+        power_limit: the power that it may take, in W.
         temperature: the highest, in degrees Celsius.
-        held_down: why its clock was lower than it could be, at any time.
-        company: who else computed on it.
+        held_down: the reasons that lowered its clock at any time.
+        company: the other processes that computed on it.
     """
 
     device: str
@@ -226,45 +225,47 @@ class TrialDevice(FrozenRecord):
 
 
 class TrialResult(FrozenRecord):
-    """One trial's record, complete: what ran, how it ended, what it measured.
+    """The complete record of one trial.
 
     Attributes:
-        trial_id: unique over all studies: the study's id and the trial's number.
+        trial_id: the study's id and the trial's number; unique over all studies.
         number: the trial's number in its study.
         purpose: why it ran.
         name: the name of its candidate in the study, such as `z2-mbs16`. Empty in records of earlier versions.
         config_hash: names the complete DeepSpeed configuration that ran.
         outcome: how it ended.
-        reason: one sentence that a person can act on; empty for a completed trial.
-        failed_rank: the rank that failed first; None if none failed, or in a record of an older version.
+        reason: one sentence that a person can act on. Empty for a completed trial.
+        failed_rank: the rank that failed first. None if none failed, and in records of earlier versions.
         metrics: by name; `measure` documents each. Empty unless steps were measured.
         step_times: seconds of each counted optimizer step, on the slowest rank.
-        losses: what each of the first optimizer steps has made smaller, from step 1 on: mostly the mean loss over
-            micro-batches and ranks; empty where the code shows none.
-        skipped_steps: which of these steps have changed no weight, from 1 on: fp16's loss scaling skips some.
-        initial_weights: two sums over some elements of all parameters before the first step; empty where unknown.
-        from_outside: whether somebody killed its ranks, their guard or their host, which says nothing of the candidate.
-        elsewhere: whether they came to another kind of device than their slots are, which says nothing of it either.
-        swept: whether the ranks had measured other micro-batch sizes before this one; else they were fresh.
-        micro_batch_arrived: samples that a rank's forward pass really received; None where none did.
-        longest_sequence: tokens in a sample of the longest micro-batch that a rank trained on, whose memory is in the
-            peak; None where the inputs show no tokens.
-        note: one sentence about what the measurement leaves out; mostly empty.
+        losses: the value that each of the first optimizer steps minimised, from step 1 on. That is mostly the mean loss
+            over micro-batches and ranks. Empty if the code shows none.
+        skipped_steps: the steps among these that changed no weight, from 1 on. Loss scaling of fp16 skips some.
+        initial_weights: two sums over some elements of all parameters before the first step. Empty if unknown.
+        from_outside: whether its ranks, their guard or their host were killed from outside. That says nothing about the
+            candidate.
+        elsewhere: whether its ranks came to another kind of device than their slots are. That says nothing about it
+            either.
+        swept: whether the ranks had measured other micro-batch sizes before this one.
+        micro_batch_arrived: samples that a rank's forward pass really received. None if none did.
+        longest_sequence: tokens in a sample of the longest micro-batch that a rank trained on. The peak includes its
+            memory. None if the inputs show no tokens.
+        note: one sentence about the limits of the measurement. Mostly empty.
         memory: peak and the like, by rank.
-        profile: what a profile trial found out about the model and the device.
-        program: what it found out about the program.
+        profile: the findings of a profile trial about the model and the device.
+        program: its findings about the program.
         phases: seconds that each part of the trial took, in order (`start`, `import`, `initialize`, `steps`, `end`).
         logs: paths of the ranks' logs, in rank order.
-        imported: modules that rank 0 had imported from outside the model directory (a profile trial's only).
-        files: how the program's files were left alone: `layered`, or `intercepted` in Python (`launch.trial_files`);
-            empty where no rank has measured anything.
-        trained_on: the kind of device that the ranks trained on, as PyTorch calls it; empty where none has said so.
+        imported: modules that rank 0 imported from outside the model directory (only in a profile trial).
+        files: how ZeroTune protected the program's files: `layered`, or `intercepted` in Python (`launch.trial_files`).
+            Empty if no rank has measured anything.
+        trained_on: the kind of device that the ranks trained on, as PyTorch calls it. Empty if no rank recorded it.
         host: name of the machine.
         versions: of python, torch, deepspeed and the device's driver.
         started_at: seconds since the epoch.
-        devices: those that it had, in rank order, of one host; empty where nobody had any.
-        unbuildable: why ops of DeepSpeed's that the search's arms need cannot be built, by their builders' names (a
-            profile trial's only).
+        devices: its devices, in rank order, of one host. Empty if unknown.
+        unbuildable: why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in
+            a profile trial).
     """
 
     trial_id: str
@@ -302,10 +303,10 @@ class TrialResult(FrozenRecord):
 
     @property
     def had_company(self) -> bool:
-        """Whether somebody else computed on its devices meanwhile."""
+        """Whether another process computed on its devices during the trial."""
         return any(device.company for device in self.devices)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Of the numbers that the program computes with, as a profile trial has found them; none where nobody knows."""
+        """Number formats that the program computes with, as a profile trial found them; empty if unknown."""
         return () if self.program is None else tuple(self.program.formats)

@@ -1,4 +1,4 @@
-"""The metrics that a search can optimise: one record for each says all that has to be known of it."""
+"""The metrics that a search can optimise, one record each."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,10 +14,10 @@ class Metric:
     Attributes:
         name: as in `--metric`, the trial's record and MLflow.
         unit: for people.
-        smaller_is_better: the direction a search goes.
-        is_throughput: whether it is the samples per second times a constant of the model: an interval of one is, in
-            proportion, the other's.
-        instead: the metric that a study goes by if the model shows no figure for this one; empty if it always does.
+        smaller_is_better: the direction of the search.
+        is_throughput: whether the metric is the samples per second times a constant of the model. The intervals of two
+            such metrics have the same proportions.
+        instead: the metric that a study goes by if the model shows no figure for this one. Empty if it always does.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Metric:
         return value < than if self.smaller_is_better else value > than
 
     def shown(self, value: float | None) -> str:
-        """Returns a value as people read it; nothing for None."""
+        """Returns a value for people; nothing for None."""
         return "" if value is None else quantity(value, self.unit)
 
 

@@ -1,4 +1,4 @@
-"""A study's folder and its record: the one place that names a study's files."""
+"""The files of a study and of its trials, and the study's record. No other module names these files."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -33,12 +33,12 @@ class TrialPaths:
 
     @property
     def training_spec(self) -> Path:
-        """What the ranks of a trial class, or a script by the Core API, were told (`TrainingSpec` as JSON)."""
+        """The orders to the ranks of a trial class, or of a script with the Core API (`TrainingSpec` as JSON)."""
         return self.root / "training.json"
 
     @property
     def tensorboard(self) -> Path:
-        """What a trial class wrote for TensorBoard."""
+        """TensorBoard's files of a trial class."""
         return self.root / "tensorboard"
 
     @property
@@ -47,11 +47,11 @@ class TrialPaths:
         return self.root / "result.json"
 
     def log(self, rank: int) -> Path:
-        """What a rank printed, standard output and error together."""
+        """The output of a rank, standard output and error together."""
         return self.root / f"rank{rank}.log"
 
     def measurement(self, rank: int) -> Path:
-        """What a rank measured; it exists only when the rank had what it needed."""
+        """The measurement of a rank. It exists only if the rank measured enough."""
         return self.root / f"rank{rank}.measurement.json"
 
     def failure(self, rank: int) -> Path:
@@ -59,16 +59,16 @@ class TrialPaths:
         return self.root / f"rank{rank}.failure.json"
 
     def engine_built(self, rank: int) -> Path:
-        """What is known of the program by the time that a rank has a DeepSpeed engine; not there before."""
+        """The facts that a rank knows about the program once it has a DeepSpeed engine. It does not exist before."""
         return self.root / f"rank{rank}.engine"
 
     @property
     def as_typed(self) -> "TrialPaths":
-        """The run of the program as it was typed that a profile trial begins with."""
+        """The run of the program as typed, with which a profile trial begins."""
         return TrialPaths(self.root / "as_typed")
 
     def run_of(self, log: str) -> "TrialPaths":
-        """Returns the run that has left a log: a profile trial may have ended with the program's as it was typed."""
+        """Returns the run that wrote a log. A profile trial may have ended with the program as typed."""
         return self.as_typed if Path(log).parent.name == self.as_typed.root.name else self
 
     @property
@@ -78,21 +78,21 @@ class TrialPaths:
 
     @property
     def launch(self) -> Path:
-        """What the ranks of such a trial are told, by rank (JSON)."""
+        """The orders to the ranks of such a trial, by rank (JSON)."""
         return self.root / "launch.json"
 
     @property
     def withdrawal(self) -> Path:
-        """Why the ranks that began with this trial measured no further micro-batch size, where they decided it."""
+        """Why the ranks that began with this trial measured no further micro-batch size, if they decided that."""
         return self.root / "withdrawal.json"
 
     @property
     def scratch(self) -> Path:
-        """What the program would have written into the user's files; there only while the trial runs."""
+        """Files that the program would have written among the user's. The folder exists only while the trial runs."""
         return self.root / "scratch"
 
     def state(self, rank: int) -> Path:
-        """What a rank that has stood still for long does, for the other ranks and the driver; there only meanwhile."""
+        """The activity of a rank that has not advanced for long, for the other ranks and the driver."""
         return self.scratch / f"rank{rank}.state.json"
 
 
@@ -109,7 +109,7 @@ class StudyPaths:
 
     @property
     def shown_experiment(self) -> Path:
-        """The experiment's YAML without the values that look like secrets: what others are shown."""
+        """The experiment's YAML without values that look like secrets, to be shown to others."""
         return self.root / "experiment.redacted.yaml"
 
     @property
@@ -124,32 +124,32 @@ class StudyPaths:
 
     @property
     def log(self) -> Path:
-        """What happened, line by line, for people."""
+        """The events of the study, line by line, for people."""
         return self.root / "study.log"
 
     @property
     def fork_server_log(self) -> Path:
-        """What the fork server printed."""
+        """The output of the fork server."""
         return self.root / "fork_server.log"
 
     @property
     def profile(self) -> Path:
-        """What the profile trial found out, and what each ZeRO stage would need (`StageEstimate`s)."""
+        """The findings of the profile trial, and the needs of each ZeRO stage (`StageEstimate`s)."""
         return self.root / "profile.json"
 
     @property
     def fingerprint(self) -> Path:
-        """What the experiment was when the study opened (`Fingerprint` as JSON), for later studies to compare with."""
+        """The state of the experiment when the study opened (`Fingerprint` as JSON), for later studies to compare."""
         return self.root / "fingerprint.json"
 
     @property
     def earlier_studies(self) -> Path:
-        """What a study that learns found of earlier ones when it opened (a list of `EarlierStudy`, as JSON)."""
+        """The results of earlier studies that this one learned from when it opened (a list of `EarlierStudy`, as JSON)."""
         return self.root / "earlier_studies.json"
 
     @property
     def lock(self) -> Path:
-        """Held by the one process that drives the study."""
+        """The lock of the one process that drives the study."""
         return self.root / "driver.lock"
 
     @property
@@ -159,22 +159,22 @@ class StudyPaths:
 
     @property
     def best_accelerate_config(self) -> Path:
-        """Accelerate's configuration file for the winner, where the user's own would contradict it."""
+        """Accelerate's configuration file for the winner, if the user's would contradict it."""
         return self.root / "best_accelerate_config.yaml"
 
     @property
     def best_ds_metrics(self) -> Path:
-        """What the winner measured, and its gain over the user's configuration."""
+        """The winner's measurement, and its gain over the user's configuration."""
         return self.root / "best_ds_metrics.json"
 
     @property
     def best_command(self) -> Path:
-        """What to type to train with the winner."""
+        """The command to train with the winner."""
         return self.root / "best_command.txt"
 
     @property
     def report(self) -> Path:
-        """The study as a page for people: one file that needs nothing else."""
+        """The study as a page for people, in one self-contained file."""
         return self.root / "report.html"
 
     @property
@@ -198,7 +198,7 @@ class StudyPaths:
 
 
 class StudyStatus(str, Enum):
-    """Where a study stands."""
+    """The state of a study."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -207,9 +207,10 @@ class StudyStatus(str, Enum):
 
 
 def work_dir_of(root: Path) -> Path:
-    """Returns the folder that the MLflow store of a study's, or of a full experiment's, folder stands in.
+    """Returns the folder of the MLflow store that belongs to the folder of a study or of a full experiment.
 
-    That is where the command ran that made it; of one that somebody has put elsewhere, the folder that it is in now.
+    The store is in the folder where the command ran. If you moved the study's folder, it is the folder that it is in
+    now.
     """
     parent = root.absolute().parent
     return parent.parent if parent.name in (STUDIES, FULL_EXPERIMENTS) else parent
@@ -221,24 +222,24 @@ class StudyRecord(FrozenRecord):
     Attributes:
         study_id: unique on this and other machines.
         name: the experiment's name; studies of one experiment share it.
-        method: the search (`asha`, `binary`, `random`, `micro_batch`).
-        metric: what is optimised.
-        arguments: of the search and the flow, as JSON: a resumed study takes them from here.
+        method: the name of the search method.
+        metric: the metric that the search optimises.
+        arguments: of the search and the flow, as JSON. A resumed study takes them from here.
         model_dir: the model directory, absolute.
         ds_config: the user's DeepSpeed configuration.
-        status: where the study stands.
-        reason: why it failed or stopped; empty otherwise.
+        status: the state of the study.
+        reason: why it failed or stopped. Empty otherwise.
         best_number: the winning trial.
-        gain: how many times better than the user's configuration the winner is, so that 1.5 is half as fast again;
-            None where that did not complete.
-        gain_interval: the ends of the gain's confidence interval; None where it was not confirmed.
+        gain: how many times better than the user's configuration the winner is: 1.5 is half as fast again. None if that
+            did not complete.
+        gain_interval: the ends of the gain's confidence interval. None if it was not confirmed.
         finding: the answer in one line. Empty if the study has none.
-        regression: by how much the winner's throughput is below the last known one, and what has changed since, in a
-            sentence; empty where it is not, beyond the noise.
+        regression: one sentence on how far the winner's throughput is below the last known one, and on the changes
+            since. Empty if it is not below, beyond the noise.
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
-        flow_run_id: the Prefect flow run that began it, and resumes it when retried; None for a command's.
-        whereabouts: where its folder stood when it was last opened: by that a copy is told from it.
+        flow_run_id: the Prefect flow run that began it, and resumes it when retried. None for a command's.
+        whereabouts: the place of its folder when it was last opened, by which a copy is recognised.
     """
 
     study_id: str

@@ -1,7 +1,7 @@
-"""A recorded table: every candidate of a grid measured, in one file, for searches to be replayed on.
+"""A recorded table: the measurements of every candidate of a grid in one file. Searches are replayed on it.
 
-JSON lines. The first describes what was measured (`TableHead`); each other is one trial (`TableRow`), several of a
-candidate where it was repeated.
+The file has JSON lines. The first is the `TableHead`. Each other line is one trial (`TableRow`). A repeated candidate
+has several.
 """
 
 import json
@@ -19,12 +19,12 @@ from trial_lib.wire.errors import InputError
 from trial_lib.wire.json_lines import LineReader, append
 
 VERSION = 1
-# A table is the user's own file, for colleagues too; the umask applies.
+# A table is a file of the user's that colleagues may read. The umask applies.
 _MODE = 0o666
 
 
 class TableHead(FrozenRecord):
-    """What a table is of.
+    """The description of a table.
 
     Attributes:
         table: the format's version.
@@ -34,7 +34,7 @@ class TableHead(FrozenRecord):
         slots: devices of a trial.
         device: `cuda` or `cpu`.
         memory_limit: bytes of a slot; None for all of a GPU.
-        profile: what the profile trial found.
+        profile: the findings of the profile trial.
         machine: cores or devices, memory and versions.
     """
 
@@ -50,14 +50,14 @@ class TableHead(FrozenRecord):
 
 
 class TableRow(FrozenRecord):
-    """One trial: what of its result can be compared. Units as in `TrialResult`.
+    """The comparable part of one trial's result. Units as in `TrialResult`.
 
     Attributes:
-        candidate: what ran.
+        candidate: the candidate that ran.
         repeat: how often the same candidate had run before.
         outcome: how it ended.
         metrics: by name.
-        step_times: of the counted optimizer steps, in seconds.
+        step_times: seconds of the counted optimizer steps.
         losses: of the first optimizer steps.
         memory: by rank, in bytes.
         phases: seconds of each part.
@@ -84,7 +84,7 @@ class RecordedTable:
     """A table in memory.
 
     Attributes:
-        head: what it is of.
+        head: its description.
         rows: by candidate key (`key_of`), in the order of their repeats.
     """
 
@@ -98,22 +98,22 @@ class RecordedTable:
 
 
 def key_of(candidate: Candidate) -> str:
-    """Returns what two equal candidates have in common."""
+    """Returns the key of a candidate: equal candidates have the same."""
     return json.dumps([candidate.overrides, candidate.slots], sort_keys=True)
 
 
 def read_table(path: Path) -> RecordedTable:
-    """Returns a table; a torn last line is left out.
+    """Reads a table, without a torn last line.
 
     Raises:
-        InputError: there is no such file, or it is no table.
+        InputError: the file does not exist, or is no table.
     """
     try:
         path.stat()  # a reader would wait for a missing file
         lines = [line.content for line in LineReader(path).read()]
     except OSError as error:
         raise InputError(
-            f"it cannot be read ({error.strerror}).",
+            f"ZeroTune cannot read it ({error.strerror}).",
             where=str(path),
             remedy="Name a file that `zerotune record` wrote.",
         ) from None
@@ -124,7 +124,7 @@ def read_table(path: Path) -> RecordedTable:
             table.rows.setdefault(key_of(row.candidate), []).append(row)
     except ValidationError as error:
         raise InputError(
-            f"this is no recorded table, or a damaged one ({error.errors()[0]['msg']}).",
+            f"this is no recorded table, or it is damaged ({error.errors()[0]['msg']}).",
             where=str(path),
             remedy="Record the table again.",
         ) from None

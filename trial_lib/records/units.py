@@ -9,7 +9,7 @@ def quantity(value: float, unit: str) -> str:
 
     Args:
         value: in that unit.
-        unit: FLOP/s get a prefix, and seconds below one are told in milliseconds.
+        unit: FLOP/s get a prefix, and seconds below one become milliseconds.
 
     Example:
         >>> quantity(61_300_000_000.0, "FLOP/s"), quantity(0.0123, "s"), quantity(1234.5, "samples/s")

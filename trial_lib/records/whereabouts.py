@@ -1,4 +1,4 @@
-"""Where a folder stands: by that a study's folder is told from a copy of it."""
+"""The place of a folder, by which a copy of a study's folder is recognised."""
 
 import platform
 from pathlib import Path
@@ -7,12 +7,12 @@ from trial_lib.records.frozen_record import FrozenRecord
 
 
 class Whereabouts(FrozenRecord):
-    """Where a folder stands.
+    """The place of a folder.
 
     Attributes:
         host: the host's name.
         path: of the folder, without links.
-        inode: the folder's number on its file system, which it keeps when it is moved there, and no copy has.
+        inode: the folder's number on its file system. A folder that is moved there keeps it; a copy gets another.
     """
 
     host: str
@@ -21,6 +21,6 @@ class Whereabouts(FrozenRecord):
 
 
 def whereabouts_of(root: Path) -> Whereabouts:
-    """Returns where a folder stands now."""
+    """Returns the present place of a folder."""
     folder = root.resolve()
     return Whereabouts(host=platform.node(), path=str(folder), inode=folder.stat().st_ino)

@@ -76,7 +76,7 @@ def test_a_table_has_the_permissions_of_any_file_of_the_users(path: Path) -> Non
 @pytest.mark.parametrize("content", [b"", b"{", b"{}\n", b"\xff\xfe\n"])
 def test_what_is_no_table_is_named(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"table\.jsonl: this is no recorded table, or a damaged one"):
+    with pytest.raises(InputError, match=r"table\.jsonl: this is no recorded table, or it is damaged"):
         read_table(path)
 
 
