@@ -82,7 +82,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
             raise InputError(
-                f'the key "{twice}" stands twice in one object.', where=where, remedy="Keep one of the two."
+                f'the key "{twice}" occurs twice in one object.', where=where, remedy="Keep one of the two."
             )
         return section
 

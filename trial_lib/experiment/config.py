@@ -1,8 +1,8 @@
-"""The experiment's YAML as typed data: every field that a user may write, with its meaning.
+"""The fields of an experiment's YAML, with their types and meanings.
 
-The fields are Determined's, so that a file written for it works as it is, and five additions:
-`arg_mappings`, `follow_launcher`, `search_space`, `resources.memory_per_slot` and `resources.hosts`. The descriptions
-here become the JSON Schema that editors show (see `schema`).
+The fields are Determined's, so that a file written for it works unchanged. ZeroTune adds five: `arg_mappings`,
+`follow_launcher`, `search_space`, `resources.memory_per_slot` and `resources.hosts`. The descriptions here become the
+JSON Schema that editors show (see `schema`).
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,10 @@ from trial_lib.experiment.yaml_section import NotUsed, YamlSection
 
 
 class Hyperparameters(YamlSection):
-    """What the training code reads. Any key may stand here, with a value or, as Determined writes it, a constant
-    (`{type: const, val: 0.1}`); the two below are ZeroTune's.
+    """Values for the training code.
+
+    Every key is allowed, with a value or with a constant as Determined writes it (`{type: const, val: 0.1}`). ZeroTune
+    reads the two below.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -49,7 +51,7 @@ class Hyperparameters(YamlSection):
     )
     overwrite_deepspeed_args: Annotated[dict[str, JsonValue], BeforeValidator(plain_deepspeed_value)] = Field(
         default_factory=dict,
-        description="Settings that replace those of deepspeed_config, in its own shape; sections are merged.",
+        description="Settings that replace those of deepspeed_config, in its own shape. Sections are merged.",
     )
 
     def as_dict(self) -> dict[str, Any]:
@@ -58,21 +60,21 @@ class Hyperparameters(YamlSection):
 
 
 class Resources(YamlSection):
-    """What a trial runs on."""
+    """The devices and hosts of a trial."""
 
     slots_per_trial: PositiveInt = Field(
-        default=1, description="Accelerators that one trial takes; without an accelerator, CPU ranks."
+        default=1, description="Accelerators that one trial takes. On a machine without one, CPU ranks."
     )
     memory_per_slot: MemorySize | None = Field(
         default=None,
-        description="Memory that a slot may use, such as 2 GiB, 500 MB or a number of bytes. Left out, a slot has the "
+        description="Memory that a slot may use, such as 2 GiB, 500 MB or a number of bytes. By default a slot has the "
         "accelerator's whole memory, or its share of the machine's. An addition of ZeroTune.",
     )
     hosts: dict[str, PositiveInt] = Field(
         default_factory=dict,
         description="The hosts that one trial spans, by name or address, each with its slots, such as {node-1: 8, "
-        "node-2: 8}; the first is this one. All have the same files, and the others are reached by ssh. Left out, a "
-        "trial runs on one host. An addition of ZeroTune.",
+        "node-2: 8}. The first is this one. All need the same files, and ZeroTune reaches the others by ssh. By "
+        "default a trial runs on one host. An addition of ZeroTune.",
     )
     max_slots: NotUsed = Field(default=None, description="Not used: see --max-slots.")
     resource_pool: NotUsed = Field(default=None, description="Not used: a trial runs where ZeroTune runs.")
@@ -89,23 +91,23 @@ class Resources(YamlSection):
     def _slots_are_those_of_the_hosts(self) -> "Resources":
         if self.hosts and self.slots_per_trial != sum(self.hosts.values()):
             raise ValueError(
-                f"slots_per_trial is {self.slots_per_trial}, and the hosts have {sum(self.hosts.values())} together"
+                f"slots_per_trial is {self.slots_per_trial}, but the hosts have {sum(self.hosts.values())} slots"
             )
         return self
 
 
-_OF_HYPERPARAMETERS = "runs one training for each choice of hyperparameters, and ZeroTune makes one training fast"
+_OF_HYPERPARAMETERS = "runs one training for each choice of hyperparameters, but ZeroTune makes one training fast"
 _OTHER_SEARCHERS = {
     **dict.fromkeys(
         ("adaptive", "adaptive_asha", "adaptive_simple", "async_halving", "sync_halving"), _OF_HYPERPARAMETERS
     ),
     **dict.fromkeys(("grid", "random"), _OF_HYPERPARAMETERS),
-    "custom": "leaves the search to another program, and here it is ZeroTune's",
+    "custom": "leaves the search to another program, but here ZeroTune searches",
 }
 
 
 class Searcher(YamlSection):
-    """How long the full experiment trains, and how it is judged."""
+    """The length of the full experiment, and its metric."""
 
     @model_validator(mode="before")
     @classmethod
@@ -126,15 +128,15 @@ class Searcher(YamlSection):
 
     name: Literal["single"] = Field(
         default="single",
-        description="`single`: the file describes one training run; the search is named on the command line.",
+        description="`single`: the file describes one training run. You choose the search on the command line.",
     )
     metric: str = Field(
         default="validation_loss",
-        description="The validation metric of the full experiment. What a search optimises is named by --metric.",
+        description="The validation metric of the full experiment. --metric names the metric of the search.",
     )
     smaller_is_better: bool = Field(default=True, description="Whether a smaller value of the metric is better.")
     max_length: Annotated[Length, AfterValidator(above_zero)] | None = Field(
-        default=None, description="How long the full experiment trains; for training code that asks for its length."
+        default=None, description="The length of the full experiment, for training code that asks for it."
     )
     source_trial_id: NotUsed = Field(default=None, description="Not used: ZeroTune has no trials of Determined's.")
     source_checkpoint_uuid: NotUsed = Field(
@@ -143,7 +145,7 @@ class Searcher(YamlSection):
 
 
 class Environment(YamlSection):
-    """What a trial's processes find around them."""
+    """The environment of a trial's processes."""
 
     environment_variables: EnvironmentVariables = Field(
         default_factory=dict,
@@ -161,7 +163,7 @@ class Environment(YamlSection):
 
 
 class Reproducibility(YamlSection):
-    """Where random numbers come from."""
+    """The seeds of random numbers."""
 
     experiment_seed: NonNegativeInt = Field(
         default=0, description="Seeds Python, numpy, torch and the data loaders of a trial class."
@@ -169,27 +171,28 @@ class Reproducibility(YamlSection):
 
 
 class ExperimentConfig(YamlSection):
-    """An experiment: the training code's entrypoint, its hyperparameters and what it runs on."""
+    """An experiment: the training code's entrypoint, its hyperparameters and its resources."""
 
     model_config = ConfigDict(title="ZeroTune experiment")
 
-    name: str | None = Field(default=None, description="The experiment's name; the model directory's, if left out.")
+    name: str | None = Field(default=None, description="The experiment's name. The default is the model directory's.")
     description: str = Field(default="", description="For people.")
     entrypoint: str | list[str] = Field(
         description="The command that trains, run in the model directory: `python3 train.py --epochs 3`, or the same "
         "as a list. No shell reads it, and ZeroTune starts the ranks itself."
     )
     hyperparameters: Hyperparameters = Field(
-        default_factory=Hyperparameters, description="What the training code reads, with `deepspeed_config`."
+        default_factory=Hyperparameters, description="Values for the training code, with `deepspeed_config`."
     )
     follow_launcher: bool = Field(
         default=False,
-        description="Whether the options of the launcher in the entrypoint say on which devices the ranks start, as in "
-        "a shell. `zerotune tune -- COMMAND` writes it. An addition of ZeroTune.",
+        description="Whether the launcher's options in the entrypoint decide on which devices the ranks start, as in a "
+        "shell. `zerotune tune -- COMMAND` sets it. An addition of ZeroTune.",
     )
     arg_mappings: dict[BatchKey, Annotated[str, Field(pattern=MAPPING_TARGET)]] = Field(
         default_factory=dict,
-        description="For a script that takes its batch size from its command: what sets each DeepSpeed key there. An "
+        description="The places in the command that set DeepSpeed's batch keys, if the script reads its batch size "
+        "there. An "
         "option (`train_micro_batch_size_per_gpu: --batch-size`), an environment variable (`BATCH`), an override of "
         "Hydra's kind (`trainer.batch`, `++batch`), a value in a YAML or JSON file that the command names "
         "(`conf.yaml:trainer.batch`), or a word by its number behind the script (`argv:2`). An addition of ZeroTune.",
@@ -197,37 +200,36 @@ class ExperimentConfig(YamlSection):
     search_space: SearchSpaceSection = Field(
         default_factory=dict,
         description="Knobs to narrow, widen or fix: a dotted DeepSpeed key, such as zero_optimization.overlap_comm, "
-        "with a value, a list of values, the best guess first, a range or a condition. The search's own space has the "
-        "rest. An addition of ZeroTune.",
+        "with a value, a list of values (the best guess first), a range or a condition. The search's own space has "
+        "the rest. An addition of ZeroTune.",
     )
-    resources: Resources = Field(default_factory=Resources, description="What a trial runs on.")
-    searcher: Searcher = Field(default_factory=Searcher, description="How long the full experiment trains.")
+    resources: Resources = Field(default_factory=Resources, description="The devices and hosts of a trial.")
+    searcher: Searcher = Field(default_factory=Searcher, description="The length of the full experiment.")
     max_restarts: NonNegativeInt = Field(
         default=5,
-        description="How often a full experiment that crashed is started again, unless it has ended the same way twice "
-        "with no progress between. A trial never is.",
+        description="How often ZeroTune restarts a full experiment that crashes. It stops earlier if the training "
+        "fails twice in the same way without progress. It never restarts a trial.",
     )
-    environment: Environment = Field(default_factory=Environment, description="What the processes find around them.")
+    environment: Environment = Field(default_factory=Environment, description="The environment of the processes.")
     min_validation_period: Length | None = Field(
-        default=None, description="How often the full experiment validates at least; for code that asks for it."
+        default=None,
+        description="The longest time between validations of the full experiment, for code that asks for it.",
     )
     min_checkpoint_period: Length | None = Field(
         default=None,
-        description="How often the full experiment writes a checkpoint at least; for code that asks for it.",
+        description="The longest time between checkpoints of the full experiment, for code that asks for it.",
     )
-    data: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Any values; handed to code that asks for them."
-    )
+    data: dict[str, JsonValue] = Field(default_factory=dict, description="Any values, for code that asks for them.")
     labels: list[str] = Field(default_factory=list, description="Words that the tracking server shows with the study.")
     records_per_epoch: Annotated[NonNegativeInt | None, AfterValidator(none_for_zero)] = Field(
         default=None,
-        description="Training samples in one epoch; for code that asks for its length in epochs. 0 is as if left out.",
+        description="Training samples in one epoch, for code that measures its length in epochs. 0 means unknown.",
     )
     scheduling_unit: PositiveInt = Field(
         default=100, description="Optimizer steps from one report of a trial class's training metrics to the next."
     )
     reproducibility: Reproducibility = Field(
-        default_factory=Reproducibility, description="Where random numbers come from."
+        default_factory=Reproducibility, description="The seeds of random numbers."
     )
     project: NotUsed = Field(default=None, description="Not used: a study is found by its name.")
     workspace: NotUsed = Field(default=None, description="Not used: a study is found by its name.")
@@ -242,14 +244,16 @@ class ExperimentConfig(YamlSection):
     debug: NotUsed = Field(default=None, description="Not used: `study.log` has every detail.")
     perform_initial_validation: NotUsed = Field(default=None, description="Not used: a training begins with a step.")
     tensorboard_storage: NotUsed = Field(default=None, description="Not used: TensorBoard's files are in the study.")
-    optimizations: NotUsed = Field(default=None, description="Not used: they were of Horovod; DeepSpeed has its own.")
-    log_policies: NotUsed = Field(default=None, description="Not used: a trial's failure is told with its log.")
+    optimizations: NotUsed = Field(
+        default=None, description="Not used: they were Horovod's, and DeepSpeed has its own."
+    )
+    log_policies: NotUsed = Field(default=None, description="Not used: a failed trial is shown with its log.")
     retention_policy: NotUsed = Field(default=None, description="Not used: logs stay with their study.")
     integrations: NotUsed = Field(default=None, description="Not used: see deployments for Prefect's automations.")
     preemption_timeout: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
     slurm: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
     pbs: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
-    security: NotUsed = Field(default=None, description="Not used: a trial runs as whoever runs ZeroTune.")
+    security: NotUsed = Field(default=None, description="Not used: a trial runs as the user who runs ZeroTune.")
     data_layer: NotUsed = Field(default=None, description="Not used: Determined ignores it as well.")
     internal: NotUsed = Field(default=None, description="Not used: Determined ignores it as well.")
 

@@ -1,4 +1,4 @@
-"""Types of single fields of an experiment's YAML: lengths, environment variables, sizes, and what a knob may be."""
+"""Types of single fields of an experiment's YAML: lengths, environment variables, sizes, and the values of knobs."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -23,7 +23,7 @@ BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_step
 
 
 class Length(YamlSection):
-    """How long to train, or how often to do something: one of three units. A bare number means batches."""
+    """A length of training or a period, in one of three units. A bare number means batches."""
 
     batches: NonNegativeInt | None = Field(default=None, description="Optimizer steps.")
     epochs: NonNegativeInt | None = Field(default=None, description="Passes over the training data.")
@@ -70,7 +70,7 @@ _DEVICES = {"cpu", "cuda", "gpu", "rocm"}
 def _assignments_to_mapping(value: Any) -> Any:
     """Returns environment variables as name to text.
 
-    They are a list of `NAME=value`, a mapping, or, as Determined writes them out, such a list for each kind of device.
+    The value is a list of `NAME=value`, a mapping, or such a list for each kind of device, as Determined writes it.
     """
     if isinstance(value, Mapping):
         if value and value.keys() <= _DEVICES and all(isinstance(each, (list, type(None))) for each in value.values()):
@@ -89,7 +89,9 @@ def _those_of_all_devices(lists: Mapping[str, list[Any] | None]) -> dict[str, st
     for assignments in lists.values():
         for name, text in _assignments_to_mapping(assignments or []).items():
             if variables.setdefault(name, text) != text:
-                raise ValueError(f"{name} has another value on another kind of device: write one list, for this one")
+                raise ValueError(
+                    f"{name} has different values on different kinds of devices: write one list, for this one"
+                )
     return variables
 
 
@@ -142,7 +144,7 @@ SearchSpaceSection = Annotated[
                         "type": "object",
                         "additionalProperties": False,
                         "properties": {
-                            "values": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES], "description": "What it may be."},
+                            "values": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES], "description": "Its possible values."},
                             "min": {"type": "number", "description": "The least value of a range."},
                             "max": {"type": "number", "description": "The largest value of a range."},
                             "log": {"type": "boolean", "description": "Whether a range grows by factors."},
@@ -150,8 +152,8 @@ SearchSpaceSection = Annotated[
                             "when": {
                                 "type": "object",
                                 "additionalProperties": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES]},
-                                "description": "Settings that decide memory or mathematics, such as the ZeRO stage, "
-                                "each with the values under which the knob is varied.",
+                                "description": "The knob is varied only under these settings. Each decides memory or "
+                                "mathematics, such as the ZeRO stage, and has a list of values.",
                             },
                         },
                     },

@@ -1,7 +1,7 @@
-"""The hyperparameters as training code reads them, and where the DeepSpeed configuration stands in them.
+"""The hyperparameters in the form that training code reads, with the DeepSpeed configuration in its place.
 
-It may be a file that `deepspeed_config` names, a mapping there, or DeepSpeed's own keys among the other
-hyperparameters; `overwrite_deepspeed_args` is merged into it.
+The place may be a file that `deepspeed_config` names, a mapping there, or DeepSpeed's own keys among the other
+hyperparameters. `overwrite_deepspeed_args` is merged into it.
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ from trial_lib.experiment.config import Hyperparameters
 def merged_hparams(
     hyperparameters: Hyperparameters, ds_config: Mapping[str, Any], ds_config_path: Path
 ) -> dict[str, Any]:
-    """Returns the hyperparameters with another DeepSpeed configuration in the place of the user's, in its form.
+    """Returns the hyperparameters with another DeepSpeed configuration, in the form of the user's.
 
     Args:
         hyperparameters: the experiment's.
-        ds_config: the complete configuration to train with: the user's overwrites are in it, so that none is left to
-            merge; their key stays, empty, where the file has it, for code that reads it.
-        ds_config_path: the file that it stands in.
+        ds_config: the complete configuration to train with, the user's overwrites included. If the file has the key of
+            the overwrites, it stays with an empty value, for code that reads it.
+        ds_config_path: the file of that configuration.
     """
     hparams = hyperparameters.as_dict()
     if OVERWRITES in hparams:
@@ -43,14 +43,16 @@ def merged_hparams(
 
 
 def with_derived_batch(ds_config: Mapping[str, Any], own: Mapping[str, Any], slots: int) -> dict[str, Any]:
-    """Returns a trial's configuration for code to read: with a `train_batch_size` if the user's configuration has one.
+    """Returns a trial's configuration for code to read. It has a `train_batch_size` if the user's configuration has
+    one.
 
-    What the code hands to DeepSpeed is stripped of it again: a pipeline has fewer replicas than slots.
+    ZeroTune removes it from the configuration that the code hands to DeepSpeed, because a pipeline has fewer replicas
+    than slots.
 
     Args:
-        ds_config: the trial's configuration, which may leave it to DeepSpeed.
+        ds_config: the trial's configuration, possibly without it.
         own: the user's.
-        slots: devices that train together, taken for the replicas that it follows from.
+        slots: devices that train together, taken as the number of replicas.
     """
     micro, accumulation = ds_config.get(MICRO_BATCH), ds_config.get(ACCUMULATION, 1)
     if TRAIN_BATCH not in own or TRAIN_BATCH in ds_config or not (type(micro) is type(accumulation) is int):

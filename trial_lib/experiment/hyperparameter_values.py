@@ -14,20 +14,20 @@ _RANGES = {
     "categorical": {"vals"},
 }
 _ONE_VALUE = "Write the one value to train with."
-_OF_DEEPSPEED = "Write your value: the search varies it by itself, and `search_space` narrows what it may be."
+_OF_DEEPSPEED = "Write your value. The search varies it, within `search_space` if you name it there."
 
 
 def plain_value(value: Any) -> Any:
-    """Returns a hyperparameter with each constant in it, at any depth, as the value that it has.
+    """Returns a hyperparameter with every constant in it, at any depth, replaced by its value.
 
     Raises:
-        PydanticCustomError: it holds a range, which has no one value to train with.
+        PydanticCustomError: it contains a range, which is not one value to train with.
     """
     return _plain(value, "", _ONE_VALUE)
 
 
 def plain_deepspeed_value(value: Any) -> Any:
-    """Returns what stands for DeepSpeed among the hyperparameters, as `plain_value` does."""
+    """Returns DeepSpeed's part of the hyperparameters, as `plain_value` does."""
     return _plain(value, "", _OF_DEEPSPEED)
 
 
@@ -39,7 +39,7 @@ def _plain(value: Any, place: str, remedy: str, holders: tuple[int, ...] = ()) -
         return value["val"]
     if isinstance(kind, str) and kind in _RANGES and _RANGES[kind] <= value.keys():
         name = f"{place} is" if place else "this is"
-        what = f"{name} a range of type {kind}, and one training has one value"
+        what = f"{name} a range of type {kind}, but one training has one value"
         raise PydanticCustomError("range", "{what}", {"what": what, "remedy": remedy})
     dotted = f"{place}." if place else ""
     return {key: _plain(item, f"{dotted}{key}", remedy, (*holders, id(value))) for key, item in value.items()}

@@ -1,6 +1,6 @@
-"""Reading an experiment: the YAML, the DeepSpeed configuration that it names, and the entrypoint.
+"""Reads an experiment: the YAML, the DeepSpeed configuration that it names, and the entrypoint.
 
-Imports neither torch nor DeepSpeed: a mistake is told in a fraction of a second.
+It imports neither torch nor DeepSpeed, so that a mistake is reported in a fraction of a second.
 """
 
 import ast
@@ -33,17 +33,17 @@ _TELLING_KEYS = {"zero_optimization", MICRO_BATCH}
 
 @dataclass(frozen=True)
 class Experiment:
-    """What the user submitted, read and checked.
+    """The experiment that the user submitted, read and checked.
 
     Attributes:
-        path: the YAML file, absolute; None for a command that was typed.
+        path: the YAML file, absolute. None for a typed command.
         text: the YAML itself.
         model_dir: the folder that the entrypoint runs in, absolute.
         config: the YAML's fields.
-        ds_config: the user's DeepSpeed configuration, their own `overwrite_deepspeed_args` merged in; empty where
-            nothing names one: the code has it, or a training needs none.
-        entrypoint: the command, taken apart.
-        notes: what of it has no effect: one sentence on the keys of the YAML, and one for each part of the command.
+        ds_config: the user's DeepSpeed configuration, with their `overwrite_deepspeed_args` merged in. Empty if nothing
+            names one, because the code has it or the training needs none.
+        entrypoint: the parsed command.
+        notes: sentences on the parts without effect: one on the keys of the YAML, and one for each part of the command.
     """
 
     path: Path | None
@@ -61,12 +61,12 @@ class Experiment:
 
     @property
     def source(self) -> str:
-        """How an error names what was submitted."""
+        """The name of the experiment in an error."""
         return _COMMAND if self.path is None else str(self.path)
 
     @property
     def config_source(self) -> Path:
-        """The file that the DeepSpeed configuration stands in; what was submitted, where it stands there."""
+        """The file that has the DeepSpeed configuration, possibly the YAML itself."""
         named = self.config.hyperparameters.deepspeed_config or next(iter(self.entrypoint.config_values), None)
         if isinstance(named, str) and _is_file(self.model_dir / named):
             return self.model_dir / named
@@ -74,7 +74,7 @@ class Experiment:
 
     @property
     def environment_variables(self) -> dict[str, str]:
-        """What the user has put into every rank's environment; an assignment in the entrypoint wins."""
+        """The user's variables of every rank's environment. An assignment in the entrypoint wins."""
         return {**self.config.environment.environment_variables, **self.entrypoint.environment}
 
 
@@ -87,17 +87,17 @@ def read_experiment(
         config_path: the YAML file.
         model_dir: the folder that the entrypoint runs in.
         include: files and folders that the code imports from outside the model directory.
-        needs_ds_config: whether the experiment of a trial class has to name a DeepSpeed configuration, which a search
-            starts from; a script may have one in its code.
+        needs_ds_config: whether the experiment of a trial class has to name a DeepSpeed configuration. A search starts
+            from it. A script may have one in its code.
 
     Raises:
-        InputError: anything in them cannot be used. Several mistakes are listed in one error.
+        InputError: they have mistakes. One error lists all of them.
     """
     return _read(read_yaml(config_path), model_dir, include, needs_ds_config)
 
 
 def read_typed_experiment(text: str, model_dir: Path, *, include: Sequence[Path] = ()) -> Experiment:
-    """Returns the experiment that a command was turned into (see `trial_lib.study.opening.typed_command`).
+    """Returns the experiment of a typed command (see `trial_lib.study.opening.typed_command`).
 
     Args:
         text: the YAML.
@@ -105,7 +105,7 @@ def read_typed_experiment(text: str, model_dir: Path, *, include: Sequence[Path]
         include: as for `read_experiment`.
 
     Raises:
-        InputError: anything in the command cannot be used.
+        InputError: the command has mistakes.
     """
     return _read(parse_yaml(text, _COMMAND), model_dir, include, needs_ds_config=True)
 
@@ -142,7 +142,7 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
         notes=(*_note_not_used(list(config.not_used())), *entrypoint.notes),
     )
     variables = {**os.environ, **experiment.environment_variables}
-    # A mapping to what is not there is told of now.
+    # A mapping to a missing place is an error now, not in the first trial.
     batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir)
     return experiment
 
@@ -175,12 +175,12 @@ def _read_deepspeed_config(
         inline = inline_ds_config(hyperparameters.as_dict())
         if inline is not None and not typo:
             return overwrite_deepspeed_config(inline, overwrites)
-        # A script may have it in its code; a class is handed the search's by the hyperparameters.
+        # A script may have it in its code. A class gets the search's by the hyperparameters.
         if not typo and not (is_needed and entrypoint is not None and entrypoint.trial_class):
             base = _config_of_command(entrypoint, model_dir, document.where(("entrypoint",))) if entrypoint else {}
             return overwrite_deepspeed_config(base, overwrites) if base else {}
         raise InputError(
-            "the experiment names no DeepSpeed configuration, and a search starts from one.",
+            "the experiment names no DeepSpeed configuration, but a search starts from one.",
             where=document.where(("hyperparameters",), key=True),
             remedy=f'Did you mean "deepspeed_config" by "{typo[0]}"?'
             if typo
@@ -196,7 +196,7 @@ def _read_deepspeed_config(
 
 
 def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> dict[str, Any]:
-    """Returns the DeepSpeed configuration that a command names; an empty one where it leaves that to the code."""
+    """Returns the DeepSpeed configuration that a command names; an empty one if it names none."""
     named = list(dict.fromkeys(entrypoint.config_values))
     if len(named) > 1:
         raise InputError(
@@ -246,7 +246,7 @@ def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: 
 def _found_config(entrypoint: Entrypoint, model_dir: Path) -> str | None:
     """Returns the one argument that names a DeepSpeed configuration by a flag of the script's own; None without one.
 
-    It is a file that holds one: no other JSON has such keys.
+    The keys of the file show that it is one. No other JSON has such keys.
     """
     found: set[str] = set()
     for argument in entrypoint.arguments:
@@ -262,7 +262,7 @@ def _found_config(entrypoint: Entrypoint, model_dir: Path) -> str | None:
 def _refuse_another_config(
     entrypoint: Entrypoint, base: str | Mapping[str, Any] | None, model_dir: Path, where: str
 ) -> None:
-    """The trial's configuration is made from one file and takes the other's place: they have to be the same."""
+    """Refuses a second configuration: the trial's is made from one file and replaces the other."""
     for value in entrypoint.config_values:
         if isinstance(base, str) and os.path.realpath(model_dir / value) != os.path.realpath(model_dir / base):
             raise InputError(
@@ -285,12 +285,12 @@ def _has_module(entrypoint: Entrypoint, module: str, folders: Sequence[Path]) ->
 
 
 def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
-    # What another interpreter has installed cannot be known without starting it.
+    # Only another interpreter itself could list its packages.
     return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[Path], where: str) -> None:
-    """Refuses a trial class whose module is not there, or binds no such name; the module is read, not imported."""
+    """Refuses a trial class whose module is missing or binds no such name. The module is read, not imported."""
     module, _, class_name = name.partition(":")
     file = module_file(module, folders)
     if file is None:
@@ -321,7 +321,7 @@ def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[P
 
 
 def _bound_names(tree: ast.Module) -> set[str] | None:
-    """Returns the names that a module binds; None where only running it tells (`from x import *`)."""
+    """Returns the names that a module binds; None if only running it shows them (`from x import *`)."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):

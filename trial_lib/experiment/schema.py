@@ -1,7 +1,7 @@
-"""The JSON Schema of an experiment's YAML, for editors: `python -m trial_lib.experiment.schema` writes it anew.
+"""The JSON Schema of an experiment's YAML, for editors. `python -m trial_lib.experiment.schema` writes it anew.
 
-An editor that speaks YAML's language server finds it by a first line such as
-`# yaml-language-server: $schema=PATH/experiment.schema.json`.
+An editor with YAML's language server finds it by a first line such as `# yaml-language-server:
+$schema=PATH/experiment.schema.json`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The experiment's `search_space`: which knobs a user narrows, widens or fixes, read and merged with a method's own."""
+"""The experiment's `search_space`: the knobs that the user narrows, widens or fixes."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ _DEPRECATED = {
 
 
 def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tuple[RequestedKnob, ...]:
-    """Returns what the user asks for, in the section's order.
+    """Returns the user's requests, in the section's order.
 
     Args:
         section: dotted DeepSpeed key to a value, a list of values, or a mapping with `values` or a range (`min`, `max`,
@@ -42,11 +42,11 @@ def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tu
         where: how an error names a place.
 
     Raises:
-        InputError: something in it cannot be used.
+        InputError: the section has a mistake.
 
     Example:
         >>> read_search_space({"zero_optimization.reduce_bucket_size": {"min": 1000000, "max": 4000000, "count": 3}})
-        (Request(path='zero_optimization.reduce_bucket_size', values=(1000000, 2500000, 4000000), when={}),)
+        (RequestedKnob(path='zero_optimization.reduce_bucket_size', values=(1000000, 2500000, 4000000), when={}),)
     """
     requests: dict[str, RequestedKnob] = {}
     for key, said in section.items():
@@ -54,14 +54,14 @@ def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tu
         path = _path(key, where(place))
         if path in requests:
             raise InputError(
-                f"{key} is another name of a knob that stands here already.", where=where(place), remedy="Keep one."
+                f"{key} is another name of a knob that is already here.", where=where(place), remedy="Keep one."
             )
         requests[path] = _request(path, said, place, where)
     return tuple(requests.values())
 
 
 def _path(key: str, where: str) -> str:
-    """Returns the catalogue's name of a setting; refuses what is none of DeepSpeed's."""
+    """Returns the catalogue's name of a setting. A name that DeepSpeed does not have is refused."""
     if key in _BATCH:
         raise InputError(f"{key} is no knob: the search itself chooses the batch.", where=where, remedy=_BATCH[key])
     if key in _DEPRECATED:
@@ -133,7 +133,7 @@ def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple
 
 
 def _checked(path: str, value: Any, where: str) -> Any:
-    """Returns a value as DeepSpeed takes it: 5e8 is a whole number."""
+    """Returns a value as DeepSpeed reads it: 5e8 is a whole number."""
     if isinstance(value, float) and value.is_integer() and _kind(path) == "count":
         value = int(value)
     expected = _expected(path, value)
@@ -147,7 +147,7 @@ def _kind(path: str) -> Kind | None:
 
 
 def _expected(path: str, value: Any) -> str | None:
-    """Returns what a setting may be, if a value is not that."""
+    """Returns the expected values in words, if a value is not one of them."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     kind = _kind(path)
     if path == STAGE:
@@ -162,7 +162,7 @@ def _expected(path: str, value: Any) -> str | None:
 
 
 def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Where) -> tuple[Any, ...]:
-    """Returns evenly spaced values from the least to the largest, whole numbers where both are."""
+    """Returns evenly spaced values from the least to the largest; whole numbers if both ends are."""
     kind = _kind(path)
     if path == STAGE or kind not in (None, "count"):
         raise InputError(f"{path} has no range.", where=where(place), remedy="List its values.")

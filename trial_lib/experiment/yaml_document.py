@@ -1,4 +1,4 @@
-"""YAML with a memory of where everything stands, so that an error can name line and column."""
+"""A YAML document that keeps the line and column of every node, for errors."""
 
 import re
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class YamlDocument:
     """A YAML document that is a mapping.
 
     Attributes:
-        path: the file; for a text that stands in none, what errors call it.
+        path: the file. For a text without a file, its name in errors.
         text: the YAML itself.
-        data: what stands in it.
-        root: its nodes, which know their lines and columns.
+        data: its content.
+        root: its nodes, with their lines and columns.
         is_file: whether lines and columns mean anything to the user.
     """
 
@@ -121,7 +121,7 @@ def _read_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, whose every complaint knows its place."""
+    """PyYAML's safe loader. Each of its errors has a line and a column."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -129,7 +129,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(value, int) and value.bit_length() > 64:
                 raise ValueError("more than 64 bits")
             if isinstance(value, str):
-                value.encode()  # refuses half a character, which no file name or argument can hold
+                value.encode()  # refuses half a character, which no file name or argument can contain
                 if "\0" in value:
                     raise ValueError("it holds a NUL")
             return value
@@ -150,7 +150,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True)
 class _Child:
-    """A node below another one, with the key or the position that it has there."""
+    """A child node, with its key or position in the parent."""
 
     key: yaml.Node | None
     position: int
@@ -176,7 +176,7 @@ _MOST_VALUES = 100_000
 
 
 def _check_size(root: yaml.Node, path: Path) -> None:
-    """Refuses aliases of aliases, by which a few lines stand for more values than anybody would write."""
+    """Refuses aliases of aliases, by which a few lines become millions of values."""
     sizes: dict[int, int] = {}
     open_now: set[int] = set()
 
@@ -184,7 +184,7 @@ def _check_size(root: yaml.Node, path: Path) -> None:
         known = sizes.get(id(node))
         if known is not None:
             return known
-        if id(node) in open_now:  # what holds itself is refused where its value is looked at
+        if id(node) in open_now:  # a node that contains itself is refused with its value
             return 1
         open_now.add(id(node))
         size = 1 + sum(size_of(child.value) for child in _children(node))
@@ -205,7 +205,7 @@ _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 def _check_keys(root: yaml.Node, path: Path) -> None:
-    """Refuses a key that stands twice in a mapping, and one that is no text."""
+    """Refuses a key that a mapping has twice, and a key that is no text."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
@@ -227,7 +227,7 @@ def _check_keys(root: yaml.Node, path: Path) -> None:
             name = str(child.key.value)
             if name in first:
                 raise InputError(
-                    f'the key "{name}" stands twice, first in line {first[name]}.',
+                    f'the key "{name}" occurs twice, first in line {first[name]}.',
                     where=where,
                     remedy="Keep one of the two.",
                 )
@@ -235,7 +235,7 @@ def _check_keys(root: yaml.Node, path: Path) -> None:
 
 
 def describe(value: Any) -> str:
-    """Returns a few words on a value, for a sentence such as "expected a list, found the number 3"."""
+    """Returns a few words about a value, for a sentence such as "expected a list, found the number 3"."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with an experiment's YAML, in sentences with line and column."""
+"""The mistakes that pydantic finds in an experiment's YAML, as sentences with line and column."""
 
 import difflib
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ Location = tuple[str | int, ...]
 
 
 def explain(document: YamlDocument, error: ValidationError) -> list[InputError]:
-    """Returns one error for each place in the document that `ExperimentConfig` refuses, in the order they stand."""
-    # A place has several complaints where its field may be of several types; of those, the deepest tells most.
+    """Returns one error for each place in the document that `ExperimentConfig` refuses, in their order there."""
+    # A field of several types has several complaints. The deepest one is the most precise.
     by_place: dict[Location, list[ErrorDetails]] = {}
     for complaint in error.errors(include_url=False):
         by_place.setdefault(_in_document(document.data, complaint["loc"]), []).append(complaint)
@@ -35,7 +35,7 @@ def _line_and_column(error: InputError) -> tuple[int, int]:
 
 
 def one_error(errors: Sequence[InputError], path: Path) -> InputError:
-    """Returns a single error as it is, several of them as one that lists them all."""
+    """Returns one error that lists all of them; a single one unchanged."""
     if len(errors) == 1:
         return errors[0]
     listed = "\n".join(f"  {error}" for error in errors)
@@ -43,7 +43,7 @@ def one_error(errors: Sequence[InputError], path: Path) -> InputError:
 
 
 def _in_document(data: Any, loc: Location) -> Location:
-    """Returns the part of pydantic's location that stands in the document: it also names types and validators."""
+    """Returns the part of pydantic's location that is in the document. The rest names types and validators."""
     place: list[str | int] = []
     for step in loc:
         known = step in data if isinstance(data, dict) else isinstance(data, list) and step in range(len(data))
@@ -117,7 +117,7 @@ def _where_it_belongs(place: Location) -> str:
 
 
 def _section(place: Location) -> type[BaseModel]:
-    """Returns the model of the section at a place; one without fields where a plain value stands."""
+    """Returns the model of the section at a place; one without fields for a plain value."""
     section: type[BaseModel] = ExperimentConfig
     for step in place:
         annotation = section.model_fields[str(step)].annotation

@@ -17,9 +17,9 @@ NotUsed = Annotated[Any, _NotUsed()]
 
 
 class YamlSection(BaseModel):
-    """A mapping in the YAML: unknown keys and wrong types are refused, nothing is converted in silence.
+    """A mapping in the YAML. It refuses unknown keys and wrong types, and converts nothing silently.
 
-    A known key without a value is as if it did not stand there, as in the files that Determined writes.
+    A known key without a value counts as absent, as in the files that Determined writes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -33,7 +33,7 @@ class YamlSection(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Returns the section's schema, in which every key that may be left out may also stand without a value."""
+        """Returns the section's schema. Every optional key may also have no value."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         for name, field in schema.get("properties", {}).items():
             if name not in schema.get("required", ()) and not _takes_anything(field):
@@ -41,7 +41,7 @@ class YamlSection(BaseModel):
         return schema
 
     def not_used(self) -> Iterator[str]:
-        """Yields the keys that are set and have no effect, dotted, such as `resources.resource_pool`."""
+        """Yields the dotted keys that are set and have no effect, such as `resources.resource_pool`."""
         for name in sorted(self.model_fields_set):
             field = type(self).model_fields.get(name)
             value = getattr(self, name)

@@ -144,7 +144,7 @@ class StudyPaths:
 
     @property
     def earlier_studies(self) -> Path:
-        """The results of earlier studies that this one learned from when it opened (a list of `EarlierStudy`, as JSON)."""
+        """The results of earlier studies that this one learned from, as of its opening (`EarlierStudy`s, as JSON)."""
         return self.root / "earlier_studies.json"
 
     @property

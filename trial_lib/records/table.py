@@ -113,7 +113,7 @@ def read_table(path: Path) -> RecordedTable:
         lines = [line.content for line in LineReader(path).read()]
     except OSError as error:
         raise InputError(
-            f"ZeroTune cannot read it ({error.strerror}).",
+            f"it cannot be read ({error.strerror}).",
             where=str(path),
             remedy="Name a file that `zerotune record` wrote.",
         ) from None

@@ -30,7 +30,7 @@ def test_comments_and_trailing_commas_are_read_as_deepspeed_reads_them(tmp_path:
 def test_a_key_that_stands_twice_is_refused_beside_comments_as_well(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text(WITH_COMMENTS.replace("zero_optimization", "train_batch_size"))
-    with pytest.raises(InputError, match='the key "train_batch_size" stands twice'):
+    with pytest.raises(InputError, match='the key "train_batch_size" occurs twice'):
         read_deepspeed_json(path)
 
 

@@ -223,8 +223,8 @@ def test_any_file_is_a_configuration_or_an_input_error(tmp_path_factory: Any, co
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 2}', 'the key "a" stands twice'),
-        ('{"z": {"b": 1, "c": 2, "b": 3}}', 'the key "b" stands twice'),
+        ('{"a": 1, "a": 2}', 'the key "a" occurs twice'),
+        ('{"z": {"b": 1, "c": 2, "b": 3}}', 'the key "b" occurs twice'),
         ('{"a" 1}', "ds.json:1:"),
         ("[]", "this is list"),
         ("[" * 100_000, "not usable JSON"),

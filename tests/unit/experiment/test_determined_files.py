@@ -170,16 +170,16 @@ def test_another_searcher_is_told_what_to_do(model_dir: Path, name: str, why: st
     [
         (
             "lr: {type: log, minval: -4, maxval: -2, base: 10}",
-            "hyperparameters.lr: this is a range of type log, and one training has one value. Write the one value",
+            "hyperparameters.lr: this is a range of type log, but one training has one value. Write the one value",
         ),
         (
             "model: {depth: {type: int, minval: 1, maxval: 4}}",
-            "hyperparameters.model: depth is a range of type int, and one training has one value. Write the one value",
+            "hyperparameters.model: depth is a range of type int, but one training has one value. Write the one value",
         ),
         (
             "overwrite_deepspeed_args: {zero_optimization: {stage: {type: categorical, vals: [1, 2]}}}",
-            "zero_optimization.stage is a range of type categorical, and one training has one value. Write your value: "
-            "the search varies it by itself, and `search_space` narrows what it may be.",
+            "zero_optimization.stage is a range of type categorical, but one training has one value. Write your value. "
+            "The search varies it, within `search_space` if you name it there.",
         ),
     ],
 )
@@ -189,6 +189,6 @@ def test_a_range_is_told_to_be_one_value(model_dir: Path, hyperparameters: str, 
 
 def test_variables_that_differ_by_device_are_to_be_told(model_dir: Path) -> None:
     section = "environment: {environment_variables: {cpu: [A=1], cuda: [A=2]}}"
-    assert "A has another value on another kind of device: write one list, for this one." in refusal(model_dir, section)
+    assert "A has different values on different kinds of devices: write one list, for this one." in refusal(model_dir, section)
     named_so = "environment: {environment_variables: {gpu: 0}}\nhyperparameters: {deepspeed_config: ds_config.json}"
     assert read(model_dir, f"entrypoint: python3 train.py\n{named_so}").environment_variables == {"gpu": "0"}

@@ -225,11 +225,11 @@ REFUSALS = {
         "experiment.yaml:4:10: hyperparameters.since: expected text, a number, true, false, a list or a mapping, "
         "found 2024-01-01 (a date).",
     ),
-    "a key stands twice": (
+    "a key occurs twice": (
         MINIMAL + "name: a\nname: b",
-        'experiment.yaml:5:1: the key "name" stands twice, first in line 4.',
+        'experiment.yaml:5:1: the key "name" occurs twice, first in line 4.',
     ),
-    "a nested key stands twice": (MINIMAL + "  lr: 1\n  lr: 2", 'experiment.yaml:5:3: the key "lr" stands twice'),
+    "a nested key occurs twice": (MINIMAL + "  lr: 1\n  lr: 2", 'experiment.yaml:5:3: the key "lr" occurs twice'),
     "a value that holds itself": ("a: &a [*a]\n" + MINIMAL, 'unknown key "a".'),
     "a hyperparameter that holds itself": (MINIMAL + "  x: &x {y: *x}", "expected a value that does not hold itself"),
     "no YAML": ("a: [", "experiment.yaml:1:5: not valid YAML:"),
@@ -249,7 +249,7 @@ REFUSALS = {
     "no entrypoint": ("name: a", 'experiment.yaml:1:1: "entrypoint" is missing.'),
     "no configuration for a trial class": (
         "entrypoint: model_def:MyTrial\nhyperparameters: {lr: 1}",
-        "experiment.yaml:2:1: the experiment names no DeepSpeed configuration, and a search starts from one. "
+        "experiment.yaml:2:1: the experiment names no DeepSpeed configuration, but a search starts from one. "
         "Add `deepspeed_config: ds_config.json` under `hyperparameters`",
     ),
     "a misspelt configuration": (
