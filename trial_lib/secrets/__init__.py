@@ -1,1 +1,1 @@
-"""What is secret, and text without it."""
+"""Secrets, and text without them."""

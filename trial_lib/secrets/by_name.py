@@ -1,4 +1,4 @@
-"""What looks like a secret, among environment variables and in all that an experiment holds, kept from other people."""
+"""Finds values that look like secrets, in environment variables and in experiments, and hides them."""
 
 import json
 import re
@@ -11,18 +11,18 @@ _WORD = r"(?:token|secret|passw(?:or)?d|passphrase|pgpass|_pwd|credential|key|au
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 # A number under one of the other names counts or measures: max_tokens, key_dim.
 _SECRET_NUMBER = re.compile(r"secret|passw(or)?d|passphrase|pgpass|_pwd|credential", re.IGNORECASE)
-# A password may hold what ought to be escaped, a "/" say; a port with a path behind it is none.
+# A password may contain characters that should be escaped, such as "/". A port with a path behind it is no password.
 _URL_WITH_PASSWORD = re.compile(
     r"(?<![\w+.:-])[\w+.:-]*://(?:[^/@\s'\"]{0,200}:(?!\d+(?:/|$)|\*+@)[^\s'\"]{1,500}|[^/@:\s'\"]{16,500})@[^\s'\"]*"
 )
-# The word is looked for ahead of the name that it stands in: so a long name takes no longer than it is long.
+# The lookahead finds the word before the name is matched, so that the time is linear in the length of a name.
 _SECRET_ASSIGNMENT = re.compile(rf"(?=[\w-]*{_WORD})(?P<name>[\w-]+)=", re.IGNORECASE)
 # `NAME=value`, `--name=value` and `--name value`.
 _IN_COMMAND = re.compile(
     rf"(?<![\w-])(?=[\w-]*{_WORD})(?P<name>[\w-]+=|-[\w-]+\s+(?!-))(\"[^\"]*\"|'[^']*'|\S+)",
     re.IGNORECASE,
 )
-# `-k value`: a flag of one letter has a meaning of its own in each program, so the value has to look like a key.
+# `-k value`: a flag of one letter differs from program to program, so the value has to look like a key.
 _KEY_FLAG = re.compile(r"(?P<name>(?<!\S)-k[\s=]+)(['\"]?(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{8,}['\"]?)(?!\S)")
 # `"api_key": "value"`, as JSON and Python spell it.
 _QUOTED_PAIR = re.compile(
@@ -36,12 +36,12 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"(?P<name>\bbearer\s+)([\w.~+/-]{8,}=*)", re.IGNORECASE)
-# What well-known services give out, under whatever name it stands.
+# Keys of well-known services, under any name.
 _ISSUED = re.compile(
     r"(?P<name>)(?<![\w-])(hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
     r"|A[KS]IA[0-9A-Z]{16}|glpat-[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
 )
-# What counts, measures or switches, as text.
+# Counts, measures and switches, as text.
 _PLAIN = re.compile(r"[-+]?(?:\d{1,9}|\d*\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)|true|false|none|null|auto", re.IGNORECASE)
 # MLflow's parameter for a saved view, in the links that ZeroTune prints.
 _PUBLIC_NAMES = ("viewStateShareKey=",)
@@ -49,10 +49,10 @@ _PATTERNS = (_IN_COMMAND, _KEY_FLAG, _QUOTED_PAIR, _HEADER, _BEARER, _ISSUED)
 
 
 def redact(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values fit for logs, tags and reports: what looks like a secret is left out, however deep it stands.
+    """Returns values fit for logs, tags and reports, without those that look like secrets, at any depth.
 
-    A name says so (`HF_TOKEN`, `api_key`, `registry_auth`), an address with a password in it, or a command that assigns
-    such a name or has such an option.
+    A value looks like a secret by its name (`HF_TOKEN`, `api_key`, `registry_auth`). So do an address with a password,
+    and a command that assigns such a name or has such an option.
 
     Args:
         values: environment variables, hyperparameters, or a whole experiment, by name. It is not changed.
@@ -75,7 +75,7 @@ def redact_text(text: str) -> str:
 
 
 def secrets_in(values: Mapping[str, Any]) -> list[str]:
-    """Returns what `redact` leaves out of values.
+    """Returns the secrets that `redact` hides in values.
 
     Example:
         >>> secrets_in({"HF_TOKEN": "hf_abc", "entrypoint": "train.py --api_key abc"})
@@ -90,7 +90,7 @@ class _Redaction:
     """One pass over values.
 
     Attributes:
-        left_out: what has been left out so far.
+        left_out: the secrets that were hidden so far.
     """
 
     def __init__(self) -> None:
@@ -120,11 +120,11 @@ class _Redaction:
         return f"{found['name']}{REDACTED}"
 
     def _shown(self, value: Any, names: tuple[str, ...]) -> Any:
-        """Returns a value as it may be shown.
+        """Returns a value without secrets.
 
         Args:
             value: the value.
-            names: those that it stands under: everything below a secret's name is one.
+            names: the names above it. Everything below a secret's name is secret.
         """
         if isinstance(value, Mapping):
             return {name: self._shown(inner, (*names, str(name))) for name, inner in value.items()}
@@ -138,7 +138,7 @@ class _Redaction:
         return self.text(value) if isinstance(value, str) else value
 
     def _list(self, values: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
-        """Returns a list as it may be shown: it may hold assignments, or the words of a command."""
+        """Returns a list without secrets. It may contain assignments, or the words of a command."""
         shown: list[Any] = []
         option = ""
         for value in values:
@@ -156,5 +156,5 @@ class _Redaction:
 
 
 def _is_plain(value: str, *names: str) -> bool:
-    """Returns whether a value counts, measures or switches, unless one of its names says that it is a secret."""
+    """Returns whether a value counts, measures or switches, and none of its names is a secret's."""
     return bool(_PLAIN.fullmatch(value)) and not any(map(_SECRET_NUMBER.search, names))

@@ -1,6 +1,7 @@
-"""Secrets whose values are known: a log may say them without the name that gives them away, or spelled otherwise.
+"""Hides secrets whose values are known, because a log may contain them without their names or in another spelling.
 
-The one filter for all that leaves a study's folder: for Prefect, MLflow, the terminal and the report.
+This is the one filter for everything that leaves a study's folder, towards Prefect, MLflow, the terminal and the
+report.
 """
 
 import contextlib
@@ -23,8 +24,8 @@ from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import REDACTED, redact, redact_text, secrets_in
 from trial_lib.wire.errors import InputError
 
-_SHORTEST = 6  # a shorter value also stands in words that are none
-_SHORTEST_BEGINNING = 8  # of a value that the end of a text has cut off, and at least the half of it
+_SHORTEST = 6  # a shorter value also occurs in ordinary words
+_SHORTEST_BEGINNING = 8  # of a value that the end of a text cuts off, and at least half of it
 _USER_AND_PASSWORD = re.compile(r"://([^/@\s'\"]*?)(?::([^\s'\"]+))?@")
 _IN_LIST = re.compile(r"[\[\]{}(),;\s'\"]+")
 _USERS = ("USERNAME", "USER")
@@ -32,52 +33,52 @@ _USERS = ("USERNAME", "USER")
 
 @dataclass(frozen=True)
 class KnownSecrets:
-    """Values that are shown nowhere.
+    """Values that no output may contain.
 
     Attributes:
-        values: in all their spellings, the longest first.
+        values: the secrets in all their spellings, the longest first.
     """
 
     values: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, experiment: Path, *records: Path) -> "KnownSecrets":
-        """Returns those of an experiment's YAML, and of this process's environment, which its trials inherit.
+        """Returns the secrets of an experiment's YAML, and of this process's environment, which its trials inherit.
 
         Args:
             experiment: the YAML.
-            *records: files of JSON which hold what was typed, or found in the code, beside it.
+            *records: JSON files with the typed command, or with values from the code.
         """
         return cls.within(*map(_document, (experiment, *records)))
 
     @classmethod
     def of_experiment(cls, experiment: Experiment) -> "KnownSecrets":
-        """Returns those of an experiment that has been read, its DeepSpeed configuration included."""
+        """Returns the secrets of an experiment and of its DeepSpeed configuration."""
         return cls.within(parse_yaml(experiment.text, experiment.source).data, experiment.ds_config)
 
     @classmethod
     def of_study(cls, paths: StudyPaths) -> "KnownSecrets":
-        """Returns those of a study: of its YAML, the command as typed, and the configuration in the code."""
+        """Returns the secrets of a study's YAML, of its typed command, and of the configuration in the code."""
         return cls.of(paths.experiment, paths.record, paths.trial(0).result)
 
     @classmethod
     def within(cls, *documents: Mapping[str, Any]) -> "KnownSecrets":
-        """Returns those of documents such as an experiment's YAML, and of this process's environment."""
+        """Returns the secrets of documents such as an experiment's YAML, and of this process's environment."""
         found = [value for document in (os.environ, *documents) for value in secrets_in(document)]
         parts = {part for value in [*found, *_basic_credentials(os.environ)] for part in _parts(value)}
         spelled = {spelling for part in parts if len(part) >= _SHORTEST for spelling in _spellings(part)}
         return cls(tuple(sorted(spelled, key=lambda value: (-len(value), value))))
 
     def __add__(self, other: "KnownSecrets") -> "KnownSecrets":
-        """Returns both together."""
+        """Returns the secrets of both."""
         return KnownSecrets(tuple(sorted({*self.values, *other.values}, key=lambda value: (-len(value), value))))
 
     def hide(self, text: str) -> str:
-        """Returns a text without them, and without what looks like a secret."""
+        """Returns a text without these values, and without values that look like secrets."""
         return redact_text(self.hide_values(text))
 
     def hide_values(self, text: str) -> str:
-        """Returns a text without them, and otherwise as it is; one that was cut may end in the beginning of one."""
+        """Returns a text without these values. A beginning of a value at the end of a text is hidden as well."""
         if not self.values:
             return text
         whole = self._without_whole(text)
@@ -89,7 +90,9 @@ class KnownSecrets:
         return whole
 
     def hide_in(self, document: Any) -> Any:
-        """Returns a document, such as one of JSON, without them and what looks like one, however deep it stands."""
+        """Returns a document, such as one of JSON, without these values and those that look like secrets, at any
+        depth.
+        """
         return self._without(redact(document) if isinstance(document, Mapping) else redact({"": document})[""])
 
     def _without_whole(self, text: str) -> str:
@@ -104,25 +107,25 @@ class KnownSecrets:
 
 
 class _OfProcess:
-    """What this process has come to know."""
+    """The secrets that this process knows."""
 
     secrets: KnownSecrets | None = None
 
 
 def keep_secret(secrets: KnownSecrets) -> None:
-    """Has all that this process shows anybody go without these from now on."""
+    """Hides these secrets in all output of this process from now on."""
     _OfProcess.secrets = known_here() + secrets
 
 
 def known_here() -> KnownSecrets:
-    """Returns what this process shows nobody: the secrets of its environment, and of the studies it has opened."""
+    """Returns the secrets of this process's environment, and of the studies that it opened."""
     if _OfProcess.secrets is None:
         _OfProcess.secrets = KnownSecrets.within()
     return _OfProcess.secrets
 
 
 def _document(file: Path) -> Mapping[str, Any]:
-    """Returns what stands in a file; nothing where it is damaged or not there yet."""
+    """Returns the content of a file; nothing if it is damaged or missing."""
     try:
         document = json.loads(file.read_text()) if file.suffix == ".json" else read_yaml(file).data
     except (InputError, OSError, ValueError):
@@ -145,7 +148,7 @@ def _basic_credentials(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """Yields a secret value, and what is one by itself within it: in quotes, in a list, in an address."""
+    """Yields a secret value, and the secrets in it: in quotes, in a list, in an address."""
     bare = value.strip().strip("'\"")
     yield from (value, bare)
     for user, password in _USER_AND_PASSWORD.findall(value):
@@ -173,7 +176,7 @@ def _leaves(document: Any) -> Iterator[str]:
 
 
 def _spellings(value: str) -> Iterable[str]:
-    """Returns a value as it is, and as addresses, headers, JSON, Python, shells and pages spell it."""
+    """Returns the spellings of a value: as it is, and in addresses, headers, JSON, Python, shells and pages."""
     content = value.encode(errors="surrogateescape")
     encoded = {encode(content).decode() for encode in (b64encode, urlsafe_b64encode)}
     return {

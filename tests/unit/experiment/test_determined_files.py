@@ -189,6 +189,7 @@ def test_a_range_is_told_to_be_one_value(model_dir: Path, hyperparameters: str, 
 
 def test_variables_that_differ_by_device_are_to_be_told(model_dir: Path) -> None:
     section = "environment: {environment_variables: {cpu: [A=1], cuda: [A=2]}}"
-    assert "A has different values on different kinds of devices: write one list, for this one." in refusal(model_dir, section)
+    said = "A has different values on different kinds of devices: write one list, for this one."
+    assert said in refusal(model_dir, section)
     named_so = "environment: {environment_variables: {gpu: 0}}\nhyperparameters: {deepspeed_config: ds_config.json}"
     assert read(model_dir, f"entrypoint: python3 train.py\n{named_so}").environment_variables == {"gpu": "0"}
