@@ -1,4 +1,4 @@
-"""Records the shared memory that a rank's program makes, so that the guard can remove what is left."""
+"""Records the shared memory that a rank's program makes, so that the guard can remove the rest."""
 
 import functools
 import os

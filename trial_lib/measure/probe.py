@@ -49,7 +49,7 @@ class Probe:
 
     Args:
         order: the trial to measure. The functions that replace DeepSpeed's read its `overrides`, this one mapping.
-        source: finds where the program may have its batch size from, for the sentences of a refusal.
+        source: finds the place from which the program has its batch size, for a refusal.
         facts: collects facts about the program.
         phases: seconds of the rank's phases so far. The probe adds its own.
         engine_built: called when the first engine exists.

@@ -1,1 +1,1 @@
-"""What a driver and its ranks tell each other, and the files that carry it. Standard library only."""
+"""The messages between a driver and its ranks, and the files that carry them. Standard library only."""

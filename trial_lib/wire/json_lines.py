@@ -1,7 +1,7 @@
 """Files of JSON lines: one process appends, others read while the file grows.
 
 A killed process may leave a torn last line, without its newline. A reader waits for the rest of such a line, and the
-next writer drops it before it appends. A rank imports this module: standard library only.
+next writer drops it before it appends. A rank imports this module, so it needs only the standard library.
 """
 
 import contextlib

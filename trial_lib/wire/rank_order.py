@@ -1,7 +1,7 @@
-"""The work that a driver orders of a rank. A rank imports this module: standard library only.
+"""The work that a driver orders of a rank. A rank imports this module, so it needs only the standard library.
 
-The order travels as JSON inside a `LaunchRequest`. Driver and rank run the same ZeroTune, so a key that one of them
-does not have is a fault, and `from_json` raises it.
+The order travels as JSON inside a `LaunchRequest`. Driver and rank run the same ZeroTune. A key that one of them does
+not have is therefore a fault, and `from_json` raises it.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ class RankOrder:
         model_dir: the working directory.
         scratch: a folder that replaces the user's files for everything that the program would write.
         protected_before: seconds since the epoch. The ranks never change a file of the user's that is older.
-        patience_s: seconds after which ranks that all wait for each other count as waiting for ever.
+        patience_s: seconds after which ranks that all wait for each other count as waiting forever.
         device: the kind of device of the slots, `cuda` or `cpu`. A rank on another kind ends the trial. None for any.
         launched_at: seconds since the epoch.
         sizes: to measure, in this order.

@@ -1,7 +1,7 @@
-"""Builds DeepSpeed's ops on a host, and ends all that it started when nobody waits for them any more.
+"""Builds DeepSpeed's ops on a host, and ends everything that it started when no process waits for them any more.
 
-Runs in the user's environment. Its standard input is its leash: it ends when that closes, with the connection or with
-the process that holds it. Standard output has what is to be said, as `jit_builds` reports it.
+Runs in the user's environment. Its standard input is its leash. It ends when that closes, with the connection or with
+the process that holds it. Its standard output has the report of `jit_builds`.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ import sys
 from trial_lib.launch.processes import bootstrap
 from trial_lib.launch.processes.keeper import kill_descendants, leave_keeper, wait_on_leash
 
-# The profile trial may run meanwhile, whose ranks need little of the processor and that at once.
+# The profile trial may run meanwhile. Its ranks need little of the processor, but without delay.
 _NICE = 10
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: reads one line, `interpreter`, `environment` and `builders`, and has them built."""
+    """Entry: reads `interpreter`, `environment` and `builders` from one line, and builds."""
     told = json.loads(sys.stdin.buffer.readline())
-    # The terminal's Ctrl-C is the driver's to hear; what ssh starts may lead a session already.
+    # The driver handles the terminal's Ctrl-C. A process that ssh starts may lead a session already.
     with contextlib.suppress(PermissionError):
         os.setsid()
     leave_keeper(lambda _: 0)

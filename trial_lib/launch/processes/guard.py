@@ -1,6 +1,6 @@
-"""The guard of one trial: starts its ranks, waits, keeps the deadline, and leaves nothing alive.
+"""The guard of one trial: starts its ranks, waits for them, applies the deadline, and leaves no process alive.
 
-Runs in the user's environment, warm as a fork of the primed server, cold as a small process of its own.
+Runs in the user's environment. A warm guard is a fork of the primed server, a cold one a small process of its own.
 """
 
 import contextlib
@@ -27,22 +27,22 @@ _LOOK_S = 2.0
 _STOPPED_LOOKS = 5
 _CANCELLED_POLL_S = 0.05
 
-# What ended a trial's processes.
+# The causes of the end of a trial's processes.
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
 
 
 def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
-    """Goes on as a fork, which is to become a guard; this process stays behind as the guard's keeper.
+    """Goes on as a fork, which is to become a guard. This process stays behind as the guard's keeper.
 
-    A guard that someone has stopped guards nothing. The keeper kills it when the driver wants the trial's end, or when
-    it stays stopped. The driver gets the keeper's process id, and wakes a stopped keeper.
+    A stopped guard guards nothing. The keeper kills it when the driver ends the trial, or when the guard stays stopped.
+    The driver gets the keeper's process id, and wakes a stopped keeper.
 
     The keeper holds the slots and the driver's socket, as the guard does. A GPU's driver may take seconds to free the
-    last rank. Until then nobody else is given the slots, and the driver does not take the trial for ended.
+    last rank. Until then no other trial gets the slots, and the trial has not ended for the driver.
 
     Args:
         request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
-        driver: the socket to it.
+        driver: the socket to the driver.
     """
     look_before(request)
     # Before the fork, because two processes must not write to the socket.
@@ -67,14 +67,14 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
 
 
 def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
-    """Waits for a guard's end, and kills one that is stopped.
+    """Waits for a guard's end, and kills a stopped guard.
 
     Returns:
-        The guard's status, and whether it was killed because the driver wanted the trial's end.
+        The guard's status, and whether it was killed because the driver has ended the trial.
     """
     waking = select.poll()
     waking.register(driver, select.POLLIN)
-    with contextlib.suppress(OSError, AttributeError):  # a kernel, or a Python on it, that has none
+    with contextlib.suppress(OSError, AttributeError):  # an older kernel, or Python, does not have it
         waking.register(os.pidfd_open(guard), select.POLLIN)
     stopped_looks, was_cancelled = 0, False
     while True:
@@ -96,7 +96,7 @@ class Guard:
     """Supervises the ranks of one trial.
 
     Args:
-        driver: the socket to the driver. When its other end closes, everything here ends.
+        driver: the socket to the driver. When its other end closes, the guard ends all processes of the trial.
         request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
         start_rank: starts a rank and returns its process id.
     """
@@ -108,17 +108,17 @@ class Guard:
         self._statuses: dict[int, int] = {}
 
     def supervise(self) -> None:
-        """Runs the ranks to their end and tells the driver how they ended; does not return."""
+        """Runs the ranks to their end and sends the driver their statuses. It does not return."""
         os.setsid()
         deadline = time.monotonic() + self._request["deadline_s"]
-        # A trial over several hosts has none: its ranks have to find each other's files.
+        # A trial over several hosts has no layer, because its ranks have to find each other's files.
         if layer := self._request.get("layer"):
             layer_mount.enter(Layer(**layer))
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         held, pids = kill_descendants()
         left = remove_leavings(self._request, os.getpid(), held, {*pids, *ranks})
-        # A driver that has died cannot be told.
+        # The driver may have died.
         with contextlib.suppress(OSError):
             channel.send(
                 self._driver,
@@ -138,12 +138,12 @@ class Guard:
         while True:
             now = time.monotonic()
             if self._reap(ranks):
-                # The peers of a failed rank get a moment to leave records of their own.
+                # The peers of a failed rank get a moment to write their own records.
                 grace_ends = min(grace_ends, now + self._request["grace_s"])
             if len(self._statuses) == len(ranks):
                 return RANKS
             if now >= deadline:
-                # What ranks build meanwhile is not their trial's time.
+                # Builds by the ranks do not count towards the trial's deadline.
                 later = first_deadline + self._build_seconds()
                 if now >= later:
                     return DEADLINE
@@ -163,7 +163,7 @@ class Guard:
         return 0.0 if scratch is None else build_times.seconds(scratch)
 
     def _reap(self, ranks: dict[int, int]) -> bool:
-        """Notes the ranks that have ended, and lets adopted orphans go; returns whether a rank has failed."""
+        """Records the ranks that have ended, and reaps adopted orphans. Returns whether a rank has failed."""
         failed = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -177,14 +177,15 @@ class Guard:
 
 
 def _notice_children() -> int:
-    """Returns a descriptor that becomes readable when a child of this process ends; to be called after they started.
+    """Returns a descriptor that becomes readable when a child of this process ends. Call it after the children have
+    started.
 
-    To look again and again instead takes a rank's core from it, and its peers wait for it at the next collective.
+    Polling would take time from a rank's core. Its peers would then wait for the rank at the next collective.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    # A signal that is ignored, as by default, wakes nobody.
+    # An ignored signal, which is the default, wakes no process.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return read_end
 
@@ -199,10 +200,10 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
 
     Args:
         arguments: the socket's descriptor.
-        start: starts one of the launch's processes, given that one's part of the launch and the whole.
+        start: starts one of the launch's processes. It gets the process's part of the launch, and the whole.
     """
     driver = socket.socket(fileno=int(arguments[0]))
-    # The terminal's Ctrl-C is the driver's to hear.
+    # The driver handles the terminal's Ctrl-C.
     os.setsid()
     received = channel.receive(driver)
     if received is None:
@@ -220,7 +221,7 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
 
 def _start_interpreter(own: dict[str, Any], request: dict[str, Any]) -> "subprocess.Popen[bytes]":
     """Starts a rank as a fresh interpreter."""
-    # An interpreter that does not come up says why in the rank's log.
+    # An interpreter that fails to start prints the reason to the rank's log.
     with open_own(Path(own["log"]), "ab") as log:
         process = subprocess.Popen(
             bootstrap.command(request["interpreter"], "trial_lib.launch.processes.rank_process", str(request["rank"])),
@@ -236,5 +237,5 @@ def _start_interpreter(own: dict[str, Any], request: dict[str, Any]) -> "subproc
     return process
 
 
-# The guard reaps by itself; a Popen object that is collected would warn about its child, and close its pipe.
+# The guard reaps its children itself. A collected Popen object would warn about its child, and close its pipe.
 _unwaited: list[subprocess.Popen[bytes]] = []

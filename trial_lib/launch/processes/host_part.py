@@ -1,6 +1,6 @@
-"""One host's part of a trial that spans several: DeepSpeed's launcher there, and the end of all that it started.
+"""One host's part of a trial that spans several: runs DeepSpeed's launcher there, and ends everything that it started.
 
-Runs in the user's environment, on each of the hosts. Its standard input is its leash: it ends when that closes, with
+Runs in the user's environment, on each of the hosts. Its standard input is its leash. It ends when that closes, with
 the connection or with the process that holds it.
 """
 
@@ -20,12 +20,13 @@ from trial_lib.wire import shared_segments, swap_folders
 from trial_lib.wire.whole_files import open_own
 
 RANKS_ENDED, RANK_FAILED, LOST = 0, 1, 2
-"""The exit codes: all its ranks have ended well, one has not, or the guard itself was killed. Any other, or a signal,
-means that the host is gone."""
+"""The exit codes: all its ranks have ended well, one has failed, or the guard itself was killed. Any other status, or a
+signal, means that the host is gone.
+"""
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: reads one line, the host's part as `trial_lib.launch.hosts.starter` sends it, and runs it to its end."""
+    """Entry: reads the host's part from one line, as `trial_lib.launch.hosts.starter` sends it, and runs it."""
     told = json.loads(sys.stdin.buffer.readline())
     segments = shared_segments.segments()
 
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
 def _run(told: dict[str, Any], workers_of: int) -> int:
     environment = {**told["environment"], hosted_rank.WORKERS_OF: str(workers_of)}
     with contextlib.ExitStack() as opened:
-        # A launcher that does not come up says why in the log of the host's first rank.
+        # A launcher that fails to start prints the reason to the log of the host's first rank.
         log = opened.enter_context(open_own(Path(told["log"]), "ab"))
         launcher = subprocess.Popen(
             launcher_command(told), cwd=told["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

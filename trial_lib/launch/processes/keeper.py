@@ -3,8 +3,8 @@
     driver ── keeper ── guard ── ranks and all that they start
 
 Both the guard and its keeper are subreapers. An orphan of the ranks becomes a child of the guard. If the guard is
-killed, its children become children of the keeper, which kills them. The guard of a trial, a leash, one host's part of
-a trial and a build of DeepSpeed's ops are all kept this way.
+killed, its children become children of the keeper, which kills them. Four processes have a keeper: the guard of a
+trial, a leash, one host's part of a trial, and a build of DeepSpeed's ops.
 
 Runs in the user's environment.
 """

@@ -1,4 +1,4 @@
-"""A leash: a command that ends when the process that started it does, with all its descendants."""
+"""A leash: a command that ends, with all its descendants, when the process that started it ends."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ class Leashed:
     """A running command on a leash.
 
     Args:
-        command: what to run, without a shell.
+        command: its words; no shell is used.
         environment: all of its environment variables.
-        log: file that its output is added to.
+        log: the file to which its output is appended.
         folder: its working directory; None for this process's.
     """
 
@@ -50,27 +50,27 @@ class Leashed:
 
     @property
     def status(self) -> int | None:
-        """The exit code of a command that has ended by itself, as a shell tells it; None while it runs."""
+        """The exit code of a command that has ended by itself, as a shell shows it; None while it runs."""
         return self._process.poll()
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """The command and all its descendants, each behind its parent."""
+        """The command and all its descendants, each after its parent."""
         try:
-            # The first is the one that holds the leash.
+            # The first is the process that holds the leash.
             return psutil.Process(self._process.pid).children(recursive=True)[1:]
         except psutil.NoSuchProcess:
             return []
 
     def kill(self) -> None:
-        """Kills the command and its descendants at once, parents first: none goes on because another one has ended."""
+        """Kills the command and its descendants at once, parents first, so that no parent notices a child's end."""
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.close()
 
     def close(self) -> None:
-        """Ends the command: asked first, then killed with all its descendants; returns when they are gone."""
+        """Ends the command: by SIGTERM first, then by a kill of all its descendants. Returns when they are gone."""
         self._ours.close()
         self._process.wait()
 
@@ -78,7 +78,7 @@ class Leashed:
 def main(arguments: list[str]) -> None:
     """Entry: runs a command and holds the other end of the leash."""
     driver = socket.socket(fileno=int(arguments[0]))
-    # The terminal's Ctrl-C is the driver's to hear.
+    # The driver handles the terminal's Ctrl-C.
     os.setsid()
 
     def wait(holder: int) -> int:
@@ -89,12 +89,12 @@ def main(arguments: list[str]) -> None:
     leave_keeper(lambda holder: os.waitstatus_to_exitcode(holder.status), wait, survives_keeper=True)
     status = _hold(driver, arguments[1:], os.getppid())
     kill_descendants()
-    # Of a signal as a shell tells it: an exit code cannot be negative.
+    # A signal has a status above 128, as in a shell, because an exit code cannot be negative.
     sys.exit(status if status >= 0 else 128 - status)
 
 
 def _hold(driver: socket.socket, words: Sequence[str], parent: int) -> int:
-    """Runs a command to its end, or to that of the driver or of the parent; returns its status."""
+    """Runs a command until it, the driver or the parent ends; returns its status."""
     command = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     poll = select.poll()
     poll.register(driver, 0)

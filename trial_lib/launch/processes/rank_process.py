@@ -1,4 +1,4 @@
-"""A process becomes a rank: its output, its cores, its environment, and its death with its guard.
+"""Turns a process into a rank: its output, its cores, its environment, and its death with its guard.
 
 Runs in the user's environment.
 """
@@ -23,23 +23,23 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, also when the parent already has."""
+    """Makes the kernel kill this process when its parent ends. A parent that has already ended counts too."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def go_on_without_parent(parent: int) -> None:
-    """Has the kernel wake this process when its parent ends, should somebody have stopped it: it then cleans up."""
+    """Makes the kernel wake this process, if it is stopped, when its parent ends. It then cleans up."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGCONT)
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether somebody has stopped a process, as SIGSTOP does."""
+    """Returns whether a process is stopped, as by SIGSTOP."""
     try:
-        # What follows the name, which may hold anything.
+        # The state follows the name, which may contain any character.
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False
@@ -47,22 +47,22 @@ def is_stopped(pid: int) -> bool:
 
 
 def wake(pid: int) -> None:
-    """Has a process go on that somebody has stopped; does nothing to any other."""
+    """Wakes a stopped process; does nothing to any other."""
     if is_stopped(pid):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGCONT)
 
 
 def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
-    """Returns where the workers that a trial's program starts keep their sockets; its guard removes it.
+    """Returns the folder for the sockets of the workers that a trial's program starts. Its guard removes it.
 
-    They would make folders of their own in the temporary one, and leave them when they are killed.
+    The workers would otherwise make folders in the temporary one, and leave them when they are killed.
 
     Args:
         environment: of the trial's ranks.
         guard: the process id of its guard.
     """
-    # Short: a socket's path may have a hundred characters.
+    # Short, because a socket's path may only have a hundred characters.
     return Path(environment.get("TMPDIR") or "/tmp") / f"zerotune-workers-{guard}"
 
 
@@ -73,7 +73,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
         request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
         rank: this rank, among those that are started here.
         guard: the process id of its guard.
-        workers_of: the process id by which the folder of its workers is named; None for the guard's.
+        workers_of: the process id in the name of its workers' folder; None for the guard's.
     """
     die_with_parent(guard)
     own = request["ranks"][rank]
@@ -84,14 +84,14 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
     folder = workers_folder(os.environ, guard if workers_of is None else workers_of)
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
-        # Somebody else may have made it first.
+        # Another user may have made it first.
         if folder.stat().st_uid == os.getuid():
             # Every worker inherits it.
             multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
     if own["cores"]:
         os.sched_setaffinity(0, own["cores"])
     blas_threads.start_threads(os.environ)
-    # A fork inherits Python's and numpy's global generators; cold ranks each seed their own.
+    # A fork inherits the state of Python's and numpy's global generators. Cold ranks each have their own seed.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))
@@ -100,7 +100,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
 
 
 def _redirect(log: str) -> None:
-    """Sends standard output and error to the rank's log; nothing of the driver's terminal is left to hold on to."""
+    """Sends standard output and error to the rank's log, and lets go of the driver's terminal."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)
     os.dup2(nothing, 0)

@@ -1,4 +1,4 @@
-"""Finds where a program has its batch size from, if its batches do not follow the candidate."""
+"""Finds the place from which a program has its batch size, if its batches do not follow the candidate."""
 
 import json
 import re

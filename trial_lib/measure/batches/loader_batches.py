@@ -20,7 +20,7 @@ from trial_lib.measure.batches.stretched_batch import stretched
 
 # Enough batches to train on for some steps. The code still gets all batches that were looked at.
 _MOST_KEPT = 64
-# A program that counts its steps, and not its epochs, reads an empty loader for ever.
+# A program that counts its steps, and not its epochs, reads an empty loader forever.
 _MOST_EMPTY = 100
 
 

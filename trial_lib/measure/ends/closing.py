@@ -1,6 +1,6 @@
 """Ends a trial whose program ends before it is measured. The ranks agree on whether their steps are enough.
 
-The program may have ended by itself, or may wait for ever. One of its collectives may also have failed, because another
+The program may have ended by itself, or may wait forever. One of its collectives may also have failed, because another
 rank has ended. The steps so far count if they are enough on all ranks.
 """
 
@@ -89,7 +89,7 @@ class Closing:
             self._close(FAILED, _NOWHERE, _PEERS_S)
 
     def waits(self, doing: Doing) -> None:
-        """Closes, from a thread of its own, for a program that waits for ever. Ends the process."""
+        """Closes, from a thread of its own, for a program that waits forever. Ends the process."""
         # A value that has to be read from a device may wait with the device.
         limit = threading.Timer(_WAITING_S, lambda: self.fail(WaitsForEverError(self._alone(doing))))
         limit.daemon = True

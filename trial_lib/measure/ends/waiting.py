@@ -1,4 +1,4 @@
-"""Notices ranks that wait for each other for ever. A thread in each rank looks once a second at the rank's state.
+"""Notices ranks that wait for each other forever. A thread in each rank looks once a second at the rank's state.
 
 A rank waits if its thread is in a collective, a rendezvous or a store and nothing of the process moves. A rank that
 prepares data, builds an op or reads a checkpoint is active, however long the others wait for it. Only if every rank
@@ -27,7 +27,7 @@ _SURE_SHARE = 1 / 3
 
 
 class Watcher(threading.Thread):
-    """Looks at one thread of this process, and ends a wait for ever.
+    """Looks at one thread of this process, and ends a wait forever.
 
     It writes the rank's state when the thread stands still.
 

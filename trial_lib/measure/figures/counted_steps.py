@@ -71,7 +71,7 @@ class CountedSteps:
     _left_out: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        """Returns how many steps count, as far as this rank can say."""
+        """Returns how many steps count so far, before the ranks agree."""
         return len(self.steps) - len(self._left_out)
 
     @property
