@@ -220,3 +220,39 @@ SRUN: dict[str, Option] = {
     },
 }
 """Of Slurm 24."""
+
+_ONE_RUN = "it makes an environment for one run, and a study has many: add the packages to the project"
+_SECRETS = "ZeroTune has to know which variables are secret: export them before zerotune"
+
+UV_RUN: dict[str, Option] = {
+    **{
+        name: followed()
+        for name in (
+            *("--extra", "--no-extra", "--group", "--no-group", "--only-group", "--package", "--project", "--python"),
+            *("-p", "--config-file", "--cache-dir", "--color", "--allow-insecure-host", "--trusted-host", "--index"),
+            *("--default-index", "--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--index-strategy"),
+            *("--keyring-provider", "--resolution", "--prerelease", "--fork-strategy", "--exclude-newer"),
+            *("--link-mode", "--config-setting", "--config-settings", "-C", "--no-build-isolation-package"),
+            *("--no-build-package", "--no-binary-package", "--refresh-package", "--reinstall-package"),
+            *("--upgrade-package", "-P"),
+        )
+    },
+    **{
+        name: followed(has_value=False)
+        for name in (
+            *("--active", "--all-extras", "--all-groups", "--all-packages", "--dev", "--no-dev", "--only-dev"),
+            *("--no-default-groups", "--no-editable", "--exact", "--inexact", "--no-sync", "--locked", "--frozen"),
+            *("--no-project", "--no-env-file", "--no-index", "--no-sources", "--no-build", "--no-binary"),
+            *("--no-build-isolation", "--compile-bytecode", "--compile", "--no-cache", "--no-cache-dir", "-n"),
+            *("--no-config", "--refresh", "--reinstall", "--force-reinstall", "--upgrade", "-U", "--managed-python"),
+            *("--no-managed-python", "--no-python-downloads", "--native-tls", "--offline", "--no-progress"),
+            *("--quiet", "-q", "--verbose", "-v", "--module", "--"),
+        )
+    },
+    "-m": followed("--module", has_value=False),
+    **{name: refused(_ONE_RUN) for name in ("--with", "-w", "--with-editable", "--with-requirements")},
+    **{name: refused(_ONE_RUN, has_value=False) for name in ("--isolated", "--script", "-s", "--gui-script")},
+    "--env-file": refused(_SECRETS),
+    "--directory": refused(_OTHER_FOLDER),
+}
+"""Of `uv run`, uv 0.7."""

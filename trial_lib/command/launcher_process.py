@@ -28,13 +28,13 @@ def launcher_in(words: Sequence[str]) -> list[str] | None:
     if not words or (len(words) > 1 and words[-1] in _ABOUT_ITSELF and _ends_as_launcher(words[-2])):
         return None
     if not is_python(words[0]):
-        return list(words) if launcher_of(words) is not None else None
+        return list(words) if _starts_ranks(words) else None
     position = python_target(words)
     if position is None:
         return None
     if words[position - 1] != "-m":
         script = words[position:]
-        return list(script) if launcher_of(script) is not None else None
+        return list(script) if _starts_ranks(script) else None
     for launcher in LAUNCHERS.values():
         for module in (*launcher.modules, *launcher.other_modules):
             named = module.split()
@@ -65,6 +65,11 @@ def python_target(words: Sequence[str]) -> int | None:
             return position
         position += 2 if word in _WITH_VALUE else 1
     return None
+
+
+def _starts_ranks(words: Sequence[str]) -> bool:
+    launcher = launcher_of(words)
+    return launcher is not None and not launcher.is_environment
 
 
 def _ends_as_launcher(word: str) -> bool:

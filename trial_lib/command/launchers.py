@@ -15,6 +15,7 @@ from trial_lib.command.launcher_options import (
     SRUN,
     TORCHRUN,
     TORCHRUN_IN_YAML,
+    UV_RUN,
     Option,
 )
 
@@ -36,6 +37,7 @@ class UserLauncher:
         other_modules: modules of the launcher that start ranks in a way that ZeroTune does not follow.
         comes_with_python: whether it is installed beside a Python, which then runs the ranks.
         runs_command: whether a whole command follows, and not a script of Python.
+        is_environment: whether it starts no ranks, and only has the command run in an environment of its own.
         sets_local_size: whether ranks find LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, as DeepSpeed's launcher sets them. By
             LOCAL_SIZE DeepSpeed takes each rank on a CPU for a device of its own.
         gives_one_thread: whether it sets OMP_NUM_THREADS to 1 if it starts several ranks.
@@ -57,6 +59,7 @@ class UserLauncher:
     other_modules: tuple[str, ...] = ()
     comes_with_python: bool = False
     runs_command: bool = False
+    is_environment: bool = False
     sets_local_size: bool = False
     gives_one_thread: bool = False
     overrides_visible_devices: bool = False
@@ -156,6 +159,14 @@ _RECORDS = (
             "SLURM_STEP_NUM_TASKS": "{ranks}",
         },
     ),
+    UserLauncher(
+        name="uv",
+        programs=("uv run",),
+        read="trial_lib.command.uv_run:read_uv_run",
+        options=UV_RUN,
+        runs_command=True,
+        is_environment=True,
+    ),
 )
 LAUNCHERS: dict[str, UserLauncher] = {launcher.name: launcher for launcher in _RECORDS}
 """Every launcher by its name. Texts list them in this order."""
@@ -179,6 +190,18 @@ def launcher_of_program(program: str) -> UserLauncher | None:
 def launcher_of_module(module: str) -> UserLauncher | None:
     """Returns the launcher that is a module, by the module's name alone."""
     return next((launcher for launcher in LAUNCHERS.values() if module in firsts(launcher.modules)), None)
+
+
+def is_environment_from(words: Sequence[str]) -> bool:
+    """Returns whether a command, or a command that it starts, runs in an environment of a launcher's own."""
+    for position, word in enumerate(words):
+        launcher = launcher_of(words[position:])
+        if launcher is not None and launcher.is_environment:
+            return True
+        if word in python_programs():
+            # The words of a script follow.
+            return False
+    return False
 
 
 def first_words(launcher: UserLauncher) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def parse_command(words: Words) -> dict[str, Any]:
     launcher = launcher_of_program(program)
     if launcher is not None and (words.follows or launcher.yaml_options is not None):
         _take_rest_of_name(words, launcher.programs, program)
+        words.program = command
         return _launched(words, launcher, _interpreter_beside(words, command) if launcher.comes_with_python else None)
     if re.fullmatch(r"python3\.\d+", program):
         raise words.error(

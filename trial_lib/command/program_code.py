@@ -80,7 +80,8 @@ def _starts(tree: ast.Module, imported: Sequence[str]) -> bool:
 
 def _names_launcher() -> re.Pattern[str]:
     """Returns what finds a launcher in a text. `deepspeed_config` and `deepspeed.json` name none."""
-    programs = (program for launcher in LAUNCHERS.values() for program in first_words(launcher))
+    starting = [launcher for launcher in LAUNCHERS.values() if not launcher.is_environment]
+    programs = (program for launcher in starting for program in first_words(launcher))
     named = "|".join(map(re.escape, (*programs, *firsts(tuple(all_modules())))))
     return re.compile(rf"\b({named})\b(?!_|\.json)")
 

@@ -25,6 +25,7 @@ class Words:
         follows: whether the launcher's options count, as for a command that was typed; those in a YAML are left out.
         environment: the variables that the command would find, its own assignments among them.
         folder: what its relative paths stand in.
+        program: the launcher that is being read, as it was typed.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Words:
         self.follows = follows
         self.environment = dict(environment or {})
         self.folder = folder
+        self.program = ""
 
     def __bool__(self) -> bool:
         """Whether any word is left."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trial_lib.command.launcher_process import is_python, launcher_in, python_target
-from trial_lib.command.launchers import launcher_of_program, launchers_listed
+from trial_lib.command.launchers import launcher_of, launcher_of_program, launchers_listed
 from trial_lib.command.program_code import may_start_ranks, module_file
+from trial_lib.command.uv_run import command_within
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
 from trial_lib.secrets.by_name import redact_text
@@ -114,8 +115,12 @@ def _take_assignments(words: list[str]) -> dict[str, str]:
 def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
     """Returns whether a command may start its training by way of others."""
     program = words[0]
-    name = Path(program).name
-    if launcher_of_program(name) is not None or ":" in program:
+    launcher = launcher_of(words)
+    if launcher is not None and launcher.is_environment:
+        # A shell is followed there too. A launcher or a script is read, and so is an option that cannot be followed.
+        within = command_within(words, launcher)
+        return within is not None and (_is_wrapper(within, folder, environment) or not _is_read(within[0]))
+    if launcher_of_program(Path(program).name) is not None or ":" in program:
         return False
     if not is_python(program):
         path = shutil.which(program, path=environment.get("PATH"))
@@ -128,6 +133,11 @@ def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, st
         file = module_file(target, (folder, *_installed(target)), "__main__.py")
         return file is not None and may_start_ranks(file, (folder, *_installed(target)))
     return may_start_ranks(folder / target, ((folder / target).parent, folder))
+
+
+def _is_read(program: str) -> bool:
+    """Returns whether ZeroTune reads the commands of a program, and need not run them."""
+    return is_python(program) or launcher_of_program(Path(program).name) is not None
 
 
 def _installed(module: str) -> tuple[Path, ...]:

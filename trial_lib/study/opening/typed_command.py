@@ -13,7 +13,7 @@ from typing import get_args
 import yaml
 
 from trial_lib.command.entrypoint import Entrypoint
-from trial_lib.command.launchers import launcher_named, launcher_of, python_programs
+from trial_lib.command.launchers import is_environment_from, launcher_named, launcher_of, python_programs
 from trial_lib.command.mapping_targets import MAPPING_TARGET
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.device.host.base import Host
@@ -155,6 +155,9 @@ def _as_found(command: Sequence[str], folder: Path) -> list[str]:
         name, _, value = words[position].partition("=")
         assigned[name] = value
         position += 1
+    if is_environment_from(words[position:]):
+        # What runs there is found there.
+        return words
     launcher = launcher_of(words[position:])
     if launcher is not None and launcher.runs_command:
         # The shell's PATH also finds the program that the launcher starts.
