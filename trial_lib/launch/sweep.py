@@ -40,7 +40,7 @@ from trial_lib.wire.whole_files import OWNERS_FOLDER
 
 _POLL_S = 0.05
 _MEASURED = (Outcome.COMPLETED, Outcome.TOO_SLOW)
-# What a later size shows as well as a first one does. Whatever else goes wrong may be due to the sizes before it.
+# Outcomes that a later size shows as reliably as a first one. Any other may be caused by the sizes before it.
 _OUTCOMES_OF_A_LATER_SIZE = (*_MEASURED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.CANCELLED)
 
 
@@ -54,22 +54,22 @@ def run_sweep(
     note: Callable[[str], None],
     measured: Callable[[int, TrialResult], None],
 ) -> list[TrialResult | Withdrawal]:
-    """Measures the sizes of a sweep in one process group, as far as they fit.
+    """Measures the sizes of a sweep in one process group, while they fit.
 
-    Each size that ran is a trial: its result is also in its folder. The folder of one that did not is removed.
+    Each size that ran is a trial, and its result is also in its folder. The folder of any other size is removed.
 
     Args:
         plans: a trial for each size, ascending; they differ in the batch alone.
-        sweep: what the search asked for.
+        sweep: the search's order.
         starter: starts the processes.
-        host: where.
+        host: the devices.
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end the sweep.
-        note: told of what holds the sweep up, and why it ended early.
-        measured: told of each result, with the position of its plan, as soon as it is there.
+        note: called with sentences on anything that delays the sweep, or ends it early.
+        measured: called with each result and the position of its plan, as soon as the result exists.
 
     Returns:
-        For each plan its result, or why there is none.
+        For each plan its result, or the reason why there is none.
     """
     for plan in plans:
         write_candidate(plan)
@@ -87,7 +87,7 @@ def run_sweep(
             for plan in plans:
                 plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
             order = _order(plans, sweep, collector.launched_at)
-            # The group's own, for a driver that dies; each size has its own below.
+            # The group's own deadline, in case the driver dies. Each size has its own below.
             deadline_s = sum(plan.deadline_s for plan in plans)
             request = request_of(plans[0], order, host, slots.names, port, deadline_s)
             request = replace(request, descriptors=slots.descriptors)
@@ -127,18 +127,18 @@ def run_sweep(
 
 
 class _Collector:
-    """Takes in the results of a sweep in their order.
+    """Collects the results of a sweep in their order.
 
     Args:
         plans: the sweep's trials.
         device: `cuda` or `cpu`.
-        started_at: when it was asked for, in seconds since the epoch.
-        measured: told of each result.
+        started_at: when the search asked for it, in seconds since the epoch.
+        measured: called with each result.
 
     Attributes:
         results: so far.
-        launched_at: when the processes are started, in seconds since the epoch.
-        watch: returns how the devices were during the size that has just ended.
+        launched_at: when the processes start, in seconds since the epoch.
+        watch: returns the states of the devices during the size that has just ended.
     """
 
     watch: Callable[[], list[TrialDevice]]
@@ -155,24 +155,24 @@ class _Collector:
         self._plans = plans
         self._device = device
         self._measured = measured
-        # Of the next trial.
+        # These three are the next trial's.
         self._started_at = started_at
         self._begins_at = self.launched_at
         self._clock = math.inf
         self.watch = list
 
     def launched(self) -> None:
-        """Begins the first size's time: what comes before its processes, such as a build, is not its own."""
+        """Starts the first size's time. A build before its processes start does not count."""
         self._clock = time.monotonic()
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the size that runs has had its time; what its ranks build is not counted."""
+        """Whether the current size has used up its time. Builds of its ranks do not count."""
         plan, seconds = self._plans[len(self.results)], time.monotonic() - self._clock
         return seconds > plan.deadline_s and seconds > plan.deadline_s + build_seconds(plan.paths.scratch)
 
     def take_measured(self) -> None:
-        """Takes in the sizes that all ranks have measured; the last plan's, whose end is the group's, is left."""
+        """Collects the sizes that all ranks have measured. The last plan is left, because it ends with the group."""
         while len(self.results) + 1 < len(self._plans):
             plan = self._plans[len(self.results)]
             records = [_read(plan.paths.measurement(rank)) for rank in range(plan.candidate.slots)]
@@ -184,14 +184,14 @@ class _Collector:
             self._clock = time.monotonic()
 
     def take_last(self, ending: ProcessesEnd, kernel_killed: bool, note: Callable[[str], None]) -> Withdrawal:
-        """Takes in the size that ran when the group ended; returns why those that are left were not measured."""
+        """Collects the size that ran when the group ended. Returns the reason why the others were not measured."""
         position = len(self.results)
         decided = _read(self._plans[0].paths.withdrawal)
         if position and decided:
             return Withdrawal(decided["reason"])
         result = self._next_result(ending, kernel_killed, time.time())
-        # The one says nothing of the program, nor of the size; for the others the sizes before it may have used up
-        # data, or pages of the host, of which torch gives none back that it has locked.
+        # An end from outside shows nothing of the program or the size. For the others, the sizes before may have used
+        # up data, or pages of the host. torch does not return pages that it has locked.
         if position and (result.from_outside or result.outcome in (Outcome.OUT_OF_DATA, Outcome.OUT_OF_HOST_MEMORY)):
             return Withdrawal.ENDED
         if position and result.outcome not in _OUTCOMES_OF_A_LATER_SIZE:
@@ -236,7 +236,7 @@ def _order(plans: Sequence[TrialPlan], sweep: Sweep, launched_at: float) -> Rank
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns a record; empty where there is none."""
+    """Returns a record; empty if there is none."""
     with contextlib.suppress(OSError, json.JSONDecodeError):
         record: dict[str, Any] = json.loads(path.read_text())
         return record

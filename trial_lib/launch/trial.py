@@ -33,10 +33,11 @@ from trial_lib.wire.training_spec import TrainingSpec
 from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
 
 ENTRY = "trial_lib.measure.rank:run"
-"""What each rank of a trial calls."""
+"""The function that each rank of a trial calls."""
 
 _MOST_NAMES = 3
-# As multiprocessing and torch name what a loader shares with its workers, and NCCL what ranks connect by.
+# Prefixes of segments in use at the end of a program: of a loader's workers (multiprocessing, torch), and of NCCL's
+# ranks.
 _OF_THE_ENDED = ("sem.mp-", "torch_", OF_NCCL)
 
 
@@ -97,10 +98,10 @@ def run_trial(
     Args:
         plan: the trial.
         starter: starts its processes.
-        host: where.
+        host: the devices.
         lock_dir: the locks of slots and ports on this host.
         cancelled: set from another thread to end the trial.
-        note: told of what holds the trial up.
+        note: called with sentences on anything that delays the trial.
     """
     write_candidate(plan)
     clear(plan)
@@ -130,7 +131,7 @@ def run_trial(
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
-    """Returns the result of a trial that had no process, or of whose processes nothing is known."""
+    """Returns the result of a trial without processes, or whose processes are unknown."""
     return TrialResult(
         trial_id=plan.trial_id,
         number=plan.number,
@@ -146,13 +147,13 @@ def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool
 
 
 def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
-    """Writes the records of a trial that needed no process: it cannot work, or is known already."""
+    """Writes the records of a trial that needs no process, because it cannot work or its result is known."""
     write_candidate(plan)
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
 
 
 def write_candidate(plan: TrialPlan) -> None:
-    """Writes what the trial runs with, for its ranks and for people."""
+    """Writes the trial's configuration, for its ranks and for people."""
     make_own_folder(plan.paths.root)
     write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
     write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
@@ -162,7 +163,7 @@ def write_candidate(plan: TrialPlan) -> None:
 
 
 def clear(plan: TrialPlan) -> None:
-    """Removes what an interrupted run of the same trial left."""
+    """Removes the files of an interrupted run of the same trial."""
     for rank in range(plan.candidate.slots):
         for path in (
             plan.paths.log(rank),
@@ -180,7 +181,7 @@ def run_to_end(
     cancelled: threading.Event,
     launched: Callable[[], None] = lambda: None,
 ) -> ProcessesEnd:
-    """Launches ranks, tells so, and waits for their end."""
+    """Starts ranks, calls `launched`, and waits for their end."""
     try:
         running = starter.launch(request)
         launched()
@@ -190,10 +191,10 @@ def run_to_end(
 
 
 def tell_leavings(ending: ProcessesEnd, label: str, note: Callable[[str], None]) -> None:
-    """Tells of the shared memory that a program has left behind, and that nobody has any more.
+    """Reports shared memory that a program has left behind and no process holds.
 
-    A trial ends its program wherever it is: the locks and buffers of a data loader's workers, or of ranks that connect,
-    are no fault of anybody's.
+    A trial ends its program at any point. Locks and buffers of a data loader's workers, or of ranks that connect, are
+    therefore not reported.
     """
     for done, consequence in ((REMOVED, "it was removed"), (LEFT, "remove it if it is nobody's")):
         segments = ending.leavings.get(done, {})
@@ -207,7 +208,7 @@ def tell_leavings(ending: ProcessesEnd, label: str, note: Callable[[str], None])
 
 
 def states_of(plan: TrialPlan) -> list[Path]:
-    """Returns what its ranks say that they do, by rank."""
+    """Returns the files of its ranks' states, by rank."""
     return [plan.paths.state(rank) for rank in range(plan.candidate.slots)]
 
 
@@ -233,7 +234,7 @@ def order_of(plan: TrialPlan, launched_at: float) -> RankOrder:
 
 
 def size_order_of(plan: TrialPlan) -> SizeOrder:
-    """Returns the part of an order that is about this trial alone; the order of a sweep has several."""
+    """Returns the part of an order that is specific to this trial. The order of a sweep has several."""
     ranks = range(plan.candidate.slots)
     settings = {each.name: getattr(plan, each.name) for each in fields(ProbeSettings)}
     return SizeOrder(
@@ -257,12 +258,12 @@ def request_of(
     port: int,
     deadline_s: float,
 ) -> LaunchRequest:
-    """Returns the launch of a trial's ranks; its scratch folder is there.
+    """Returns the launch of a trial's ranks. The trial's scratch folder must exist.
 
     Args:
         plan: the trial.
         order: for each rank.
-        host: where.
+        host: the devices.
         slots: one for each rank.
         port: of their rendezvous.
         deadline_s: seconds after which they are killed.
@@ -293,7 +294,7 @@ def take_result(
     swept: bool = False,
     devices: Sequence[TrialDevice] = (),
 ) -> TrialResult:
-    """Puts the ranks' records together, writes the result to the trial's folder and returns it.
+    """Combines the ranks' records, writes the result to the trial's folder and returns it.
 
     Args:
         plan: the trial.
@@ -301,9 +302,9 @@ def take_result(
         kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
         device: `cuda` or `cpu`.
         started_at: seconds since the epoch.
-        seconds: that it took since its launch.
+        seconds: since its launch.
         swept: whether its ranks had measured another size before.
-        devices: that it had, and how they were.
+        devices: its devices, with their states during the trial.
     """
     result = _result(plan, ending, kernel_killed, device, started_at, seconds, swept)
     result = result.model_copy(update={"devices": list(devices)})
@@ -374,7 +375,9 @@ def _result(
 
 
 def _known_program(plan: TrialPlan) -> dict[str, Any] | None:
-    """Returns what a profile trial that has ended before its measurement knows of the program; None for any other."""
+    """Returns a profile trial's facts about the program, if it has ended before its measurement; None for any other
+    trial.
+    """
     if plan.purpose is not Purpose.PROFILE:
         return None
     with contextlib.suppress(OSError, json.JSONDecodeError):
