@@ -179,7 +179,7 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
         stamp, _, message = line.partition(" DEBUG ")
         if message:
             clock[message] = datetime.strptime(stamp.strip(), "%Y-%m-%d %H:%M:%S,%f").timestamp()
-    opened = clock["the study is open, its servers are coming up"]
+    opened = clock["the study is open, and its servers are starting"]
     down = clock["everything is down"]
     parts = {
         "command, until the servers start": wall - (down - opened),
