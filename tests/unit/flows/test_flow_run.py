@@ -1,9 +1,11 @@
 """A flow's run against a server: how long its end may take, and where Prefect's own lines go."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +76,11 @@ def test_a_line_whose_words_do_not_fit_harms_nobody(caplog: pytest.LogCaptureFix
     for words, arguments in (("%d of them", ("two",)), ("%s and %s", ("one",)), ("%(name)s", ({"other": 1},))):
         kept.handle(logging.LogRecord("package", logging.WARNING, __file__, 1, words, arguments, None))
     assert caplog.messages == ["package: %d of them", "package: %s and %s", "package: %(name)s"]
+
+
+def test_a_benchmark_finds_the_lines_that_it_reads_in_a_log() -> None:
+    root = Path(__file__).parents[3]
+    read = re.findall(r'clock\["(.+?)"\]', (root / "benchmarks/peer_deepspeed_autotuner/run.py").read_text())
+    assert read
+    written = "".join(file.read_text() for file in (root / "flows").rglob("*.py"))
+    assert [line for line in read if f'"{line}"' not in written] == []
