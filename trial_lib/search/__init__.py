@@ -1,1 +1,1 @@
-"""Which candidate next. Pure: a search knows no clock, no files and no torch."""
+"""The search methods. They choose the next candidate. Pure: a search uses no clock, no files and no torch."""

@@ -1,11 +1,11 @@
-"""`adaptive`: what fits and may win, by two models that learn from every trial.
+"""`adaptive` measures the candidates that fit and may win. Two models learn from every trial.
 
-Each ask weighs every candidate that the memory model trusts to fit by how much measuring it is expected to better the
-answer (the cost model's knowledge gradient). First arms race, each at its best guess of the fine knobs and at sizes
-near the largest that surely fits, a sweep counting for what it may come to; an arm that cannot win is simply never
-worth a trial. Once the race has little more to bring, Optuna's estimator proposes fine knobs for the leading arms.
-Where readings vary, what may be the answer is measured again. The search ends when no trial is expected to bring
-enough.
+Each ask weighs every candidate that fits by the memory model. The weight is the expected improvement of the answer if
+the candidate is measured (the cost model's knowledge gradient). First the arms race. Each runs at its best guess of the
+fine knobs, at sizes near the largest that surely fits; a sweep counts for the sizes that it may reach. An arm that
+cannot win is never worth a trial. Once the race has little more to gain, Optuna's estimator proposes fine knobs for the
+leading arms. If readings vary, candidates for the answer are measured again. The search ends when no trial is expected
+to gain enough.
 """
 
 import random
@@ -31,27 +31,27 @@ from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
 from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 
-# Of the gains that differ by less than this share, the one with the smaller size is taken: it is surer to fit.
+# If gains differ by less than this share, the smaller size is taken, because it fits more surely.
 _NEARLY_EQUAL = 0.02
-# The race has little more to bring where nothing of it is expected to gain this share. Before, a trial of fine knobs
-# tells of one arm what the largest sizes of all are still to be seen for: by replay, it is one too early.
+# The race is settled if none of its trials is expected to gain this share. By replay, fine knobs come too early before
+# that, because the largest sizes of other arms are not measured yet.
 _SETTLED = 0.01
-# Larger sizes that a sweep may come to, besides the one that surely fits: the group sees by itself whether they fit.
+# Larger sizes that a sweep may reach, besides the one that surely fits. The group itself finds out whether they fit.
 _SWEPT_SIZES = 2
 # Arms whose fine knobs are tuned, and how many settings of each are weighed.
 _FINALISTS, _PROPOSALS, _FINE_SIZES = 3, 12, 4
 # Best guesses that may fail before an arm has none.
 _FAILED_GUESSES = 1
-# How much more another reading of what may be the answer counts than by the gain of that one step, by replay: the best
+# The weight of another reading of a possible answer, relative to the gain of that one step; chosen by replay. The best
 # of many readings is the luckiest (intensification, as in SMAC: Hutter et al., LION 5 (2011) 507).
 _WORTH_AGAIN = 3.0
 
 
 class AdaptiveSearch(Search):
-    """Weighs what fits by what it is expected to gain.
+    """Weighs the candidates that fit by their expected gain.
 
-    Of the failures, out of memory bounds its arm's sizes; any other rules out the lineage, and a second one the arm.
-    Two that fail alike rule out what they share.
+    Out of memory bounds the sizes of its arm. Any other failure rules out its lineage, and a second one the arm. Two
+    that fail alike rule out the settings that they share.
     """
 
     def __init__(self, settings: AdaptiveSettings, problem: SearchProblem) -> None:
@@ -84,7 +84,9 @@ class AdaptiveSearch(Search):
     # -- ask and tell --------------------------------------------------------------------------------------------
 
     def ask(self) -> Candidate | Sweep | None:
-        """Returns what to run next; None when `finished`, or until something in flight is told."""
+        """Returns the next candidate or sweep; None when `finished`, or while it needs the result of a running
+        trial.
+        """
         asked = self._propose()
         if asked is not None:
             self.apply(asked)
@@ -99,7 +101,7 @@ class AdaptiveSearch(Search):
         self._changes += 1
 
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a candidate's trial ended.
+        """Learns how a candidate's trial ended.
 
         Raises:
             KeyError: the candidate is not in flight.
@@ -112,7 +114,7 @@ class AdaptiveSearch(Search):
         self._learn(in_flight.point, candidate, result)
 
     def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
-        """Takes in that a size of a sweep was not measured; it costs no trial, and may be asked for again.
+        """Learns that a size of a sweep was not measured. It costs no trial, and may be asked for again.
 
         Raises:
             KeyError: the candidate is not in flight.
@@ -126,9 +128,9 @@ class AdaptiveSearch(Search):
             self._limits[point.arm].withdraw(point.size, reason)
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in a trial that the search has not asked for: the profile, the user's configuration, older ones.
+        """Learns from a trial that the search did not ask for: the profile, the user's configuration, older ones.
 
-        It is no candidate of the search, and never its best. One without the metric tells of its memory alone.
+        Such a trial is never the search's best. Without the metric, only its memory counts.
         """
         super().observe(candidate, result)
         if result.purpose is Purpose.PROFILE:
@@ -148,7 +150,7 @@ class AdaptiveSearch(Search):
 
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
-        """The completed trial that is expected to be the best: a lucky reading among many is not believed."""
+        """The completed trial with the best expectation, so that a lucky reading among many does not win."""
         known = answers(self._measured, self._failed)
         if not known:
             return None if self._best is None or self._point(self._best[0]) in self._failed else self._best
@@ -156,13 +158,13 @@ class AdaptiveSearch(Search):
         return known[place].candidate, known[place].result
 
     def expected(self) -> Mapping[int, float]:
-        """Returns what the model expects of the completed trials that may be the answer."""
+        """Returns the model's expectations of the completed trials that may be the answer."""
         known, sign = answers(self._measured, self._failed), 1 if self.metric.smaller_is_better else -1
         expected = self._model().expected([answer.point for answer in known])
         return {answer.result.number: exp(sign * cost) for answer, cost in zip(known, expected.tolist(), strict=True)}
 
     def freeing_gain(self) -> FreeBatchGain | None:
-        """Returns what a free batch is expected to bring; None where it is free, or nothing more would fit."""
+        """Returns the expected gain of a free batch; None if it is free, or if nothing more would fit."""
         best = self.best
         point = None if best is None else self._point(best[0])
         if best is None or point is None or not self._policy.is_kept or self._policy.only_micro_batch is not None:
@@ -187,7 +189,7 @@ class AdaptiveSearch(Search):
             self._failures.ran(point.size)
             cost = log(value) if self.metric.smaller_is_better else -log(value)
             self._measured.append(completed(point, candidate, cost, result, asked))
-        elif value is None and not asked and result.outcome is Outcome.COMPLETED:  # how fast is not known any more
+        elif value is None and not asked and result.outcome is Outcome.COMPLETED:  # its speed is not known any more
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
         elif result.outcome is Outcome.TOO_SLOW:
@@ -201,7 +203,7 @@ class AdaptiveSearch(Search):
                 limits.ran_out_of_memory(point.size)
                 self._did_not_fit.append(point)
             elif result.outcome is Outcome.OUT_OF_HOST_MEMORY and not self._fitting.host.fits(candidate):
-                return  # its arm is bounded by what it needs of the host
+                return  # the host's memory bounds its arm
             elif result.outcome is Outcome.OUT_OF_DATA:
                 self._failures.ran_out_of_data(point.size)
             elif limits.largest.get(point.index, point.size) < point.size:
@@ -231,7 +233,7 @@ class AdaptiveSearch(Search):
     # -- what to ask ---------------------------------------------------------------------------------------------
 
     def _propose(self) -> Candidate | Sweep | None:
-        """Returns what `ask` gives, and changes nothing."""
+        """Returns the answer of `ask`, and changes nothing."""
         if self._asked >= self._budget:
             return None
         if len({flight.ask for flight in self._in_flight.values()}) >= self._concurrency:
@@ -249,7 +251,7 @@ class AdaptiveSearch(Search):
             fine = self._untried(self._fine_options())
             options, gains = [*options, *fine], np.concatenate([gains, self._gains(fine)])
         if not options and not self._in_flight:
-            # What ran out of memory has shaken the trust in all there is: the likelier half is still worth a trial.
+            # Failures for memory have lowered all probabilities. Candidates with even odds are still worth a trial.
             options = self._racing(risk=EVEN_ODDS)
             gains = self._gains(options)
         again = self._again()
@@ -263,14 +265,14 @@ class AdaptiveSearch(Search):
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
 
     def _again(self) -> list[Point]:
-        """Returns the best of what may be the answer and is not being measured."""
+        """Returns the best possible answers that are not being measured."""
         in_flight = {flight.point for flight in self._in_flight.values()}
         may_be = {answer.point for answer in answers(self._measured, self._failed)} - in_flight
         leading = [point for point in self._model().rivals if point in may_be and point.size <= self._bound(point.arm)]
         return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
 
     def _gains(self, options: Sequence[Point]) -> Array:
-        """Returns the expected gains, of where a sweep would start also by the larger sizes that it has."""
+        """Returns the expected gains. The start of a sweep counts for its larger sizes too."""
         larger = self._larger(options)
         weighed: Array = self._model().predict(options).gain.copy()
         for place, start in enumerate(options):
@@ -287,7 +289,7 @@ class AdaptiveSearch(Search):
         )
 
     def _first(self, racing: list[Point]) -> Candidate | Sweep | None:
-        """Returns the cheapest by what is expected; where nothing is trusted to fit, what is likeliest to."""
+        """Returns the candidate with the lowest expected cost; if none surely fits, the likeliest to fit."""
         if racing:
             return self._asked_for(racing[int(np.argmin(self._model().predict(racing).mean))])
         if self._in_flight:
@@ -304,22 +306,22 @@ class AdaptiveSearch(Search):
         return point.size <= self._bound(point.arm) and self._fitting.host.fits(self._candidate(point))
 
     def _asked_for(self, point: Point) -> Candidate | Sweep:
-        """Returns a candidate; where it is the largest that surely fits, a sweep that may come to larger ones."""
+        """Returns a candidate, or a sweep to larger ones if it is the largest that surely fits."""
         candidate = self._candidate(point)
         larger = [self._candidate(each) for each, _ in self._larger([point]).get(point, ())]
         return self._fitting.sweep([candidate, *larger]) if larger else candidate
 
     @property
     def _room(self) -> int:
-        """How many larger sizes the next sweep may have."""
+        """The number of larger sizes that the next sweep may have."""
         return min(_SWEPT_SIZES, self._budget - self._asked - 1) if self._may_sweep else 0
 
     def _is_swept(self, start: Point) -> bool:
-        """Returns whether a sweep may go on from a point: the largest size that surely fits."""
+        """Returns whether a sweep may start at a point, which is the largest size that surely fits."""
         return self._room > 0 and self._sizes(start.arm, start.index)[:1] == [start.size]
 
     def _larger(self, starts: Sequence[Point]) -> dict[Point, list[tuple[Point, float]]]:
-        """Returns the larger sizes of the sweeps that may start at some points, with what each is expected to gain."""
+        """Returns the larger sizes of the sweeps that may start at some points, each with its expected gain."""
         beyond = {start: self._foreseeable(start) for start in starts if self._is_swept(start)}
         points = [point for each in beyond.values() for point in each]
         gains = dict(zip(points, self._model().predict(points).gain.tolist(), strict=True)) if points else {}
@@ -331,14 +333,14 @@ class AdaptiveSearch(Search):
         return larger
 
     def _foreseeable(self, start: Point) -> list[Point]:
-        """Returns the larger sizes of a lineage, ascending, of which a sweep may see that they fit."""
+        """Returns the larger sizes of a lineage that may fit, ascending. A sweep finds out."""
         withdrawn = self._limits[start.arm].withdrawn
         bound = self._bound(start.arm) if withdrawn is None else min(self._bound(start.arm), withdrawn - 1)
         larger = self._fitting.foreseeable(self._arms[start.arm].lineage(start.index), start.size, bound)
         return self._untried(replace(start, size=size) for size in larger)
 
     def _leading(self, arm: int) -> list[int]:
-        """Returns the lineages that an arm races with: its best guess that does not fail, and the best so far."""
+        """Returns the lineages that an arm races with: its best guess that has not failed, and the best so far."""
         few = range(min(self._arms[arm].size, _FAILED_GUESSES + 1))
         guess = next((index for index in few if not self._failures.is_out(arm, index)), None)
         ours = [measured for measured in kept(self._measured) if measured.point.arm == arm]
@@ -358,7 +360,7 @@ class AdaptiveSearch(Search):
                     yield Point(arm, index, size)
 
     def _proposals(self, arm: int, known: Sequence[PointCost]) -> Iterable[int]:
-        """Returns lineages worth weighing: all, where they are few; else what the estimator proposes."""
+        """Returns lineages worth weighing: all if they are few, else the estimator's proposals."""
         if self._arms[arm].size <= _PROPOSALS:
             return range(self._arms[arm].size)
         ours = [measured for measured in known if measured.point.arm == arm]
@@ -369,7 +371,7 @@ class AdaptiveSearch(Search):
         return propose(self._arms[arm], fine_trials(ran, did_not_fit), seed, _PROPOSALS)
 
     def _sizes(self, arm: int, index: int, risk: float | None = None) -> list[int]:
-        """Returns the sizes of a lineage that are trusted to fit, descending."""
+        """Returns the sizes of a lineage that probably fit, descending."""
         if self._failures.is_out(arm, index):
             return []
         if risk is None:

@@ -1,4 +1,4 @@
-"""What `adaptive` remembers of its trials."""
+"""The records that `adaptive` keeps of its trials."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -9,21 +9,20 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
 from trial_lib.search.cost_model import Point
 
-# What the models are given of a long history: the best and the latest.
+# The models get the best and the latest trials of a long history.
 _BEST_KEPT, LATEST_KEPT = 120, 80
-# What a trial that was stopped because it could not win is taken to cost more than the best, where no step was timed.
+# The assumed extra cost of a trial that was stopped as too slow before any of its steps was timed.
 _TOO_SLOW = log(1.1)
 
 
 @dataclass(frozen=True)
 class PointCost:
-    """A trial that tells what a point costs.
+    """The cost of a point, from a trial.
 
     Attributes:
-        point: where the candidate stands.
-        cost: logarithm of what the search makes small.
-        candidate: what ran.
-        step: seconds of an optimizer step (median); None where none was timed.
+        point: the candidate's place in the space.
+        cost: logarithm of the quantity that the search minimises.
+        candidate: the candidate that ran. step: seconds of an optimizer step (median). None if none was timed.
     """
 
     point: Point
@@ -34,21 +33,21 @@ class PointCost:
 
 @dataclass(frozen=True)
 class PossibleAnswer(PointCost):
-    """A trial whose candidate may be the answer: it was asked for, and has completed."""
+    """A completed trial that the search asked for. Its candidate may be the answer."""
 
     result: TrialResult
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A candidate that runs: where it stands in the space, and the number of the ask that it came with."""
+    """A running candidate: its place in the space, and the number of its ask."""
 
     point: Point | None
     ask: int
 
 
 def completed(point: Point, candidate: Candidate, cost: float, result: TrialResult, asked: bool) -> PointCost:
-    """Returns what a trial that has completed tells; it may be the answer where it was asked for."""
+    """Returns the record of a completed trial. It may be the answer if the search asked for it."""
     step = _step_seconds(result)
     return PossibleAnswer(point, cost, candidate, step, result) if asked else PointCost(point, cost, candidate, step)
 
@@ -56,25 +55,25 @@ def completed(point: Point, candidate: Candidate, cost: float, result: TrialResu
 def stopped(
     measured: Sequence[PointCost], point: Point, candidate: Candidate, result: TrialResult, by_sample: bool
 ) -> PointCost:
-    """Returns what a trial tells that was stopped because it could not win; see `stopped_cost`."""
+    """Returns the record of a trial that was stopped because it could not win; see `stopped_cost`."""
     cost = stopped_cost(measured, candidate, result, by_sample)
     return PointCost(point, cost, candidate, _step_seconds(result))
 
 
 def stopped_cost(measured: Sequence[PointCost], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
-    """Returns what a trial cost by the steps that it made before it was stopped because it could not win.
+    """Returns the cost of a trial that was stopped because it could not win, by the steps that it made.
 
-    Its steps are set against those of a trial that was measured to its end: whatever the metric counts, and however
-    lucky the reading that was to beat.
+    Its steps are compared with those of a trial that was measured to its end. The cost then holds for any metric,
+    however lucky the reading to beat was.
 
     Args:
-        measured: what is known, at least one.
-        candidate: what ran.
+        measured: the known costs, at least one.
+        candidate: the candidate that ran.
         result: how it ended.
         by_sample: whether the cost is that of a sample, not of a step.
     """
     step = _step_seconds(result)
-    # Of an earlier study's trials the steps are not known.
+    # The steps of an earlier study's trials are unknown.
     timed = [(each.cost, each.step, _samples(each.candidate)) for each in measured if each.step is not None]
     if step is None or not timed:
         return min(each.cost for each in measured) + _TOO_SLOW
@@ -83,7 +82,7 @@ def stopped_cost(measured: Sequence[PointCost], candidate: Candidate, result: Tr
 
 
 def kept(measured: Sequence[PointCost]) -> Sequence[PointCost]:
-    """Returns what of the history the models are given, in its order."""
+    """Returns the part of the history for the models, in its order."""
     if len(measured) <= _BEST_KEPT + LATEST_KEPT:
         return measured
     ranked = sorted(range(len(measured)), key=lambda place: measured[place].cost)
@@ -92,7 +91,7 @@ def kept(measured: Sequence[PointCost]) -> Sequence[PointCost]:
 
 
 def answers(measured: Sequence[PointCost], failed: Container[Point]) -> list[PossibleAnswer]:
-    """Returns the trials that may be the answer: what has failed another time is none."""
+    """Returns the trials that may be the answer. A point that failed another time may not."""
     return [each for each in kept(measured) if isinstance(each, PossibleAnswer) and each.point not in failed]
 
 

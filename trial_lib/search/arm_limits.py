@@ -1,4 +1,4 @@
-"""What the trials of arms rule out: sizes that do not fit, settings that fail."""
+"""The exclusions that follow from the trials of arms: sizes that do not fit, settings that fail."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.cost_model import Point
 
 _FAILURES_OF_AN_ARM = 2
-# Sizes (samples) that may be tried before any has run, and how much larger than what has run a size may be.
+# The largest size (samples) before any has run, and the largest ratio to a size that has run.
 _LARGEST_FIRST, _GROWTH = 64, 8
 
 
@@ -17,9 +17,9 @@ class ArmLimits:
 
     Attributes:
         too_large: the smallest micro-batch size (samples) that ran out of memory; None if none did.
-        withdrawn: the smallest that a sweep foresaw not to fit, until the arm has shown more: no sweep goes there, but
-            a trial of its own may, where the memory model trusts it. None if there is none.
-        failing: the smallest that failed in a lineage whose smaller sizes had run; None if there is none.
+        withdrawn: the smallest size that a sweep predicted not to fit, until the arm has run again. No sweep goes
+            there, but a single trial may, if the memory model allows it. None if there is none.
+        failing: the smallest size that failed in a lineage whose smaller sizes had run. None if there is none.
         largest: the largest size that ran, by lineage.
     """
 
@@ -32,7 +32,7 @@ class ArmLimits:
     def bound(self) -> int | None:
         """The smallest size that is ruled out; None if none is.
 
-        Where nothing has run, that is half of what did not fit: what was expected of the arm is wrong.
+        If nothing has run, that is half of the size that did not fit, because the arm's prediction was wrong.
         """
         too_large = self.too_large
         if too_large is not None and not self.largest:
@@ -40,29 +40,29 @@ class ArmLimits:
         return min((size for size in (too_large, self.failing) if size is not None), default=None)
 
     def ran(self, index: int, size: int) -> None:
-        """Takes in that a size ran. What a sweep had foreseen is open again: more is known now."""
+        """Learns that a size ran. A sweep's prediction no longer counts, because more is known now."""
         self.largest[index] = max(size, self.largest.get(index, 0))
         self.withdrawn = None
 
     def ran_out_of_memory(self, size: int) -> None:
-        """Takes in that a size did not fit."""
+        """Learns that a size did not fit."""
         self.too_large = min(size, self.too_large or size)
 
     def withdraw(self, size: int, reason: Withdrawal) -> None:
-        """Takes in that a sweep did not come to a size."""
+        """Learns that a sweep did not reach a size."""
         if reason is Withdrawal.MEMORY:
             self.withdrawn = min(size, self.withdrawn or size)
 
     def fail(self, size: int) -> None:
-        """Takes in that a size failed where smaller ones had run: a deadline may be too short for it."""
+        """Learns that a size failed although smaller ones had run. A deadline may be too short for it."""
         self.failing = min(size, self.failing or size)
 
 
 class Failures:
-    """Lineages none of whose sizes has run, and whose trial failed for another reason than memory.
+    """Lineages that failed for another reason than memory, and of which no size has run.
 
-    The settings are to blame, or the size. Where two arms have failed and nothing has run at such sizes, it is the
-    size: else what fails for large batches would rule out one arm after another.
+    Either the settings or the size are the cause. If two arms failed and nothing has run at such sizes, the size is
+    taken as the cause. Otherwise a failure of large batches would rule out one arm after another.
     """
 
     def __init__(self) -> None:
@@ -73,23 +73,23 @@ class Failures:
         self._lost: set[Point] = set()
 
     def ran(self, size: int) -> None:
-        """Takes in that a size ran."""
+        """Learns that a size ran."""
         self._largest_run = max(self._largest_run, size)
 
     def size_limit(self, own: object) -> int:
         """Returns the largest size (samples) that may be tried.
 
-        Where memory would hold millions of samples, neither a data set nor a deadline does.
+        Memory may have room for millions of samples, but a data set and a deadline do not.
 
         Args:
-            own: the size of the user's configuration, where that is a number.
+            own: the size of the user's configuration, if it is a number.
         """
         return max(_LARGEST_FIRST, _GROWTH * max(self._largest_run, own if isinstance(own, int) else 0))
 
     def say_nothing(self, point: Point, result: TrialResult) -> bool:
-        """Returns whether a trial's end tells of nothing: it was cancelled, or killed from outside for the first time.
+        """Returns whether a trial's end says nothing: it was cancelled, or killed from outside for the first time.
 
-        A candidate whose trials are killed each time is not asked for again and again.
+        A second kill counts as a failure, so that the search does not ask for the candidate again and again.
         """
         if not result.from_outside or point in self._lost:
             return result.outcome is Outcome.CANCELLED
@@ -97,18 +97,18 @@ class Failures:
         return True
 
     def fail(self, arm: int, index: int, size: int) -> None:
-        """Takes in that a size of a lineage failed."""
+        """Learns that a size of a lineage failed."""
         self._failed[arm, index] = min(size, self._failed.get((arm, index), size))
 
     def ran_out_of_data(self, size: int) -> None:
-        """Takes in a size for which the data did not last: they are the same for every arm."""
+        """Learns that the data are too few for a size. They are the same for every arm."""
         self._out_of_data = min(size, self._out_of_data or size)
 
     @property
     def bound(self) -> int | None:
-        """The smallest size (samples) that is left alone everywhere; None if none is.
+        """The smallest size (samples) that no arm may use; None if there is none.
 
-        That for which the data did not last, or half of what failed.
+        It is the size for which the data were too few, or half of a size that failed.
         """
         doubtful = self._blamed_on_size
         half = max(2, min(self._failed[lineage] for lineage in doubtful) // 2 + 1) if doubtful else None

@@ -5,12 +5,12 @@ from math import log
 
 from trial_lib.space.knobs import Arm, get_knob
 
-# Of a step without offload, as shares. Stages 0 to 2 send 2 values a parameter, stage 3 sends 3 (Rajbhandari et al.,
-# ZeRO, arXiv 1910.02054, section 7): half as much again of a share that is some tenth. Stage 3 also gathers and
-# releases each module's parameters as it runs: at its best guess it is 13 to 29 % below the best of the other stages'
-# on the recorded tables (benchmarks/replay). Offload sends states or parameters over the bus in each step, and updates
-# on the host (Ren et al., ZeRO-Offload, arXiv 2101.06840, section 5). Recomputed activations cost another forward
-# pass, a third of the work (Chen et al., arXiv 1604.06174).
+# Shares of a step without offload. Stages 0 to 2 send 2 values a parameter, stage 3 sends 3 (Rajbhandari et al., ZeRO,
+# arXiv 1910.02054, section 7): half as much again, of a share of about a tenth. Stage 3 also gathers and releases each
+# module's parameters as it runs: at its best guess it is 13 to 29 % below the best of the other stages' on the recorded
+# tables (benchmarks/replay). Offload sends states or parameters over the bus in each step, and updates on the host (Ren
+# et al., ZeRO-Offload, arXiv 2101.06840, section 5). Recomputed activations cost another forward pass, a third of the
+# work (Chen et al., arXiv 1604.06174).
 _STAGE = {0: 0.0, 1: 0.01, 2: 0.02, 3: 0.15}
 _OFFLOAD = {"offload_optimizer": 0.25, "offload_param": 0.25}
 _RECOMPUTED = 1 / 3

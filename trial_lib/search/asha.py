@@ -21,15 +21,15 @@ class _Rung:
         self._not_promoted: list[tuple[tuple[float, int], Lineage]] = []
 
     def add(self, lineage: Lineage, score: float | None) -> None:
-        """Adds a lineage that has completed the rung; the smallest score ranks first, None (no metric) not at all."""
+        """Adds a lineage that completed the rung. The smallest score ranks first; None (no metric) does not rank."""
         rank = (score, self.completed) if score is not None else None
         self.completed += 1
         if rank is not None:
-            insort(self._ranking, rank)  # moves a few kilobytes at the most: cheaper than a tree
+            insort(self._ranking, rank)  # moves a few kilobytes at most, so it is cheaper than a tree
             heappush(self._not_promoted, (rank, lineage))
 
     def best_not_promoted(self, level: int, among_first: int) -> Lineage | None:
-        """Returns the best lineage that is still on the rung `level`, if it ranks among the first so many."""
+        """Returns the best lineage still on the rung `level`, if its rank is high enough."""
         while self._not_promoted and self._not_promoted[0][1].rung > level:
             heappop(self._not_promoted)
         if not self._not_promoted:
@@ -39,9 +39,9 @@ class _Rung:
 
 
 class AshaSearch(BinarySearch):
-    """Gives each lineage few trials, and more to the best 1 / divisor of those that got as many.
+    """Gives each lineage few trials. The best 1 / divisor of those with equally many trials get more.
 
-    When the last unused lineage is in play and the rule would leave places empty, the best that was not promoted is.
+    When no unused lineage is left and the rule would leave places empty, the best unpromoted lineage is promoted.
     """
 
     def __init__(self, settings: AshaSettings, problem: SearchProblem) -> None:
@@ -76,9 +76,9 @@ class AshaSearch(BinarySearch):
         self._rungs[lineage.rung].add(lineage, score)
 
     def _promote(self) -> Lineage | None:
-        """Promotes the best lineage that may be, and returns it.
+        """Promotes the best eligible lineage, and returns it.
 
-        One without a size left completes the rung above as it arrives there, and the next is promoted.
+        A lineage without a size left completes the rung above at once, and the next one is promoted.
         """
         while (lineage := self._promotable()) is not None:
             lineage.rung += 1

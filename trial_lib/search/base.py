@@ -1,4 +1,4 @@
-"""What every search is: ask and tell, within a budget."""
+"""The interface of every search: ask and tell, within a budget."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from trial_lib.space.knobs import SearchSpace
 
 @dataclass(frozen=True)
 class FreeBatchGain:
-    """What is expected of the best candidate that keeps to no batch.
+    """The expected gain of the best candidate whose global batch is free.
 
     Attributes:
         candidate: the best micro-batch size for the winner's knobs.
-        factor: how many times as many samples per second it is expected to take.
+        factor: the expected ratio of its samples per second to the winner's.
     """
 
     candidate: Candidate
@@ -29,18 +29,17 @@ class FreeBatchGain:
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """What a search is about.
+    """The input of a search.
 
     Attributes:
         space: the lineages to draw from.
-        profile: what the profile trial found out.
+        profile: the findings of the profile trial.
         base_config: the user's DeepSpeed configuration, for its precision and gradient accumulation.
-        slots: devices a trial takes.
+        slots: devices that a trial takes.
         device: `cuda` or `cpu`.
-        train_batch_size: samples of an optimizer step that every candidate has to have; None leaves them free.
+        train_batch_size: samples of an optimizer step that every candidate must have. None leaves them free.
         can_sweep: whether one process group can measure several micro-batch sizes of the program.
-        only_micro_batch: the one micro-batch size (samples) there is, where the program's batches vary by a rule of
-            its own; None for any.
+        only_micro_batch: the only micro-batch size (samples), if the program itself varies its batches. None for any.
     """
 
     space: SearchSpace
@@ -54,11 +53,17 @@ class SearchProblem:
 
 
 class Search(ABC):
-    """Proposes candidates and is told how their trials ended.
+    """Proposes candidates and learns from their trials.
 
-    A search is a deterministic function of its arguments, its seed and the calls of `ask`, `apply` and `tell` so far:
-    random choices are drawn from (seed, number of the ask) and nothing else. An `ask` that returns None changes
+    A search is a deterministic function of its arguments, its seed and the calls of `ask`, `apply` and `tell` so far.
+    Random choices are drawn from (seed, number of the ask) and nothing else. An `ask` that returns None changes
     nothing, so a history of candidates and results is complete.
+
+    Example:
+        >>> candidate = search.ask()  # doctest: +SKIP
+        >>> search.tell(candidate, result)  # doctest: +SKIP
+        >>> search.best  # doctest: +SKIP
+        (candidate, result)
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
@@ -82,32 +87,32 @@ class Search(ABC):
 
     @abstractmethod
     def ask(self) -> Candidate | Sweep | None:
-        """Returns what to run next; None when `finished`, or until something in flight is told.
+        """Returns the next candidate or sweep; None when `finished`, or while it needs the result of a running trial.
 
-        Each candidate of a sweep is in flight until it is told or withdrawn.
+        Each candidate of a sweep is in flight until `tell` or `withdraw`.
         """
 
     @abstractmethod
     def apply(self, asked: Any) -> None:
-        """Takes an ask from a record instead of asking: afterwards the search is as if it had proposed it.
+        """Takes an ask from a record instead of asking. The search then is as if it had proposed it.
 
-        That is what `ask` would have proposed, unless the record is of another version or other settings. Then too it
-        is taken as recorded.
+        `ask` would have proposed the same, unless the record comes from another version or other settings. Such a
+        record is followed too.
 
         Args:
-            asked: a candidate, or a sweep where the method asks for such.
+            asked: a candidate, or a sweep if the method asks for sweeps.
         """
 
     @abstractmethod
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a candidate's trial ended.
+        """Learns how a candidate's trial ended.
 
         Raises:
             KeyError: the candidate is not in flight.
         """
 
     def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
-        """Takes in that a size of a sweep was not measured.
+        """Learns that a size of a sweep was not measured.
 
         Raises:
             KeyError: the candidate is not in flight.
@@ -115,23 +120,23 @@ class Search(ABC):
         raise NotImplementedError("this method asks for no sweeps")
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in a trial that the search has not asked for: the profile, the user's configuration, older ones."""
+        """Learns from a trial that the search did not ask for: the profile, the user's configuration, older ones."""
         self._shared.tell(candidate, result, asked=False)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What is not tried any more because two trials have failed alike, a sentence each."""
+        """One sentence for each exclusion that follows from two trials that failed alike."""
         return tuple(cause.sentence for cause in self._shared.found)
 
     def expected(self) -> Mapping[int, float]:
-        """Returns what the metric of a completed trial's candidate is expected to be in training, by trial number.
+        """Returns the metric that candidates of completed trials are expected to have in training, by trial number.
 
-        Those left out are expected to be as they were read: all, where the method knows no better.
+        For a trial that is missing here, its reading is the expectation. A method without a model returns nothing.
         """
         return {}
 
     def freeing_gain(self) -> FreeBatchGain | None:
-        """Returns what a free batch is expected to bring; None where the batch is free, or the method cannot tell."""
+        """Returns the expected gain of a free batch; None if the batch is free, or the method has no model."""
         return None
 
     @property
@@ -139,19 +144,19 @@ class Search(ABC):
     def finished(self) -> bool:
         """Whether the search has nothing more to propose and waits for nothing.
 
-        A search that stops early is finished at once; the trials in flight can be cancelled, and may still be told.
+        A search that stops early is finished at once. The trials in flight can be cancelled, and may still be told.
         """
 
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
-        """The best completed trial so far, the earlier of equals; None while none has completed.
+        """The best completed trial so far, the earlier of equals; None if none has completed.
 
         A search that has finished without one has failed.
         """
         return self._best
 
     def _allowed(self, micro_batch_size: int) -> int:
-        """Returns a size, or the largest that may be tried where that is smaller."""
+        """Returns a size, or the largest allowed one if that is smaller."""
         return micro_batch_size if self._max_micro_batch is None else min(micro_batch_size, self._max_micro_batch)
 
     def _value(self, result: TrialResult) -> float | None:

@@ -1,4 +1,4 @@
-"""What a free batch would bring to a search that keeps the global batch: as advice, never measured."""
+"""The expected gain of a free batch, for a search that keeps the global batch. It is advice and is never measured."""
 
 from collections.abc import Sequence
 from math import exp
@@ -12,15 +12,15 @@ from trial_lib.search.cost_model import CostModel, Point
 def best_free_batch(
     best: tuple[Candidate, TrialResult], others: Sequence[Candidate], point: Point, model: CostModel
 ) -> FreeBatchGain | None:
-    """Returns the best of some candidates that differ from the best one in the batch alone; None if none is better.
+    """Returns the best of some candidates that differ from the best one only in the batch; None if none is better.
 
-    A larger micro-batch shares the overhead of a pass among more samples, as the model has seen it; a larger batch
-    shares the optimizer's step among more, as the best trial's time for it says.
+    A larger micro-batch shares the overhead of a pass among more samples, by the cost model. A larger batch shares the
+    optimizer's step among more samples, by the time that the best trial took for it.
 
     Args:
         best: the best candidate with the kept batch, and its trial.
-        others: those with a free batch.
-        point: where the best stands in the space.
+        others: candidates with a free batch.
+        point: the best candidate's place in the space.
         model: of the costs.
     """
     candidate, result = best

@@ -1,4 +1,4 @@
-"""Which micro-batch sizes a search may use: the kept global batch, divisors and limits."""
+"""The micro-batch sizes that a search may use, under the kept global batch, divisors and limits."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -9,23 +9,23 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.search.base import SearchProblem
 from trial_lib.wire.errors import InputError
 
-# Sizes with more significant bits than this are left out: neighbours are then 6 to 12 % apart, less than what noise
-# lets a search tell apart, and large sizes stay multiples of the powers of two that matrix units like.
+# Sizes with more significant bits than this are left out. Neighbours are then 6 to 12 % apart. Noise hides smaller
+# differences, and large sizes stay multiples of powers of two, which suit matrix units.
 _SIGNIFICANT_BITS = 4
 _LARGEST = 2**20
 
 
 @dataclass(frozen=True)
 class BatchPolicy:
-    """The rule that turns a micro-batch size into a batch, and says which sizes there are.
+    """The rule that turns a micro-batch size into a batch, and lists the sizes.
 
     Attributes:
-        train_batch_size: samples of an optimizer step that are kept exactly; None leaves them free.
-        gradient_accumulation_steps: the configuration's own; used where the batch is free.
+        train_batch_size: samples of an optimizer step, kept exactly. None leaves them free.
+        gradient_accumulation_steps: the user's, for a free batch.
         data_parallel_size: model replicas.
         divisible_by: every micro-batch size is a multiple of it (samples).
         max_micro_batch: the largest size (samples); None for no limit but memory.
-        only_micro_batch: the one size there is; None for any.
+        only_micro_batch: the only size; None for any.
     """
 
     train_batch_size: int | None
@@ -37,7 +37,7 @@ class BatchPolicy:
 
     @classmethod
     def of(cls, problem: SearchProblem, divisible_by: int, max_micro_batch: int | None) -> "BatchPolicy":
-        """Returns the policy of a problem; `check` says whether there is a size."""
+        """Returns the policy of a problem, possibly without a size (see `check`)."""
         accumulation = problem.base_config.get(ACCUMULATION, "auto")
         return cls(
             problem.train_batch_size,
@@ -54,7 +54,7 @@ class BatchPolicy:
         return self.train_batch_size is not None
 
     def check(self) -> None:
-        """Makes sure that there is a size.
+        """Checks that there is a size.
 
         Raises:
             InputError: none satisfies the kept batch, the divisor and the limit together.
@@ -80,7 +80,7 @@ class BatchPolicy:
         return self._all[: bisect_right(self._all, at_most)]
 
     def accumulation(self, micro_batch_size: int) -> int:
-        """Returns the accumulation steps that go with one of the sizes; for another size, fewer than it would take."""
+        """Returns the accumulation steps for one of the sizes. For another size they are too few."""
         if self.train_batch_size is None:
             return self.gradient_accumulation_steps
         return self.train_batch_size // (micro_batch_size * self.data_parallel_size)

@@ -9,9 +9,10 @@ from trial_lib.search.settings import BinarySettings
 
 
 class BinarySearch(LineageSearch):
-    """Tries the middle of a lineage's range: what runs raises its lower end, what does not fit lowers its upper end.
+    """Tries the middle of a lineage's range. A size that runs raises the lower end, and one that fails lowers the upper
+    end.
 
-    A lineage that has no size left gives its place to a new random one.
+    A lineage without a size left gives its place to a new random one.
     """
 
     def __init__(self, settings: BinarySettings, problem: SearchProblem) -> None:

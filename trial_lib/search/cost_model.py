@@ -1,13 +1,13 @@
-"""What a candidate is expected to cost, with how much doubt: a Gaussian process over the lineages and their sizes.
+"""The expected cost of a candidate and its uncertainty: a Gaussian process over the lineages and their sizes.
 
-The cost is the logarithm of what a search makes small: of the metric, or of its inverse where more is better. In
-logarithms a knob's effect is a sum, and a difference of 0.01 is 1 %.
+The cost is the logarithm of the quantity to minimise: of the metric, or of its inverse if more is better. In logarithms
+the effects of knobs add up, and a difference of 0.01 is 1 %.
 
-An optimizer step of g micro-batches of m samples takes g * (a + b * m): a for launches and messages, b for a sample.
-So a sample costs b * (1 + h / m) with h = a / b, the size at which overhead and work are equal. The process has that
-as its mean, and what arms, knobs and sizes do beside it as its covariance: what was measured of an arm tells something
-about the arms that share its stage or its offload, and what a knob did in one arm is expected of the others in part.
-See Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5.
+An optimizer step of g micro-batches of m samples takes g * (a + b * m): a for launches and messages, b for a sample. So
+a sample costs b * (1 + h / m) with h = a / b, the size at which overhead and work are equal. That is the mean of the
+process. The covariance describes the further effects of arms, knobs and sizes. A measurement of an arm informs about
+the arms that share its stage or its offload. The effect of a knob in one arm is partly expected in the others. See
+Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5.
 """
 
 from collections.abc import Container, Sequence
@@ -20,31 +20,31 @@ import numpy.typing as npt
 
 from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 
-# Standard deviations of what is not known, in logarithms: of the level, of a coarse knob, of what an arm has to itself,
-# of the overhead's share in an arm, of a departure from the curve over sizes (caches, kernels) for all and for one.
+# Prior standard deviations in logarithms: of the level, of a coarse knob, of an arm's own part, of the overhead's share
+# in an arm, of a departure from the curve over sizes (caches, kernels) for all arms and for one.
 _LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.1, 0.08, 0.2, 0.05, 0.1
 _CURVE_OCTAVES = 1.5
-# What each fine knob that is not at its best guess costs, and how much more or less that may be: a space whose best
-# guesses are good shows it in any of its knobs, and says so of the others.
+# The expected cost of a fine knob that is not at its best guess, and its standard deviation. The knobs share it,
+# because a space whose best guesses are good for one knob has good ones for others.
 _DEPARTURE, _DEPARTURE_DEVIATION = 0.005, 0.02
-# Of a fine knob's variance, what an arm has to itself, and a single lineage; how fast likeness falls from one end of a
-# knob's values to the other.
+# The shares of a fine knob's variance that belong to an arm alone, and to a single lineage. Then the decay of likeness
+# from one end of a knob's values to the other.
 _ARM_SHARE, _LINEAGE_SHARE, _STEP = 0.5, 0.25, 2.0
-# Of the numbers that are fitted, what is likely before anything is measured: centre and width of their logarithms.
+# Priors of the fitted numbers: centre and width of their logarithms.
 _HALF_SIZES = tuple(2.0**power for power in range(-1, 9))
 _HALF_SIZE_PRIOR = (log(8.0), 1.2)
 _FINE = (0.02, 0.05, 0.12)
 _FINE_PRIOR = (log(0.06), 0.7)
 _NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)
 _NOISE_PRIOR = (log(0.04), 0.7)
-# Measured points that a new one may displace as the answer, or bring to the top; and how a measurement may surprise, in
-# standard deviations, with the weight of each (Gauss-Hermite quadrature).
+# The number of measured points that compete for the answer. Then the deviations of a measurement, in standard
+# deviations, with their weights (Gauss-Hermite quadrature).
 _RIVALS = 10
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(12)
 _SURPRISES = (_NODES, _WEIGHTS / _WEIGHTS.sum())
-# Points whose covariance with one another is computed besides, though nothing needs it.
+# Covariances are computed in blocks of this many points, although not all of them are needed.
 _AT_ONCE = 64
-# Few measurements leave these open: predictions are averaged over the most probable of their settings.
+# Few measurements do not determine these. Predictions are averaged over their most probable settings.
 _FITTED_ON, _AVERAGED = 48, 6
 
 
@@ -59,13 +59,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of some points, in logarithms of the cost.
+    """The prediction for some points, in logarithms of the cost.
 
     Attributes:
         mean: the expected cost, without noise.
-        gain: how much less the answer is expected to cost once the point is measured (knowledge gradient for correlated
-            beliefs, Frazier et al., INFORMS Journal on Computing 21 (2009) 599; the answer is a measured point). Where
-            measurements are noisy one of them brings less than the point may be worth.
+        gain: the expected fall of the answer's cost if the point is measured (knowledge gradient for correlated
+            beliefs, Frazier et al., INFORMS Journal on Computing 21 (2009) 599; the answer is a measured point). If
+            measurements are noisy, one of them gains less than the point may be worth.
     """
 
     mean: Array
@@ -81,7 +81,7 @@ class _Scales:
 
 @dataclass(frozen=True)
 class _Relations:
-    """What two sets of points have to do with each other, apart from the fitted numbers."""
+    """The relations of two sets of points, apart from the fitted numbers."""
 
     fixed: Array
     fine: Array
@@ -110,15 +110,15 @@ class CostModel:
 
     Args:
         coordinates: of the space.
-        prior_costs: what an arm is expected to cost more than the cheapest before any is measured, by arm.
-        grows: whether the cost grows with the micro-batch size, as a step's time does where its samples are free.
+        prior_costs: the expected cost of each arm above the cheapest, before any is measured.
+        grows: whether the cost grows with the micro-batch size, as the time of a step does if its batch is free.
         points: the measured ones.
         costs: of the points.
-        pending: points in flight: taken to come out as expected.
-        out: points that are no answer, whatever they cost.
+        pending: points in flight. They count as measured at their expectation.
+        out: points that cannot be the answer.
 
     Attributes:
-        rivals: the points that a gain is measured against, the best by what is expected of them first.
+        rivals: the points that compete for the answer, the best expectation first.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class CostModel:
         self.rivals = [point for point in rivals if point not in out][:_RIVALS]
 
     def predict(self, points: Sequence[Point]) -> Prediction:
-        """Returns what is expected of some points; without any known, the gain is below the dearest of them."""
+        """Returns the predictions for some points. Without any known point, gains count from the dearest of them."""
         if not points:
             return Prediction(np.empty(0), np.empty(0))
         if not self.rivals:
@@ -277,26 +277,26 @@ def _columns(points: Sequence[Point]) -> tuple[npt.NDArray[np.int64], Array]:
 
 
 def _unique(points: Sequence[Point]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Returns the distinct lineages of some points, and which of them each point is of."""
+    """Returns the distinct lineages of some points, and the index of each point's lineage."""
     places: dict[tuple[int, int], int] = {}
     at = [places.setdefault((point.arm, point.index), len(places)) for point in points]
     return list(places), at
 
 
 def _alike(left: Array, right: Array) -> Array:
-    """Returns how much each row of one has in common with each of the other: 1 a coordinate where they are equal."""
+    """Returns the likeness of each row of one with each row of the other: 1 for each equal coordinate."""
     distance = np.abs(left[:, None, :] - right[None, :, :])
     alike: Array = np.where(np.isnan(distance), 0.0, np.exp(-_STEP * np.nan_to_num(distance))).sum(axis=2)
     return alike
 
 
 def _knowledge_gradient(means: Array, covariance: Array, points: int, noise: float) -> Array:
-    """Returns by how much the lowest expected cost is expected to fall when one of some points is measured, for each.
+    """Returns for each point the expected fall of the lowest expected cost if it is measured.
 
     Args:
-        means: expected costs, of the points and then of the rivals, which are measured already.
+        means: expected costs, first of the points, then of the rivals, which are measured already.
         covariance: of all of them.
-        points: how many of the points there are.
+        points: the number of points.
         noise: standard deviation of a measurement.
     """
     own = np.maximum(np.diagonal(covariance)[:points], 1e-12)

@@ -1,4 +1,4 @@
-"""Which settings of an arm's fine knobs are worth a look: Optuna's tree-structured Parzen estimator."""
+"""The settings of an arm's fine knobs that are worth a look, by Optuna's tree-structured Parzen estimator."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-# Fewer than this are no distribution: until then the estimator draws at random.
+# The estimator draws at random until it has this many trials. Fewer are no distribution.
 _STARTUP_TRIALS = 5
 
 
 @dataclass(frozen=True)
 class FineTrial:
-    """What became of one setting of the fine knobs.
+    """The result of one setting of the fine knobs.
 
     Attributes:
         index: the lineage in its arm.
-        cost: what is to be small, at a size that is the same for all; None where it did not fit into memory.
+        cost: the cost to minimise, at a size that is the same for all. None if the setting did not fit into memory.
     """
 
     index: int
@@ -29,11 +29,11 @@ class FineTrial:
 
 
 def fine_trials(ran: Iterable[tuple[int, float]], did_not_fit: Iterable[int]) -> list[FineTrial]:
-    """Returns what became of lineages: of one that ran at some sizes and not at others, what it cost.
+    """Returns the results of lineages. A lineage that fitted only at some sizes has its cost.
 
     Args:
-        ran: lineages with what they cost at a size that is the same for all.
-        did_not_fit: lineages of which a size did not fit.
+        ran: lineages with their cost at a size that is the same for all.
+        did_not_fit: lineages that did not fit at some size.
     """
     trials = [FineTrial(index, cost) for index, cost in ran]
     known = {trial.index for trial in trials}
@@ -43,12 +43,12 @@ def fine_trials(ran: Iterable[tuple[int, float]], did_not_fit: Iterable[int]) ->
 def propose(arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int) -> list[int]:
     """Returns lineages of an arm that the estimator would try next, without repetition.
 
-    It is built anew from what was tried. One that did not fit is told as pruned and infeasible: Optuna's samplers pass
-    over a failed trial, and would propose the same again.
+    The estimator is built anew from the trials. A lineage that did not fit enters as pruned and infeasible, because
+    Optuna's samplers ignore failed trials and would propose the same again.
 
     Args:
         arm: whose fine knobs are tuned.
-        tried: in the order in which it became known.
+        tried: the results, in the order in which they became known.
         seed: of the draws.
         proposals: how often to ask; some may agree.
     """
@@ -57,7 +57,7 @@ def propose(arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int) -> 
     knobs = [knob for knob in arm.fine if len(knob.values) > 1]
     if not knobs:
         return [0]
-    # Positions, not values: Optuna's categories may not be lists, and 1 and True would be one.
+    # Positions, not values: Optuna's categories may not be lists, and 1 and True would be the same.
     distributions: dict[str, BaseDistribution] = {
         knob.path: optuna.distributions.CategoricalDistribution(tuple(range(len(knob.values)))) for knob in knobs
     }

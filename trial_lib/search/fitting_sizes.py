@@ -1,4 +1,4 @@
-"""The micro-batch sizes of a lineage that are trusted to fit into memory."""
+"""The micro-batch sizes of a lineage that probably fit into memory."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,19 @@ from trial_lib.search.base import SearchProblem
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.memory_risk import EVEN_ODDS
 
-# How likely a size has to keep the headroom, by itself and as what a sweep may come to: the group stops where it sees
-# that a size will not.
+# The least probability that a size keeps the headroom, alone and as a later size of a sweep. A sweep's group stops when
+# it predicts that a size will not fit.
 _LIKELY, _FORESEEABLE = 0.4, 0.1
-# Of many sizes, so many of the largest are of interest, and from there on every so manieth.
+# Of many sizes, this many of the largest are weighed, and then every sixth.
 _LARGEST, _EVERY = 10, 6
 
 
 class FittingSizes:
-    """Asks the memory model, and remembers its answers until it has learned something.
+    """Asks the memory model, and caches its answers until it learns.
 
     Attributes:
-        memory: the model of the device's memory; who teaches it calls `forget`.
-        host: the budget of the host's, for what is offloaded; likewise.
+        memory: the model of the device's memory. A caller that teaches it calls `forget`.
+        host: the budget of the host's memory, for offloaded states. A caller that teaches it calls `forget`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class FittingSizes:
         memory: MemoryModel | None = None,
         host: HostMemory | None = None,
     ) -> None:
-        """Starts with a model that has learned, or with what the profile says."""
+        """Starts with given models, or with new ones from the profile."""
         self.memory = memory or MemoryModel(problem.profile, problem.base_config, problem.slots, problem.device)
         self.host = host or HostMemory(problem.profile, problem.base_config, problem.slots, problem.device)
         self._policy = policy
@@ -43,7 +43,7 @@ class FittingSizes:
         self._largest: dict[tuple[int, int, int, float], int] = {}
 
     def forget(self) -> None:
-        """Forgets all answers: the model has learned."""
+        """Drops all cached answers, because the model has learned."""
         self._largest.clear()
 
     def candidate(self, knobs: Mapping[str, Any], size: int) -> Candidate:
@@ -57,13 +57,13 @@ class FittingSizes:
         )
 
     def sizes(self, knobs: Mapping[str, Any], name: tuple[int, int], at_most: int, risk: float) -> list[int]:
-        """Returns the sizes worth weighing, descending: the largest ones that fit, and ever fewer of the smaller.
+        """Returns the sizes worth weighing, descending: the largest ones that fit, and some of the smaller.
 
         Args:
             knobs: of the lineage.
-            name: of the lineage, for remembering.
+            name: of the lineage, as the key of the cache.
             at_most: the largest size (samples) of interest.
-            risk: how likely it may be to run out of memory.
+            risk: the highest allowed probability of running out of memory.
         """
         sizes = self._policy.sizes(at_most)
         asked = name[0], name[1], at_most, risk
@@ -84,10 +84,10 @@ class FittingSizes:
         return larger[: bisect_left(larger, True, key=is_out)]
 
     def steps(self, knobs: Mapping[str, Any], sizes: Sequence[int]) -> list[int]:
-        """Returns those of some larger sizes that a sweep should come to, ascending.
+        """Returns the larger sizes that a sweep should try, ascending.
 
-        The last is as much as there is hope for. Should its group foresee that it does not fit, as one that has
-        measured a single size mostly does, the largest that is as likely to fit as not is the better half of the way.
+        The last is the largest with any hope. A group that has measured only one size mostly predicts that it will not
+        fit. The largest size with even odds then covers most of the way.
 
         Args:
             knobs: of the lineage.
@@ -97,7 +97,7 @@ class FittingSizes:
         return list(dict.fromkeys([*likely[-1:], *sizes[-1:]]))
 
     def probability(self, candidate: Candidate) -> float:
-        """Returns how likely a candidate is to fit with the headroom; not at all where the host has no room for it."""
+        """Returns how likely a candidate is to fit with the headroom; 0 if the host has no room for it."""
         if not self.host.fits(candidate):
             return 0.0
         return self.memory.probability_fits(candidate, self._headroom)

@@ -1,4 +1,4 @@
-"""A lineage while it is searched: the range of micro-batch sizes that is still open, and what it has shown."""
+"""A lineage while it is searched: its open range of micro-batch sizes, and its results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +8,15 @@ from trial_lib.records.candidate import Candidate
 
 @dataclass(eq=False)
 class Lineage:
-    """One setting of the knobs other than the micro-batch size, whose sizes are searched trial after trial.
+    """One setting of the knobs other than the micro-batch size. Its sizes are searched trial after trial.
 
     Attributes:
         knobs: in the DeepSpeed configuration's own shape.
         stage: its ZeRO stage.
         lo: the smallest micro-batch size (samples) still worth trying.
-        hi: the largest; nothing is left once it is below `lo`.
+        hi: the largest size worth trying. No size is left once it is below `lo`.
         trials: how many of its trials have ended.
-        in_flight: how many have been asked for and have not ended: one, unless a recorded history says otherwise.
+        in_flight: trials that were asked for and have not ended. Only a recorded history has more than one.
         out_of_memory: whether one of its sizes did not fit.
         best: the best metric of its trials.
         rung: the ASHA rung it is in; 0 with other methods.
@@ -38,11 +38,11 @@ class Lineage:
         return self.lo <= self.hi
 
     def ran(self, micro_batch_size: int) -> None:
-        """Takes in that a size ran: only larger ones are of interest."""
+        """Learns that a size ran, so that only larger ones matter."""
         self.lo = max(self.lo, micro_batch_size + 1)
 
     def ran_out_of_memory(self, micro_batch_size: int) -> None:
-        """Takes in that a size did not fit: no larger one will."""
+        """Learns that a size did not fit, so that no larger one will."""
         self.out_of_memory = True
         self.end_below(micro_batch_size)
 
@@ -60,7 +60,7 @@ class Proposal:
     """A candidate, with the lineage it belongs to and the range of sizes it was taken from.
 
     Attributes:
-        candidate: what to run.
+        candidate: the candidate to run.
         lineage: its lineage.
         hi: the largest size that the lineage held open when the candidate was chosen.
     """

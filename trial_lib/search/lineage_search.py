@@ -1,4 +1,4 @@
-"""What the searches over lineages have in common: the lineages that wait for their turn."""
+"""The common part of the searches over lineages: the queue of lineages that wait for their turn."""
 
 import random
 from abc import abstractmethod
@@ -19,12 +19,12 @@ from trial_lib.space.knobs import ZERO_STAGES
 class LineageSearch(Search):
     """Searches the micro-batch sizes of lineages drawn at random.
 
-    As many lineages are open as trials may run at once. One whose trial has ended waits for its turn, or gives its
-    place to a new one; which, the method says.
+    As many lineages are open as trials may run at once. A lineage whose trial has ended waits for its turn, or gives
+    its place to a new one. The method decides which.
 
-    Of the outcomes, `out_of_memory` bounds the micro-batch size of its lineage, and `out_of_data` of all. After any
-    other failure (`invalid`, `crashed`, `timed_out`, `diverged`, `too_slow`, `cancelled`) and where the metric is
-    missing, nothing is known about sizes, and the lineage ends.
+    `out_of_memory` bounds the micro-batch size of its lineage, and `out_of_data` of all lineages. Any other failure
+    (`invalid`, `crashed`, `timed_out`, `diverged`, `too_slow`, `cancelled`) and a missing metric say nothing about
+    sizes, and end the lineage.
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
@@ -43,7 +43,7 @@ class LineageSearch(Search):
         self._stopped = False
 
     def ask(self) -> Candidate | None:
-        """Returns the candidate to run next; None when `finished`, or until something in flight is told."""
+        """Returns the next candidate; None when `finished`, or while it needs the result of a running trial."""
         proposal = self._propose()
         if proposal is None:
             return None
@@ -51,9 +51,9 @@ class LineageSearch(Search):
         return proposal.candidate
 
     def apply(self, candidate: Candidate) -> None:
-        """Takes an ask from a record instead of asking: afterwards the search is as if it had proposed the candidate.
+        """Takes an ask from a record instead of asking. The search then is as if it had proposed the candidate.
 
-        A candidate that `ask` would not have proposed has a lineage of its own where it is of none so far.
+        A candidate that `ask` would not have proposed starts a lineage of its own if it belongs to none so far.
         """
         proposal = self._propose()
         if proposal is None or proposal.candidate != candidate:
@@ -64,7 +64,7 @@ class LineageSearch(Search):
         self._start(proposal)
 
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a candidate's trial ended.
+        """Learns how a candidate's trial ended.
 
         Raises:
             KeyError: the candidate is not in flight.
@@ -94,7 +94,7 @@ class LineageSearch(Search):
         self._continue(lineage)
 
     def _ran_out_of_data(self, size: int) -> None:
-        """Takes in a size for which the data did not last: they are the same for every lineage."""
+        """Learns that the data are too few for a size. They are the same for every lineage."""
         self._max_micro_batch = self._allowed(size - 1)
         self._stopped = self._max_micro_batch < 1
         for lineage in self._lineages.values():
@@ -104,7 +104,7 @@ class LineageSearch(Search):
     def finished(self) -> bool:
         """Whether the search has nothing more to propose and waits for nothing.
 
-        A search that stops early is finished at once; the trials in flight can be cancelled, and may still be told.
+        A search that stops early is finished at once. The trials in flight can be cancelled, and may still be told.
         """
         return self._stopped or (not self._in_flight and self._propose() is None)
 
@@ -118,21 +118,23 @@ class LineageSearch(Search):
 
     @abstractmethod
     def _continue(self, lineage: Lineage) -> None:
-        """Lets a lineage wait for its next turn (`_wait`), another in its place, or none: then a new one may start."""
+        """Decides who waits for the next turn (`_wait`): the lineage, another one, or none, so that a new one may
+        start.
+        """
 
     def _learn(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
-        """Takes in a trial's metric (None: it failed), and whether it is the best of the search."""
+        """Learns a trial's metric (None: it failed), and whether it is the best of the search."""
 
     def _is_over(self, lineage: Lineage) -> bool:
-        """Returns whether a lineage that waits is no longer worth its turn. Once true, it stays true."""
+        """Returns whether a waiting lineage is no longer worth its turn. Once true, it stays true."""
         return False
 
     def _priority(self, lineage: Lineage) -> tuple[int, ...]:
-        """Returns where a lineage waits: the smallest is served first, of equals the one that came first."""
+        """Returns a lineage's place in the queue. The smallest is served first; of equals, the earliest."""
         return ()
 
     def _stages_for_new_lineages(self) -> Collection[int]:
-        """Returns the stages that a new lineage may come from; those without an unused lineage are passed over."""
+        """Returns the stages that a new lineage may come from. Those without an unused lineage are skipped."""
         return self._space.stages
 
     @property
@@ -140,11 +142,11 @@ class LineageSearch(Search):
         return not any(self._unused.values())
 
     def _wait(self, lineage: Lineage) -> None:
-        if not lineage.in_flight:  # else its next trial to end sees to it
+        if not lineage.in_flight:  # otherwise the end of its next trial does it
             heappush(self._waiting, (self._priority(lineage), next(self._arrivals), lineage))
 
     def _propose(self) -> Proposal | None:
-        """Returns what `ask` gives, and changes nothing but to forget waiting lineages that are over."""
+        """Returns the answer of `ask`. It changes nothing, except that it drops waiting lineages that are over."""
         if self._stopped or self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
             return None
         rng = random.Random(f"{self._seed}:{self._asked + 1}")
@@ -170,13 +172,13 @@ class LineageSearch(Search):
         return lineage
 
     def _leave_out(self, lineage: Lineage) -> None:
-        """Takes from a lineage the sizes that two trials which failed alike rule out."""
+        """Removes from a lineage the sizes that two trials that failed alike rule out."""
         largest = self._shared.largest(lineage.knobs)
         if largest is not None:
             lineage.hi = min(lineage.hi, largest)
 
     def _is_open(self, stage: int) -> bool:
-        """Returns whether a stage is not left out, of which the lineages differ in fine knobs alone."""
+        """Returns whether a stage is not ruled out. Its lineages differ only in fine knobs."""
         largest = self._shared.largest(self._space.lineage(stage, 0))
         return largest is None or self._allowed(self._first_range(stage)[0]) <= largest
 

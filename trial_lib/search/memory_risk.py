@@ -1,19 +1,19 @@
-"""How likely the next trial may be to run out of memory, so that few do. Pure."""
+"""The allowed probability that the next trial runs out of memory. It keeps such trials few. Pure."""
 
-# Share of the trials that may run out of memory, besides the larger sizes of sweeps, which see for themselves; what a
-# single one may risk once more have, usually, and at the most.
+# The share of trials that may run out of memory. Larger sizes of sweeps do not count, because the group checks them
+# itself. Then the risk of a single trial: once more have failed, usually, and at most.
 _SHARE, _LEAST, USUAL_RISK, _MOST = 0.03, 0.01, 0.05, 0.1
-# What is taken where nothing less risky is left.
+# The risk that is accepted if nothing safer is left.
 EVEN_ODDS = 0.5
 
 
 def memory_risk(asked: int, ran_out: int, in_flight: int) -> float:
-    """Returns what the trials so far have left of their share for the next one, as a probability.
+    """Returns the probability of running out of memory that the next trial may have.
 
     Args:
         asked: trials that were asked for.
-        ran_out: trials that ran out of memory, what earlier studies and the user's configuration did among them.
-        in_flight: those that still run: each may.
+        ran_out: trials that ran out of memory, including those of earlier studies and of the user's configuration.
+        in_flight: trials that still run. Each may run out of memory.
     """
     left = _SHARE * (asked + 1) - ran_out - USUAL_RISK * in_flight
     return _LEAST if ran_out and left <= 0 else min(_MOST, max(USUAL_RISK, left))

@@ -1,6 +1,6 @@
-"""The search methods: one record for each says what it is. Whoever has to know of a method asks its record.
+"""The search methods, one record each. Other code reads the records and asks for no method by name.
 
-The record names its class, which is imported when a search begins: the command line has no time for it.
+A record names the method's class. The class is imported when a search begins, so that the command line starts fast.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class Method:
 
     Attributes:
         name: as in `--method` and a study's record.
-        help: for `--help`. The first sentence stands in the list of commands: at most 45 characters, imperative.
+        help: for `--help`. The first sentence is its line in the list of commands: at most 45 characters, imperative.
         search: its class, as `module:Class`.
-        settings: what it can be told.
-        has_catalogue: whether it searches the catalogue's knobs; else those of dsat.
+        settings: the class of its settings.
+        has_catalogue: whether it searches the catalogue's knobs, or else those of dsat.
         has_batch_policy: whether it keeps to a global batch, to multiples of a micro-batch and to a memory headroom.
         ends_hopeless_trials: whether a trial may end before it is measured because it cannot win any more.
         confirms_winner: whether it ends with one winner, which is measured again beside the user's configuration.
@@ -42,7 +42,7 @@ class Method:
 
     @property
     def stages(self) -> tuple[ZeroStage, ...]:
-        """The ZeRO stages that it searches if nothing else is said."""
+        """The ZeRO stages that it searches by default."""
         stages: tuple[ZeroStage, ...] = self.settings.model_fields["zero_stages"].default
         return stages
 

@@ -1,4 +1,4 @@
-"""The largest and the fastest micro-batch size of one configuration, all its other knobs left as they are."""
+"""Finds the largest and the fastest micro-batch size of one configuration. All other knobs stay as they are."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.settings import SearchSettings
 
-# A size between two that are within an eighth of each other is not worth a trial: the first for the fastest, the
-# second for the largest.
+# A size between two neighbours is not worth a trial if they differ by less than one part in so many. The first number
+# is for the fastest size, the second for the largest.
 _FAST_ENOUGH, _LARGE_ENOUGH = 8, 32
 
 
 class MicroBatchSearch(Search):
     """Doubles the size until one does not fit, narrows the largest down, and looks around the fastest.
 
-    A size that does not fit (out of memory, refused, too slow to end) bounds all larger ones, whatever the reason: a
-    data set can be too small for it as well. The largest is exact up to 32, and within a 32nd of itself above. Sizes
-    around the fastest are measured until its neighbours are within an eighth of it.
+    A size that fails (out of memory, refused, too slow to end) bounds all larger ones, whatever the reason, because a
+    data set can be too small as well. The largest is exact for small sizes, and within the gap of `_LARGE_ENOUGH`
+    above. Sizes around the fastest are measured until its neighbours are within the gap of `_FAST_ENOUGH`.
 
-    Trials may run side by side: then sizes are doubled, and gaps divided, ahead of their results.
+    If trials run side by side, sizes are doubled, and gaps divided, ahead of their results.
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
@@ -31,7 +31,7 @@ class MicroBatchSearch(Search):
         self._smallest_failed: int | None = None
 
     def ask(self) -> Candidate | None:
-        """Returns the candidate to run next; None when `finished`, or until something in flight is told."""
+        """Returns the next candidate; None when `finished`, or while it needs the result of a running trial."""
         size = self._propose()
         if size is None:
             return None
@@ -45,7 +45,7 @@ class MicroBatchSearch(Search):
         self._in_flight.add(candidate.micro_batch_size)
 
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a candidate's trial ended.
+        """Learns how a candidate's trial ended.
 
         Raises:
             KeyError: the candidate is not in flight.
@@ -82,7 +82,7 @@ class MicroBatchSearch(Search):
                 yield from self._around_fastest()
             return
         largest = max((size for size in self._values if size < failed), default=0)
-        # Those in flight divide the gap: it is known to be narrower as soon as they end.
+        # Sizes in flight divide the gap, because their results will narrow it.
         marks = sorted({largest, failed, *(size for size in self._in_flight if largest < size < failed)})
         low, high = max(itertools.pairwise(marks), key=lambda gap: gap[1] - gap[0])
         if high - low > max(1, low // _LARGE_ENOUGH):

@@ -1,4 +1,4 @@
-"""dsat's `random`: random lineages with random sizes, each new one from where its stage's best stands."""
+"""dsat's `random`: random lineages with random sizes. A new lineage starts from its stage's best size."""
 
 import random
 from collections.abc import Collection
@@ -15,8 +15,8 @@ EXACT_COIN_FLIPS = 4096
 class RandomSearch(LineageSearch):
     """Draws sizes from the middle of a lineage's range, and leaves lineages that have little to add.
 
-    The upper end of a range doubles when the lower end passes it, until a size has not fitted: what is above it has
-    then been seen to fail, and would be tried twice.
+    The upper end of a range doubles when the lower end passes it, until a size has not fitted. Larger sizes would then
+    fail again.
     """
 
     def __init__(self, settings: RandomSettings, problem: SearchProblem) -> None:
@@ -80,10 +80,10 @@ class RandomSearch(LineageSearch):
 
 
 def _heads(flips: int, rng: random.Random) -> int:
-    """Returns a draw of Binomial(flips, 0.5): the heads among so many flips of a fair coin.
+    """Returns a draw of Binomial(flips, 0.5), the number of heads in flips of a fair coin.
 
-    A small model on a large device has ranges of many millions: there the normal distribution of the same mean and
-    variance cannot be told apart, and costs no bit for each flip.
+    A small model on a large device has ranges of many millions. There the normal distribution of the same mean and
+    variance is indistinguishable, and needs no random bit for each flip.
     """
     if flips <= EXACT_COIN_FLIPS:
         return rng.getrandbits(flips).bit_count() if flips else 0

@@ -1,4 +1,4 @@
-"""What each search method can be told. Standard library and pydantic only: the command line reads it."""
+"""The settings of each search method. Standard library and pydantic only, because the command line reads it."""
 
 from typing import Annotated
 
@@ -17,12 +17,12 @@ ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), AfterValidato
 
 
 class SearchSettings(FrozenRecord):
-    """What every search can be told.
+    """The settings of every search.
 
     Attributes:
-        max_trials: trials of the study's search, the profile trial among them: a search proposes one fewer.
+        max_trials: trials of the study's search, including the profile trial. A search proposes one fewer.
         zero_stages: ZeRO stages that may be used.
-        metric: what is optimised, a name of `SEARCH_METRICS`.
+        metric: the metric to optimise, a name of `SEARCH_METRICS`.
         seed: of every random choice.
         concurrency: trials that may run at once.
         max_micro_batch: the largest micro-batch size (samples) that may be tried; None for no limit but memory.
@@ -37,7 +37,7 @@ class SearchSettings(FrozenRecord):
 
 
 class AdaptiveSettings(SearchSettings):
-    """What `adaptive` can be told.
+    """The settings of `adaptive`.
 
     Attributes:
         zero_stages: ZeRO stages that may be used.
@@ -53,7 +53,7 @@ class AdaptiveSettings(SearchSettings):
 
 
 class BinarySettings(SearchSettings):
-    """What `binary` can be told.
+    """The settings of `binary`.
 
     Attributes:
         search_range_factor: try micro-batches up to this multiple of the first guess of the largest that fits.
@@ -63,7 +63,7 @@ class BinarySettings(SearchSettings):
 
 
 class AshaSettings(BinarySettings):
-    """What `asha` can be told.
+    """The settings of `asha`.
 
     Rung r, from 0, is complete after `min_binary_search_trials` x `divisor` ^ (`asha_early_stopping` + r) trials.
 
@@ -83,7 +83,7 @@ class AshaSettings(BinarySettings):
 
 
 class RandomSettings(SearchSettings):
-    """What `random` can be told.
+    """The settings of `random`.
 
     Attributes:
         trials_per_random_config: run at most this many trials of one configuration.

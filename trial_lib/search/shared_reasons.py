@@ -1,9 +1,10 @@
-"""What two failures of one reason rule out: the settings that they share and that nothing which has run has. Pure.
+"""The exclusions that follow from two failures of one reason: settings that both share and no completed trial has.
+Pure.
 
-A program that computes a gradient twice fails at every stage from 2 on, an optimizer that is missing wherever it is
-wanted: each such candidate would cost a trial. Two that have failed alike are compared in their stages, in the coarse
-knobs and in their micro-batch sizes. What both have, and no candidate that has completed, is taken for the cause, all
-of it together. As more becomes known, less of it is left: another size or another knob that fails alike as well.
+A program that computes a gradient twice fails at every stage from 2 on. A missing optimizer fails in every candidate
+that wants it. Each such candidate would cost a trial. Two that failed alike are compared in their stages, coarse knobs
+and micro-batch sizes. The settings that both have, and no completed candidate has, are taken together as the cause.
+Further failures narrow the cause, because another size or another knob that fails alike drops out.
 """
 
 import re
@@ -18,7 +19,7 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.space_coordinates import plain
 from trial_lib.space.knobs import STAGE, SearchSpace, get_knob, leaves
 
-# A deadline that is over may be a busy machine, a loss that is not finite the data.
+# A busy machine may miss a deadline, and data may make a loss infinite.
 _LIES_IN_SETTINGS = (Outcome.CRASHED, Outcome.INVALID)
 _BAD_LUCK = re.compile(r"connection|address already in use|no space left|timed? ?out|signal", re.IGNORECASE)
 _LOG = re.compile(r"\s*Log: .*")
@@ -26,7 +27,7 @@ _LOG = re.compile(r"\s*Log: .*")
 
 @dataclass(frozen=True)
 class _Settings:
-    """What a candidate may fail by: its stage, and the coarse knobs by path, what is off left out."""
+    """The possible causes of a candidate's failure: its stage, and its coarse knobs by path."""
 
     stage: int
     knobs: frozenset[tuple[str, str]]
@@ -34,7 +35,7 @@ class _Settings:
 
 @dataclass
 class _Failed:
-    """Failures of one reason with one setting: the smallest micro-batch size (samples), and their numbers."""
+    """Failures of one reason with one setting: the smallest micro-batch size (samples), and the trials' numbers."""
 
     size: int
     numbers: list[int]
@@ -43,14 +44,14 @@ class _Failed:
 
 @dataclass(frozen=True)
 class SharedReason:
-    """What is left out, and why.
+    """An exclusion, and its reason.
 
     Attributes:
-        stages: the first and the last stage; None where the stage is not to blame.
+        stages: the first and the last stage. None if the stage is not the cause.
         knobs: the coarse knobs by path, as text.
-        size: the smallest micro-batch size (samples); None where any is left out.
+        size: the smallest micro-batch size (samples). None if all sizes are excluded.
         numbers: of two trials that failed so.
-        reason: theirs.
+        reason: the reason of these trials.
     """
 
     stages: tuple[int, int] | None
@@ -60,18 +61,18 @@ class SharedReason:
     reason: str
 
     def covers(self, stage: int, knobs: frozenset[tuple[str, str]]) -> bool:
-        """Returns whether settings are left out, at some size."""
+        """Returns whether settings are excluded, at some size."""
         return (self.stages is None or self.stages[0] <= stage <= self.stages[1]) and self.knobs <= knobs
 
     def includes(self, other: "SharedReason") -> bool:
-        """Returns whether all that another leaves out is left out by this."""
+        """Returns whether this excludes everything that another one excludes."""
         stages = other.stages or (0, 3)
         is_wide = self.covers(stages[0], other.knobs) and self.covers(stages[1], other.knobs)
         return is_wide and (self.size is None or (other.size is not None and self.size <= other.size))
 
     @property
     def sentence(self) -> str:
-        """Says it to people."""
+        """The exclusion in words, for people."""
         words = [] if self.stages is None else [_stages(*self.stages)]
         words += [f"{_short(path)} {'off' if value == 'None' else value}" for path, value in sorted(self.knobs)]
         words += [] if self.size is None else [f"a micro-batch of {self.size} and more"]
@@ -90,7 +91,7 @@ def _stages(first: int, last: int) -> str:
 
 
 class SharedReasons:
-    """The failures of a search, and what they rule out.
+    """The failures of a search, and the exclusions that follow.
 
     Args:
         space: the search's.
@@ -106,11 +107,11 @@ class SharedReasons:
 
     @property
     def found(self) -> tuple[SharedReason, ...]:
-        """What is left out as far as is known now, and why; one for each reason and each cause."""
+        """The known exclusions, one for each reason and each cause."""
         return self._found
 
     def tell(self, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
-        """Takes in a trial; of one that the search has not asked for, only that it has completed."""
+        """Learns from a trial. If the search did not ask for it, only its completion counts."""
         settings = self._settings(candidate)
         if result.outcome is Outcome.COMPLETED:
             size = candidate.micro_batch_size
@@ -128,7 +129,7 @@ class SharedReasons:
         self._found = self._causes()
 
     def largest(self, knobs: Mapping[str, Any]) -> int | None:
-        """Returns the largest size (samples) that may be tried with some knobs; None for any, 0 where none may."""
+        """Returns the largest allowed size (samples) with some knobs; None for any, 0 for none."""
         if not self._found:
             return None
         settings = self._settings(Candidate(knobs=dict(knobs), micro_batch_size=1, slots=1))
@@ -150,7 +151,7 @@ class SharedReasons:
         return tuple(found)
 
     def _cause(self, one: _Settings, failed: _Failed, other: _Settings, also: _Failed) -> SharedReason | None:
-        """Returns what two settings that fail alike share and nothing that has run has; None where that is nothing."""
+        """Returns the settings that two failures share and no completed trial has; None if there are none."""
         numbers = failed.numbers[:2] if one == other else [failed.numbers[0], also.numbers[0]]
         if len(numbers) < 2:
             return None
@@ -160,7 +161,7 @@ class SharedReasons:
             knob for knob in one.knobs & other.knobs if all(knob not in run.knobs for run in self._largest_run)
         )
         if stages is None and not knobs:
-            return None  # the size, if anything: the methods have ways of their own with that
+            return None  # the cause may be the size, which the methods handle themselves
         size = min(failed.size, also.size)
         is_larger = all(size > largest for largest in self._largest_run.values())
         first, second = sorted(numbers)

@@ -1,4 +1,4 @@
-"""Where the lineages of a space stand, as numbers: what two of them have in common can then be computed."""
+"""The places of the lineages of a space, as numbers, from which the likeness of two lineages is computed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from trial_lib.space.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
 
 Array = npt.NDArray[np.float64]
 
-# Values without an order stand so far apart that nothing is shared between them.
+# Values without an order are so far apart that they share nothing.
 _APART = 100.0
 _STAGE = "zero_optimization.stage"
 _ABSENT = (None, False, "none")
@@ -19,8 +19,8 @@ _ABSENT = (None, False, "none")
 class SpaceCoordinates:
     """Coordinates of every lineage (number of its arm, index there) of a space.
 
-    A knob whose values are numbers has its ranks, from 0 to 1; another has values that are all equally far apart. NaN
-    where an arm does not have the knob.
+    A numeric knob has the ranks of its values, from 0 to 1. The values of another knob are all equally far apart. NaN
+    means that an arm does not have the knob.
 
     Attributes:
         arms: of the space, in its order.
@@ -57,7 +57,7 @@ class SpaceCoordinates:
         return np.array([self._row(*lineage) for lineage in lineages]).reshape(len(lineages), len(self._paths))
 
     def locate(self, knobs: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Returns the lineage that some knobs are; None if they are none of the space."""
+        """Returns the lineage of some knobs; None if they are not in the space."""
         for number, arm in enumerate(self.arms):
             if arm.stage == get_knob(knobs, _STAGE) and (index := arm.index(knobs)) is not None:
                 return number, index
@@ -66,9 +66,8 @@ class SpaceCoordinates:
     def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go.
 
-        An arm that says nothing of a coarse knob is not that of a configuration which another arm describes with it. A
-        fine knob that the configuration leaves open counts as DeepSpeed's default, one that it has at a value of its
-        own as the arm's best guess.
+        The arm that sets most of the configuration's coarse knobs is taken. A fine knob that the configuration leaves
+        open counts as DeepSpeed's default. A fine knob at a value outside the space counts as the arm's best guess.
         """
         leaves = [list(_leaves(arm.knobs)) for arm in self.arms]
         described = [
@@ -83,7 +82,7 @@ class SpaceCoordinates:
         return number, index or 0
 
     def departures(self, lineages: Iterable[tuple[int, int]]) -> Array:
-        """Returns how many fine knobs of each of some lineages are not at their best guess."""
+        """Returns for each lineage the number of fine knobs that are not at their best guess."""
         return np.array([self._departure(*lineage) for lineage in lineages], dtype=float)
 
     def _departure(self, number: int, index: int) -> int:
@@ -130,7 +129,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value; what switches a setting off, and what leaves it out, is one."""
+    """Returns a value. All values that switch a setting off, or leave it out, become None."""
     return None if value in _ABSENT or value == 0 else value
 
 
