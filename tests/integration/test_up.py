@@ -226,7 +226,7 @@ def test_a_run_that_dies_with_its_worker_is_crashed_by_its_missing_heartbeats_an
             process.kill()
         killed_at = time.monotonic()
         up.command.wait_until(lambda: not any(map(is_alive, flow)), "end of the ranks", 1)
-        up.command.wait_until(lambda: "The worker has ended, and is started again" in up.command.said, "the new worker")
+        up.command.wait_until(lambda: "The worker ended and is started again" in up.command.said, "the new worker")
         up.command.wait_until(up.worker, "its process")
         up.command.wait_until(lambda: client.read_flow_run(run.id).state.is_final(), "the end of the run", MISSED_S)
         state = client.read_flow_run(run.id).state
@@ -273,7 +273,7 @@ def test_nothing_outlives_an_up_that_is_killed_and_the_next_one_names_its_lost_r
     assert up.command.left_over(8) == []
 
     up.command = up.start()
-    assert "1 run(s) had lost their worker: they are Crashed now." in up.command.said
+    assert "1 run(s) had lost their worker. They are Crashed now." in up.command.said
     with up.client() as client:
         state = client.read_flow_run(run.id).state
         pool = client.read_work_pool(POOL)
