@@ -1,7 +1,8 @@
-"""`accelerate launch`: what it would start.
+"""Reads an `accelerate launch` command.
 
-Under DeepSpeed, `accelerate launch` is `torchrun` and a dozen environment variables that `Accelerator()` reads. Which
-ones depends on its options, its configuration file and its version: the accelerate of the user's environment is asked.
+Under DeepSpeed, `accelerate launch` is `torchrun` with a dozen environment variables that `Accelerator()` reads. They
+depend on its options, its configuration file and its version. So ZeroTune asks the accelerate of the user's
+environment.
 """
 
 import json
@@ -19,7 +20,7 @@ from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
 
 CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-"""The environment variable by which accelerate takes the path of a DeepSpeed configuration."""
+"""The environment variable from which accelerate reads the path of a DeepSpeed configuration."""
 
 _ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
@@ -52,7 +53,7 @@ _LEFT_OUT = {
     "monitor_interval": "ZeroTune watches over the ranks",
     "enable_cpu_affinity": "ZeroTune hands out the cores",
 }
-# Settings, of options or of the configuration file, under which DeepSpeed does not train, or not here.
+# With one of these settings, as an option or in the configuration file, DeepSpeed does not train, or not here.
 _REFUSED = {
     "cpu": "--cpu trains without DeepSpeed: Accelerate uses DeepSpeed on a CPU as well, without this option",
     "tpu": "a TPU trains without DeepSpeed",
@@ -64,7 +65,7 @@ _REFUSED = {
 }
 _REFUSED_FAMILIES = ("fsdp_", "megatron_lm_", "tpu_", "parallelism_config_", "aws_", "mpirun_", "vm", "env")
 
-# Of the ranks, which ZeroTune starts on its own devices, ports and cores.
+# ZeroTune sets these itself, because it chooses devices, ports and cores.
 _OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ACCELERATE_CPU_AFFINITY", CONFIG_VARIABLE)
 
 
@@ -74,18 +75,18 @@ def read_accelerate(words: Words, launcher: UserLauncher, interpreter: str | Non
 
 
 def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
-    """Returns what `accelerate launch` would start, as fields of `Entrypoint`; the script's arguments stay in `words`.
+    """Returns fields of `Entrypoint`. The script's arguments stay in `words`.
 
-    The DeepSpeed configuration is the file that accelerate is told to read (`config_variables` names the variable that
-    carries its path), else it is left to the code: accelerate then makes one of its options and of the plugin's.
+    If accelerate reads a DeepSpeed configuration file, `config_variables` names the variable with its path. If not,
+    accelerate makes a configuration from its options and the plugin, and the profile trial finds it.
 
     Args:
-        words: what follows `accelerate launch`.
-        interpreter: the Python whose accelerate it is; None for ZeroTune's own.
+        words: the words behind `accelerate launch`.
+        interpreter: the Python whose accelerate is asked. None is ZeroTune's own.
 
     Raises:
-        InputError: accelerate refuses the command, something other than DeepSpeed is to train, or several nodes are,
-            or the gradient accumulation is set in two places with two values.
+        InputError: accelerate refuses the command, DeepSpeed would not train, the command asks for several nodes, or
+            two places set the gradient accumulation to two values.
     """
     answer = _ask(words, interpreter)
     launcher, settings, variables = answer["launcher"], answer["settings"], answer["variables"]
@@ -115,7 +116,7 @@ def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
 
 
 def _ask(words: Words, interpreter: str | None) -> dict[str, Any]:
-    """Returns the answer of `accelerate_question`."""
+    """Returns the answer of `accelerate_question`, which runs in the user's environment."""
     python = sys.executable
     if interpreter is not None:
         python = str((words.folder / interpreter).absolute()) if os.sep in interpreter else interpreter
@@ -145,7 +146,7 @@ def _ask(words: Words, interpreter: str | None) -> dict[str, Any]:
 
 
 def _refuse(words: Words, launcher: str, settings: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    """Refuses by name what does not train with DeepSpeed on this node."""
+    """Refuses a command that does not train with DeepSpeed on this node. The error names the setting."""
     for name, why in _REFUSED.items():
         if settings.get(name):
             place = given.get(name, f"{name} in {_name_of(settings)}")
@@ -163,7 +164,7 @@ def _refuse(words: Words, launcher: str, settings: Mapping[str, Any], given: Map
             "Write 1: a search runs on one node.",
         )
     if launcher == _ONE and settings.get("use_cpu"):
-        # Under DeepSpeed accelerate takes no notice of it.
+        # Under DeepSpeed accelerate ignores it.
         raise words.error(f"use_cpu in {_name_of(settings)} trains without DeepSpeed.", _WITH_DEEPSPEED)
 
 
@@ -188,9 +189,9 @@ def _devices(words: Words, text: str) -> tuple[int, ...]:
 
 
 def _refuse_two_accumulations(words: Words, answer: Mapping[str, Any], config_file: str | None) -> None:
-    """Refuses another gradient accumulation than the launcher's in DeepSpeed's JSON file or in the script's arguments.
+    """Refuses a command whose launcher sets another gradient accumulation than its JSON file or its script's arguments.
 
-    Accelerate would take the first of these, and in silence.
+    Accelerate would silently use the first of them.
     """
     settings = answer["settings"]
     launchers = answer["variables"].get(_ACCUMULATION_VARIABLE, words.environment.get(_ACCUMULATION_VARIABLE, ""))

@@ -1,8 +1,8 @@
-"""What `accelerate launch` would start, answered by accelerate itself.
+"""Asks accelerate what `accelerate launch` would start.
 
-Run as a program of its own (`python -c`) in the user's interpreter, with the words behind `accelerate launch`: options,
-configuration files and ACCELERATE_* variables mean what that version of accelerate makes of them. Prints one line of
-JSON and starts nothing. Standard library and accelerate only.
+ZeroTune runs this file with `python -c` in the user's interpreter, with the words behind `accelerate launch`. So the
+user's version of accelerate reads the options, the configuration files and the ACCELERATE_* variables. The program
+prints one line of JSON and starts nothing. It needs the standard library and accelerate only.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-# What accelerate.commands.launch calls to start the processes.
+# accelerate.commands.launch calls one of these to start the processes.
 _DEEPSPEED, _SEVERAL, _ONE = "deepspeed_launcher", "multi_gpu_launcher", "simple_launcher"
 _OTHERS = ("tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher")
 
@@ -23,13 +23,13 @@ def answer(words: list[str]) -> dict[str, Any]:
     """Returns what the command would start.
 
     Args:
-        words: what follows `accelerate launch`.
+        words: the words behind `accelerate launch`.
 
     Returns:
-        `{"error": sentence}` where accelerate refuses the command; else `launcher` (the function of accelerate that
-        would start it), `settings` (options and configuration file taken together), `given` (the option's name of
-        each setting that is an option of the command), `arguments` (the script's own) and `variables` (what the
-        launcher would add to the environment or change in it).
+        `{"error": sentence}` if accelerate refuses the command. Otherwise `launcher` is the function of accelerate that
+        would start it, and `settings` are the options together with the configuration file. `given` has the option of
+        each setting that the command sets. `arguments` are the script's. `variables` are those that the launcher
+        would add to the environment or change in it.
     """
     try:
         launch: Any = importlib.import_module("accelerate.commands.launch")
@@ -47,7 +47,7 @@ def answer(words: list[str]) -> dict[str, Any]:
         parser.error = _refuse
         launch.launch_command(parser.parse_args(words))
         settings = found["settings"]
-        # A port that is free: accelerate asks, and the answer does not matter.
+        # accelerate checks that its port is free. Any free port will do.
         settings.main_process_port = _free_port()
         variables = _variables(launch, found["launcher"], settings)
     except SystemExit:
@@ -68,7 +68,7 @@ def answer(words: list[str]) -> dict[str, Any]:
 
 
 def _variables(launch: Any, launcher: str, settings: argparse.Namespace) -> dict[str, str]:
-    """Returns the environment in which accelerate would start the processes; nothing for what ZeroTune refuses."""
+    """Returns the environment of the processes that accelerate would start. Empty if ZeroTune refuses the command."""
     if (settings.num_machines or 1) > 1:
         return {}
     if launcher == _DEEPSPEED:
@@ -98,6 +98,6 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    # The working directory is no place to import from: `accelerate launch` does not look there either.
+    # `accelerate launch` does not import from the working directory either.
     sys.path[:] = [folder for folder in sys.path if folder]
     print(json.dumps(answer(sys.argv[1:])))

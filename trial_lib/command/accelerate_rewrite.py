@@ -1,4 +1,4 @@
-"""The words of `accelerate launch` that start the program with another DeepSpeed configuration."""
+"""Types an `accelerate launch` command again, with another DeepSpeed configuration."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from trial_lib.wire.whole_files import write_whole
 
 _CONFIG_FLAG, _LAUNCHER_CONFIG_FLAG = "--deepspeed_config_file", "--config_file"
 _FIELDS_VARIABLE = "ACCELERATE_CONFIG_DS_FIELDS"
-# Fields of accelerate's configuration file that it refuses beside a DeepSpeed configuration file: that one says it all.
+# accelerate refuses these fields of its configuration file beside a DeepSpeed configuration file.
 _PLUGIN_FIELDS = (
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -31,21 +31,21 @@ _MIXED_PRECISION = "mixed_precision"
 def accelerate_words(
     entrypoint: Entrypoint, config: Mapping[str, Any], config_path: Path, launcher_config_path: Path, folder: Path
 ) -> list[str]:
-    """Returns the words, the script among them, that start the program with another DeepSpeed configuration.
+    """Returns the words up to and with the script that start the program with another DeepSpeed configuration.
 
-    They are the user's, but for the option that names the configuration. A configuration file of accelerate's with
-    settings of its own for DeepSpeed is refused beside that option: a copy without them takes its place.
+    Only the option that names the configuration differs from the user's words. accelerate refuses that option beside
+    a configuration file of its own with settings for DeepSpeed. A copy of that file without them then replaces it.
 
     Args:
         entrypoint: a command that accelerate starts.
         config: the DeepSpeed configuration.
-        config_path: the file that it stands in.
-        launcher_config_path: where the copy of accelerate's own configuration file is written, if one is needed.
-        folder: what the command's relative paths stand in.
+        config_path: the file with that configuration.
+        launcher_config_path: the file for the copy of accelerate's configuration file, if a copy is needed.
+        folder: the folder of the command's relative paths.
     """
     words = list(entrypoint.launcher)
     if entrypoint.config_positions and not entrypoint.config_variables:
-        # The script's own arguments name the file: the Trainer's `--deepspeed`.
+        # The script's arguments name the file, as the Trainer's `--deepspeed` does.
         return words
     if "ACCELERATE_USE_DEEPSPEED" not in entrypoint.launcher_environment:
         return ["env", f"{CONFIG_VARIABLE}={config_path}", *words]
@@ -64,13 +64,13 @@ def _without_plugin_fields(text: str) -> str:
     settings = yaml.safe_load(text)
     section = settings.get("deepspeed_config") or {}
     settings["deepspeed_config"] = {name: value for name, value in section.items() if name not in _PLUGIN_FIELDS}
-    # DeepSpeed's configuration says it: "bf16" or "fp16".
+    # DeepSpeed's configuration has "bf16" or "fp16" instead.
     settings.pop(_MIXED_PRECISION, None)
     return str(yaml.safe_dump(settings, sort_keys=False))
 
 
 def _default_configuration(environment: Mapping[str, str]) -> Path:
-    """Returns the file that accelerate reads where no option names one."""
+    """Returns the file that accelerate reads if no option names one."""
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(environment.get("HF_HOME") or f"{cache}/huggingface").expanduser() / "accelerate"
     json_file = home / "default_config.json"
@@ -79,7 +79,7 @@ def _default_configuration(environment: Mapping[str, str]) -> Path:
 
 
 def _position_of(words: list[str], flag: str) -> int | None:
-    """Returns where an option of the launcher stands: before the script or module, which is the last word."""
+    """Returns the position of an option. The last word is the script or module, and no option."""
     for position, word in enumerate(words[:-1]):
         if word.partition("=")[0].replace("-", "_") == flag.replace("-", "_"):
             return position
@@ -95,7 +95,7 @@ def _value_of(words: list[str], flag: str) -> str | None:
 
 
 def _with_option(words: list[str], flag: str, value: str) -> list[str]:
-    """Returns the words with an option set: in its place, or else as the launcher's first."""
+    """Returns the words with an option set, in its place or as the launcher's first option."""
     position = _position_of(words, flag)
     if position is None:
         # `accelerate launch` or `python -m accelerate.commands.launch`.

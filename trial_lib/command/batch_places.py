@@ -1,4 +1,4 @@
-"""How large a batch a command says that it is, where that is mapped."""
+"""Reads the mapped batch sizes off a command."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class BatchPlace:
     """A batch key that a command sets.
 
     Attributes:
-        key: of DeepSpeed's configuration.
-        value: what it is set to.
-        shown: the place with its value, as it was typed.
+        key: the key in DeepSpeed's configuration.
+        value: its value.
+        shown: the place with its value, as the user typed it.
     """
 
     key: str
@@ -29,13 +29,13 @@ def batch_places(
     """Returns the batch keys that a command sets to a number.
 
     Args:
-        arguments: of the program.
-        environment: what it finds in its environment.
-        arg_mappings: what in the command sets each DeepSpeed key.
-        folder: what relative paths in the command stand in.
+        arguments: the program's arguments.
+        environment: the program's environment variables.
+        arg_mappings: the place in the command that sets each DeepSpeed key.
+        folder: the folder of the command's relative paths.
 
     Raises:
-        InputError: a mapping names a word or a value in a file that is not there.
+        InputError: a mapping names a word, or a value in a file, that does not exist.
     """
     places = []
     for key, target in arg_mappings.items():

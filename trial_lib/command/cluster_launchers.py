@@ -77,7 +77,7 @@ def read_srun(words: Words, launcher: UserLauncher, interpreter: str | None) -> 
 
 
 def _count_in(found: dict[str, str], words: Words, launcher: UserLauncher) -> int:
-    """Returns the number of ranks by the first option of the launcher's that gives one."""
+    """Returns the number of ranks that an option gives."""
     count = next((found[flag] for flag in launcher.count if flag in found), None)
     if count is None:
         example = f"`{launcher.shown} {launcher.count[0]} N`"
@@ -88,7 +88,7 @@ def _count_in(found: dict[str, str], words: Words, launcher: UserLauncher) -> in
 
 
 def _ranks(words: Words, launcher: UserLauncher, count: int, variables: dict[str, str]) -> dict[str, Any]:
-    """Reads the command that a launcher starts as often."""
+    """Reads the command that a launcher starts `count` times."""
     words.environment |= variables
     inner = parse_command(words)
     launched = {"launcher_environment": {**inner.get("launcher_environment", {}), **variables}}

@@ -1,8 +1,8 @@
-"""Whether DeepSpeed gets the configuration file of a command as it stands. The program's code is read, not imported.
+"""Finds out whether DeepSpeed gets a command's configuration file unchanged. It reads the code and imports nothing.
 
-A program may read its file, leave out what its DeepSpeed refuses, and hand the rest over as a dictionary. Only where
-the code shows that nothing can come between is the file itself what DeepSpeed gets: the program calls
-`deepspeed.initialize` with its `args`, and neither that call nor any other line of its own names the configuration.
+A program may read its file, remove what its DeepSpeed refuses, and hand over the rest as a dictionary. DeepSpeed surely
+gets the file itself if the program calls `deepspeed.initialize` with its `args`, and if neither that call nor any
+other line of the code names the configuration.
 """
 
 import ast
@@ -16,16 +16,16 @@ _FLAG = "--deepspeed_config"
 _INITIALIZE = "deepspeed.initialize"
 _CONFIG_ARGUMENTS = ("config", "config_params")
 _POSITION_OF_CONFIG = 10
-# By one of these a program reaches the path that its argument parser has taken.
+# These names give a program the path that its argument parser has read.
 _NAMES = ("deepspeed_config", "deepscale_config", "argv")
 
 
 def is_handed_over(entrypoint: Entrypoint, folder: Path) -> bool:
-    """Returns whether DeepSpeed surely gets the file that a command names by `--deepspeed_config`, as it stands.
+    """Returns whether DeepSpeed surely gets the file behind `--deepspeed_config` unchanged.
 
     Args:
         entrypoint: the command.
-        folder: that it runs in.
+        folder: the command's working directory.
     """
     program = _file_of(entrypoint, folder)
     if program is None or not _is_named_by_flag(entrypoint):
@@ -56,7 +56,7 @@ def _is_named_by_flag(entrypoint: Entrypoint) -> bool:
 
 
 def _names_it(tree: ast.Module, names: Sequence[str]) -> bool:
-    """Returns whether the code names the configuration otherwise than as a flag of its argument parser."""
+    """Returns whether the code names the configuration outside of a flag of its argument parser."""
     named = {
         *(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)),
         *(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
@@ -67,13 +67,13 @@ def _names_it(tree: ast.Module, names: Sequence[str]) -> bool:
 
 
 def _calls_of_initialize(tree: ast.Module) -> list[ast.Call]:
-    """Returns the calls of whatever has that name."""
+    """Returns the calls of any function of that name."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "initialize"]
 
 
 def _gets_args_alone(call: ast.Call) -> bool:
-    """Returns whether a call is given `args`, and surely no configuration beside it."""
+    """Returns whether a call passes `args`, and surely no configuration beside it."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     if None in given or not given.keys().isdisjoint(_CONFIG_ARGUMENTS) or len(call.args) > _POSITION_OF_CONFIG:
         return False

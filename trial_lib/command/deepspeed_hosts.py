@@ -1,6 +1,6 @@
-"""Which devices the `deepspeed` launcher is told to use: hostfile, `--include`, `--exclude`, a count.
+"""Reads which devices `deepspeed` uses: by its hostfile, `--include`, `--exclude` or a number.
 
-Those of this host, or all of several hosts.
+They are devices of this host, or all devices of several hosts.
 """
 
 import re
@@ -19,11 +19,12 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
     """Returns how many ranks `deepspeed` starts and on which devices, as fields of `Entrypoint`.
 
     Args:
-        words: of the command; they say where its relative paths stand and how an error names it.
-        options: of the launcher, by name.
+        words: the command's words, with its folder and its name in errors.
+        options: the launcher's options, by name.
 
     Raises:
-        InputError: they name another host alone or a part of several, contradict each other or are misspelt.
+        InputError: the options name another host alone or some devices of several hosts, contradict each other, or
+            are misspelt.
     """
     chosen = [flag for flag in ("--include", "--exclude", "--num_gpus") if flag in options]
     if len(chosen) > 1:
@@ -45,7 +46,7 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
         return {"slots": count}
     if "--include" in options:
         devices = _devices(words, "--include", options["--include"], host)
-        # A host's name alone is all of it.
+        # A host's name alone means all its devices.
         return {"slots": len(devices), "devices": devices} if devices else {"slots": slots or "memory_nodes"}
     if "--exclude" in options:
         excluded = _devices(words, "--exclude", options["--exclude"], host)
@@ -59,7 +60,7 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _count(words: Words, text: str) -> int | None:
-    """Returns a number of devices; None where the launcher takes all."""
+    """Returns a number of devices. None means all."""
     try:
         count = int(text)
     except ValueError:
@@ -68,7 +69,7 @@ def _count(words: Words, text: str) -> int | None:
 
 
 def _first_hosts(words: Words, hosts: dict[str, int], asked: str | None) -> dict[str, int]:
-    """Returns as many of the hosts as `--num_nodes` asks for."""
+    """Returns the first hosts, as many as `--num_nodes` asks for."""
     if asked is None or (asked == "-1" and hosts):
         return hosts
     if len(hosts) < 2 and asked in ("1", "-1"):
@@ -82,7 +83,7 @@ def _first_hosts(words: Words, hosts: dict[str, int], asked: str | None) -> dict
 
 
 def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
-    """Returns the slots of each host in the hostfile, by name; nothing where there is no such file."""
+    """Returns the slots of each host in the hostfile, by name. Empty if there is no hostfile."""
     path = DEFAULT_HOSTFILE if named is None else words.folder / named
     if named is None and not path.is_file():
         return {}
@@ -110,7 +111,7 @@ def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
 
 
 def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -> tuple[int, ...]:
-    """Returns the devices that `HOST:0,1` names; none where it names the host alone."""
+    """Returns the devices that `HOST:0,1` names. Empty if it names the host alone."""
     name, colon, listed = text.partition(":")
     if host is None or name != host[0]:
         refuse_foreign(words, flag, text.partition("@")[2].partition(":")[0] or name)
@@ -133,12 +134,12 @@ def refuse_foreign(words: Words, place: str, host: str) -> None:
     """Refuses a host that is not this one.
 
     Args:
-        words: of the command.
-        place: that names it.
-        host: its name.
+        words: the command's words.
+        place: the option or file that names the host.
+        host: the host's name.
 
     Raises:
-        InputError: it is another one.
+        InputError: the host is another one.
     """
     own = socket.gethostname()
     if host in ("localhost", "127.0.0.1") or host.partition(".")[0] == own.partition(".")[0]:

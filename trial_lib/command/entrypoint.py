@@ -1,4 +1,4 @@
-"""The entrypoint: the user's command, taken apart so that ZeroTune can start its ranks itself. No shell reads it."""
+"""The entrypoint: the user's command in its parts, so that ZeroTune can start its ranks. No shell reads it."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from trial_lib.command.parse_command import parse_command
 from trial_lib.command.words import ASSIGNMENT, Words, split_command
 
 CONFIG_FLAGS = ("--deepspeed", "--deepspeed_config")
-"""The flags by which a script takes the path of its DeepSpeed configuration."""
+"""The flags that give a script the path of its DeepSpeed configuration."""
 
 Slots = int | Literal["all", "gpu", "cpu", "memory_nodes"]
 """How many ranks a command starts: a number, or one for each device (`all`), for each GPU or for each core. With
@@ -22,24 +22,23 @@ class Entrypoint(BaseModel):
     """The user's command.
 
     Attributes:
-        interpreter: path of the Python to run, as the user wrote it; None is ZeroTune's own.
-        interpreter_options: options of the interpreter itself, such as `-u`.
-        script: the script, relative to the model directory; None where a module is run.
-        module: the module behind `-m`; None where a script is run.
-        trial_class: a `DeepSpeedTrial`, as `module:Class`; None where a script or a module is run.
-        arguments: what the script is given, byte for byte.
-        config_positions: which of the arguments name the user's DeepSpeed configuration.
+        interpreter: path of the Python to run, as the user wrote it. None is ZeroTune's own.
+        interpreter_options: options of the interpreter, such as `-u`.
+        script: the script, relative to the model directory. None if a module runs.
+        module: the module behind `-m`. None if a script runs.
+        trial_class: a `DeepSpeedTrial`, as `module:Class`. None if a script or a module runs.
+        arguments: the script's arguments, byte for byte.
+        config_positions: the positions of the arguments that name the user's DeepSpeed configuration.
         config_variables: the environment variables that name it.
-        environment: assignments that stood before the command.
-        launcher: the words before the arguments, as they were typed, without the assignments.
+        environment: the assignments before the command.
+        launcher: the words before the arguments, as the user typed them, without the assignments.
         launched_by: the name of the launcher among them, as in `LAUNCHERS`. None if there is none.
-        launcher_environment: what the launcher would put into the environment of the ranks.
-        slots: how many ranks the command starts; None where it does not say.
-        devices: the devices that the launcher is told to use, by their numbers on this host; None for any.
-        excluded_devices: those that it is told not to use.
-        hosts: the hosts that the launcher's hostfile names, each with its slots, where they are several.
-        passes_local_rank: whether the script expects `--local_rank=N` as its first argument, as the `deepspeed`
-            launcher gives it.
+        launcher_environment: the variables that the launcher would set for the ranks.
+        slots: how many ranks the command starts. None if its words do not give the number.
+        devices: the devices that the launcher's options choose, by their numbers on this host. None is any.
+        excluded_devices: the devices that the launcher's options exclude.
+        hosts: the slots of each host in the launcher's hostfile, if there are several hosts.
+        passes_local_rank: whether the script expects `--local_rank=N` as its first argument, which `deepspeed` passes.
         notes: one sentence for each part of the command that was left out.
     """
 
@@ -80,16 +79,16 @@ def parse_entrypoint(
     folder: Path = Path(),
     shell: Mapping[str, str] | None = None,
 ) -> Entrypoint:
-    """Returns the user's command, taken apart.
+    """Returns the user's command in its parts.
 
     Args:
-        command: as one line, or as a list of words.
-        deepspeed_config: path of the user's DeepSpeed configuration: an argument that is this path names it, whatever
-            its flag.
-        where: how an error names the place.
-        folder: what relative paths in the command stand in.
-        shell: the environment of the shell that the command was typed in: the launcher's options and variables are
-            followed. None leaves its options out, with a note each: something else says how many ranks start.
+        command: one line, or a list of words.
+        deepspeed_config: path of the user's DeepSpeed configuration. An argument with this path names the
+            configuration, whatever its flag.
+        where: the place that errors name.
+        folder: the folder of the command's relative paths.
+        shell: the environment of the shell that the command was typed in. The launcher's options and variables then
+            count. None leaves the options out, with a note each, because a YAML says how many ranks start.
 
     Raises:
         InputError: the command needs a shell, starts something other than Python, has a launcher or interpreter
@@ -117,12 +116,12 @@ def parse_entrypoint(
 
 
 def with_config(entrypoint: Entrypoint, deepspeed_config: str | None) -> Entrypoint:
-    """Returns the command with the arguments that are the path of the user's DeepSpeed configuration known as such."""
+    """Returns the command with the positions of the arguments that are the path of the DeepSpeed configuration."""
     return entrypoint.model_copy(update={"config_positions": _config_positions(entrypoint.arguments, deepspeed_config)})
 
 
 def _assignments(words: Words) -> dict[str, str]:
-    """Takes the assignments off the words, behind `env` or without it."""
+    """Takes the assignments before the command off the words, with `env` or without it."""
     if words.follows and words and os.path.basename(words.first) == "env":  # noqa: PTH119
         words.take()
     assigned: dict[str, str] = {}
@@ -133,13 +132,13 @@ def _assignments(words: Words) -> dict[str, str]:
 
 
 def split_flag(argument: str) -> tuple[str, str]:
-    """Returns `--flag=` and the value of `--flag=value`; an empty prefix and the whole of any other argument."""
+    """Returns `--flag=` and the value of `--flag=value`, or an empty prefix and the whole argument."""
     flag, equals, value = argument.partition("=")
     return (flag + equals, value) if equals and flag.startswith("-") else ("", argument)
 
 
 def _config_positions(arguments: Sequence[str], deepspeed_config: str | None) -> tuple[int, ...]:
-    # `--deepspeed` alone is DeepSpeed's own on-off flag: it is followed by `--deepspeed_config FILE`.
+    # Beside `--deepspeed_config FILE`, `--deepspeed` is DeepSpeed's own switch without a value.
     both = any(argument.partition("=")[0] == "--deepspeed_config" for argument in arguments)
     flags = {"--deepspeed_config"} if both else set(CONFIG_FLAGS)
 

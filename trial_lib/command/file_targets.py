@@ -1,4 +1,4 @@
-"""A mapped value in a YAML or JSON file that the user's command names: a trial is given its own copy of that file."""
+"""A mapped value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file."""
 
 import re
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from trial_lib.wire.errors import InputError
 FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json):[^\s=:]+"
 """How such a target is written: `conf/train.yaml:trainer.batch`."""
 
-# They stand before a value and belong to it: an anchor, a tag.
+# An anchor or a tag before a value belongs to the value.
 _PROPERTIES = re.compile(r"([&!]\S*\s+)*")
 
 
 @dataclass(frozen=True)
 class DocumentValue:
-    """A value in a document: it is replaced with every other character kept.
+    """A value in a document. Replacing it keeps every other character.
 
     Attributes:
-        document: all of the text.
-        begin: the value's first character.
-        end: behind its last.
+        document: the whole text.
+        begin: the position of the value's first character.
+        end: the position behind its last character.
     """
 
     document: str
@@ -32,7 +32,7 @@ class DocumentValue:
 
     @property
     def text(self) -> str:
-        """The value as it stands there."""
+        """The value's text."""
         return self.document[self.begin : self.end]
 
     def replaced(self, value: str) -> str:
@@ -45,8 +45,8 @@ class FileTarget:
     """A target of `arg_mappings` that is a value in a file.
 
     Attributes:
-        path: of the file, as it was written.
-        key: of the value, from the top, with dots; a number counts from 0 in a list.
+        path: the path of the file, as the user wrote it.
+        key: the path to the value, with dots. A number counts from 0 in a list.
     """
 
     path: str
@@ -54,14 +54,14 @@ class FileTarget:
 
     @classmethod
     def read(cls, target: str) -> "FileTarget | None":
-        """Returns a target that is a value in a file; None for any other."""
+        """Returns a target that is a value in a file. None for any other target."""
         if target.startswith("-") or not re.fullmatch(FILE_TARGET, target):
             return None
         path, _, key = target.partition(":")
         return cls(path, key)
 
     def positions(self, arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
-        """Returns which arguments are the file's path, each with what stands before it there, such as `--config=`."""
+        """Returns each position of the file's path in the arguments, and the text before it, such as `--config=`."""
         own = (folder / self.path).resolve()
         found = []
         for position, word in enumerate(arguments):
@@ -76,19 +76,19 @@ class FileTarget:
         """Returns the value in the file.
 
         Args:
-            arguments: of the program.
-            folder: what relative paths stand in.
-            document: the text to look in; None for the file's own.
+            arguments: the program's arguments.
+            folder: the folder of relative paths.
+            document: the text to look in. None reads the file.
 
         Raises:
-            InputError: no argument is the file's path, it cannot be read, or it has no such value.
+            InputError: no argument is the file's path, the file cannot be read, or it has no such value.
         """
         if not self.positions(arguments, folder):
             remedy = "Map a value of a file that is: a trial is given its own copy in the place of that argument."
             raise self._error(f"no argument of the program is {self.path}", remedy)
         try:
             text = (folder / self.path).read_text(encoding="utf-8") if document is None else document
-            # JSON may be indented by tabs.
+            # JSON may be indented with tabs, which YAML refuses.
             node: yaml.Node | None = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             problem = " ".join(str(error).split())

@@ -36,8 +36,8 @@ class UserLauncher:
         modules: the modules behind `python -m` that are the launcher, each with the words that belong to its name.
         other_modules: modules of the launcher that start ranks in a way that ZeroTune does not follow.
         comes_with_python: whether it is installed beside a Python, which then runs the ranks.
-        runs_command: whether a whole command follows, and not a script of Python.
-        is_environment: whether it starts no ranks, and only has the command run in an environment of its own.
+        runs_command: whether a whole command follows, and not a Python script.
+        is_environment: whether it starts no ranks, and only runs the command in an environment of its own.
         sets_local_size: whether ranks find LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, as DeepSpeed's launcher sets them. By
             LOCAL_SIZE DeepSpeed takes each rank on a CPU for a device of its own.
         gives_one_thread: whether it sets OMP_NUM_THREADS to 1 if it starts several ranks.

@@ -1,4 +1,4 @@
-"""What `arg_mappings` may name: a place in the user's command that holds a number, to be read and to be set."""
+"""The targets of `arg_mappings`: places in the user's command that hold a number. They are read and set here."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ _KEY = r"[A-Za-z_][\w-]*(\.[\w-]+)*"
 _OPTION, _VARIABLE, _WORD = r"--?[A-Za-z][^\s=]*", r"[A-Za-z_]\w*", r"argv:[1-9]\d*"
 _OVERRIDE = rf"\+{{1,2}}{_KEY}|[A-Za-z_][\w-]*(\.[\w-]+)+"
 MAPPING_TARGET = rf"^({_OPTION}|{_VARIABLE}|{_OVERRIDE}|{FILE_TARGET}|{_WORD})$"
-"""An option; an environment variable; an override `key=value`; a value in a file; a word by its number."""
+"""An option, an environment variable, an override `key=value`, a value in a file, or a word by its number."""
 
 _AN_OVERRIDE = re.compile(rf"[+~]{{0,2}}{_KEY}=")
 _NEGATIVE = re.compile(r"-\.?\d")
@@ -20,14 +20,14 @@ _NEGATIVE = re.compile(r"-\.?\d")
 
 @dataclass(frozen=True)
 class Typed:
-    """A target as it stands in the command, once.
+    """One place of a target in the command.
 
     Attributes:
-        begin: the first of its words, by its position among the program's arguments.
-        end: behind its last.
-        name: the words before the one that holds the value.
-        before: what that word has before the value.
-        value: as it was typed; empty where none was.
+        begin: the position of its first word among the program's arguments.
+        end: the position behind its last word.
+        name: the words before the word with the value.
+        before: the text before the value in that word.
+        value: the value as the user typed it. Empty if there is none.
     """
 
     begin: int
@@ -37,29 +37,29 @@ class Typed:
     value: str
 
     def words(self, value: str) -> list[str]:
-        """Returns the words that set another value, as these set theirs."""
+        """Returns the words that set another value in the same form."""
         return [*self.name, f"{self.before}{value}"]
 
 
 def is_variable(target: str, arguments: Sequence[str]) -> bool:
-    """Returns whether a target is an environment variable: a plain name that no argument `name=value` has.
+    """Returns whether a target is an environment variable: a plain name without an argument `name=value`.
 
     Args:
-        target: of `arg_mappings`.
-        arguments: of the program.
+        target: a target of `arg_mappings`.
+        arguments: the program's arguments.
     """
     return bool(re.fullmatch(_VARIABLE, target)) and not typed_as(target, arguments)
 
 
 def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
-    """Returns where a target stands among a program's arguments, in order: of several most parsers take the last.
+    """Returns the places of a target among a program's arguments, in order. Most parsers use the last one.
 
     Args:
-        target: of `arg_mappings`; a variable and a value in a file stand nowhere there.
-        arguments: of the program.
+        target: a target of `arg_mappings`. A variable, or a value in a file, has no place there.
+        arguments: the program's arguments.
 
     Raises:
-        InputError: the target is a word by its number, and there are fewer.
+        InputError: the target is a word by its number, and there are fewer words.
     """
     if target.startswith("-"):
         return _options(target, arguments)
@@ -73,14 +73,14 @@ def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
 def with_target(target: str, arguments: Sequence[str], value: str) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns a program's arguments with a value at a target, and a pair (old, new) for each change.
 
-    Each place where it stands is changed, once and in its own form. Where it stands nowhere it is added in the form of
-    the words beside it, with an empty old: an option behind all words but those behind `--`, so that it belongs to
-    the last subcommand; an override behind the last of the others, for argparse refuses a second group of them.
+    Each place of the target changes in its own form. A target without a place is added, and its old is empty. An option
+    is added behind all words before `--`, so that it belongs to the last subcommand. An override is added behind the
+    last override, because argparse refuses a second group of them.
 
     Args:
-        target: of `arg_mappings`; one that is a variable or a value in a file changes nothing here.
-        arguments: of the program.
-        value: to set.
+        target: a target of `arg_mappings`. A variable, or a value in a file, changes nothing here.
+        arguments: the program's arguments.
+        value: the value to set.
     """
     words, changes = list(arguments), []
     for typed in reversed(typed_as(target, arguments)):
@@ -96,16 +96,16 @@ def with_target(target: str, arguments: Sequence[str], value: str) -> tuple[list
 def value_of(
     target: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> tuple[str, str] | None:
-    """Returns the value that a command has at a target, and how it stands there; None where it has none.
+    """Returns the value of a target in a command, and its text there. None if the command does not set it.
 
     Args:
-        target: of `arg_mappings`.
-        arguments: of the program.
-        environment: what the program finds in its environment.
-        folder: what relative paths stand in.
+        target: a target of `arg_mappings`.
+        arguments: the program's arguments.
+        environment: the program's environment variables.
+        folder: the folder of relative paths.
 
     Raises:
-        InputError: the target names a word or a value in a file that is not there.
+        InputError: the target names a word, or a value in a file, that does not exist.
     """
     if is_variable(target, arguments):
         return (environment[target], f"{target}={environment[target]}") if target in environment else None
@@ -118,7 +118,7 @@ def value_of(
 
 
 def spelling(flag: str) -> str:
-    """Returns an option as Hugging Face compares it: dashes within it are underscores."""
+    """Returns an option as Hugging Face compares it, with underscores for the dashes within it."""
     return re.sub(r"(?<=\w)-", "_", flag)
 
 
@@ -158,16 +158,16 @@ def _overrides(target: str, arguments: Sequence[str]) -> list[Typed]:
         if equals and name.lstrip("+") == key:
             found.append(Typed(position, position + 1, (), f"{name}=", value))
         elif word == key and "." in key and position + 1 < len(arguments):
-            # As yacs and its kind take them: `SOLVER.IMS_PER_BATCH 16`.
+            # yacs and its kind read overrides in two words: `SOLVER.IMS_PER_BATCH 16`.
             found.append(Typed(position, position + 2, (word,), "", arguments[position + 1]))
     return found
 
 
 def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list[str]]:
-    """Returns the position at which a target is to be added, and its words."""
+    """Returns the position of a target that is added, and its words."""
     end = _end_of_options(arguments)
     if target.startswith("-"):
-        # What some parsers take in one form alone is typed in that form.
+        # Some parsers read one form only, so the option gets the form of the others.
         long = [word for word in arguments[:end] if word.startswith("--")]
         is_joined = target.startswith("--") and any("=" in word for word in long)
         return end, [f"{target}={value}"] if is_joined else [target, value]

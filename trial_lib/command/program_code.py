@@ -1,4 +1,4 @@
-"""Whether a Python program may start its ranks itself, as far as its code says. It is read, not imported."""
+"""Finds out whether a Python program may start its ranks itself. It reads the code and imports nothing."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from trial_lib.command.launchers import LAUNCHERS, all_modules, first_words, fir
 
 _MOST_FILES = 300
 
-# Whoever imports one of these, or calls one of these, is about to start processes that train.
+# A program that imports one of these, or calls one of these, starts processes that train.
 _MODULES = re.compile(
     r"torch\.distributed\.(run|launch|launcher|elastic)\b|deepspeed\.launcher\b|accelerate\.commands\b"
     r"|(pytorch_)?lightning\b|(lightning_)?fabric\b"
@@ -24,22 +24,22 @@ _STARTS_PROCESSES = ("subprocess", "os.system", "os.popen", "os.exec", "os.spawn
 
 
 def may_start_ranks(file: Path, folders: Sequence[Path]) -> bool:
-    """Returns whether a program's code, or a module of its own that it imports, may start launchers or ranks.
+    """Returns whether a program, or a module of its own that it imports, may start launchers or ranks.
 
     Args:
-        file: of the program.
-        folders: that its own modules are in.
+        file: the program's file.
+        folders: the folders of its own modules.
     """
     return any(_starts(tree, imported) for tree, imported in own_code(file, folders))
 
 
 def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
-    """Returns whether a program's code, or a module of its own that it imports, has a word in a name or in a text.
+    """Returns whether a program, or a module of its own that it imports, has a word in a name or in a string.
 
     Args:
-        file: of the program.
-        folders: that its own modules are in.
-        word: to look for.
+        file: the program's file.
+        folders: the folders of its own modules.
+        word: the word.
     """
     for tree, imported in own_code(file, folders):
         names = (node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg)
@@ -49,11 +49,11 @@ def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
 
 
 def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:
-    """Yields the code of a program and of its own modules, each with the names of what it imports.
+    """Yields the code of a program and of each of its own modules, with the names that each imports.
 
     Args:
-        file: of the program.
-        folders: that its own modules are in.
+        file: the program's file.
+        folders: the folders of its own modules.
     """
     waiting, seen = [file], set[Path]()
     while waiting and len(seen) < _MOST_FILES:
@@ -91,7 +91,7 @@ def _is_name(node: ast.expr) -> bool:
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
-    """Yields the texts of a program, without those that stand by themselves: they only explain."""
+    """Yields the strings of a program. A string that stands by itself is a comment, and is left out."""
     explaining = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in explaining:
@@ -99,7 +99,7 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module, file: Path, folders: Sequence[Path]) -> Iterator[tuple[str, Path | None]]:
-    """Yields the modules that a file imports, each with its own file if it stands in one of the folders."""
+    """Yields the modules that a file imports, each with its file if one of the folders has it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -114,13 +114,13 @@ def _imported(tree: ast.Module, file: Path, folders: Sequence[Path]) -> Iterator
 
 
 def module_file(module: str, folders: Sequence[Path], of_package: str = "__init__.py") -> Path | None:
-    """Returns the file of a module in the first of the folders that has it, `of_package` for one that is a package."""
+    """Returns the file of a module in the first folder that has it. For a package it is `of_package` in its folder."""
     for folder in folders:
         path = folder.joinpath(*module.split("."))
         for file in (path.with_suffix(".py"), path / of_package):
             try:
                 if file.is_file():
                     return file
-            except OSError:  # a name too long for a file, a folder that may not be entered
+            except OSError:  # The name is too long for a file, or the folder may not be entered.
                 continue
     return None

@@ -10,21 +10,21 @@ from trial_lib.command.file_targets import FileTarget
 from trial_lib.command.mapping_targets import is_variable, with_target
 
 COMMAND_FILES = "command_files"
-"""The folder, beside the trial's DeepSpeed configuration, of its copies of other files that the command names."""
+"""The folder with a trial's copies of files that its command names. It is beside the trial's configuration."""
 
 WordChange = tuple[str, str]
-"""What was replaced in a command: the old text, empty where something was added, and the new."""
+"""A change in a command: the old text, which is empty if something was added, and the new text."""
 
 
 @dataclass(frozen=True)
 class TrialCommand:
-    """What a trial's ranks are given.
+    """The command of a trial's ranks.
 
     Attributes:
-        arguments: of the program.
-        variables: that the trial sets.
-        files: the texts of the files that are the trial's own, by their paths.
-        changes: what differs from the user's command.
+        arguments: the program's arguments.
+        variables: the environment variables that the trial sets.
+        files: the texts of the trial's copies of files, by their paths.
+        changes: the differences from the user's command.
     """
 
     arguments: list[str]
@@ -45,15 +45,15 @@ def trial_command(
 
     Args:
         entrypoint: the user's command.
-        config_path: the trial's DeepSpeed configuration: it takes the place of the user's.
-        arg_mappings: what in the command sets each DeepSpeed key.
-        config_values: the trial's DeepSpeed configuration. A mapped key that it leaves out, or leaves "auto", stays as
-            the user wrote it.
-        environment: what the trial's ranks would find without its variables.
-        folder: what relative paths in the command stand in.
+        config_path: the file of the trial's DeepSpeed configuration. It replaces the user's.
+        arg_mappings: the place in the command that sets each DeepSpeed key.
+        config_values: the trial's DeepSpeed configuration. If it has no value for a mapped key, or "auto", the place
+            stays as the user wrote it.
+        environment: the environment of the trial's ranks without the trial's variables.
+        folder: the folder of the command's relative paths.
 
     Raises:
-        InputError: a file that a mapping names is no longer as it was.
+        InputError: a file that a mapping names has changed, and the value is not found in it any more.
     """
     mapped = {
         target: str(config_values[key])
@@ -70,7 +70,7 @@ def trial_command(
     named = [(position, split_flag(arguments[position])[0]) for position in entrypoint.config_positions]
     changes += _with_path(arguments, named, config_path)
     variables = {name: str(config_path) for name in entrypoint.config_variables}
-    # Words by their numbers first: others may be added.
+    # Words by their numbers come first, because other targets may add words.
     for target, value in sorted(mapped.items(), key=lambda item: not item[0].startswith("argv:")):
         if is_variable(target, entrypoint.arguments):
             variables[target] = value
@@ -84,7 +84,7 @@ def trial_command(
 
 
 def _own_files(mapped: Mapping[str, str], arguments: Sequence[str], folder: Path) -> dict[FileTarget, str]:
-    """Returns the texts of the files in which targets are mapped, each by the first target in it."""
+    """Returns the new texts of the files with mapped values, each by its first target."""
     texts: dict[str, tuple[FileTarget, str]] = {}
     for name, value in mapped.items():
         target = FileTarget.read(name)
@@ -95,7 +95,7 @@ def _own_files(mapped: Mapping[str, str], arguments: Sequence[str], folder: Path
 
 
 def _with_path(arguments: list[str], positions: Sequence[tuple[int, str]], path: Path) -> list[WordChange]:
-    """Puts a path into arguments, in the place of the user's, behind what each has before that."""
+    """Replaces the user's path in arguments, and keeps the text before it in each."""
     changes = []
     for position, before in positions:
         changes.append((arguments[position].removeprefix(before), str(path)))

@@ -20,7 +20,7 @@ _LONGEST_ANSWER_S = 1800.0
 _TRY_IT = "Try the command without zerotune."
 _SYNC = "Add its requirements to the project (`uv add`), so that they are in the project's environment."
 _ENV_FILE = "UV_ENV_FILE"
-# The first line of requirements that a script has of its own (PEP 723).
+# A script's own requirements begin with this line (PEP 723).
 _OWN_REQUIREMENTS = re.compile(rb"^# /// script\s*$", re.MULTILINE)
 
 
@@ -33,7 +33,7 @@ def read_uv_run(words: Words, launcher: UserLauncher, interpreter: str | None) -
     program = words.program
     typed = list(words.rest)
     options = read_options(words, launcher.shown, launcher.options, last=("--module", "--"))
-    # uv reads its own options. The module's flag belongs to the command.
+    # These options go to uv again. The flag for a module belongs to the command.
     own = [word for word in typed[: len(typed) - len(words.rest)] if word not in ("-m", "--module", "--")]
     if words.environment.get(_ENV_FILE):
         raise words.error(f"{_ENV_FILE} is set, and ZeroTune reads no such file.", "Export its variables instead.")

@@ -1,4 +1,4 @@
-"""A command as a shell would split it, without a shell: what only a shell could do is refused by name."""
+"""Splits a command into words as a shell would, without a shell. Syntax that needs a shell is refused."""
 
 import re
 import shlex
@@ -10,22 +10,22 @@ from trial_lib.wire.errors import InputError
 
 REMEDY = "Write `python3 SCRIPT ARGUMENTS`: ZeroTune starts the ranks itself."
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-"""How a word begins that sets an environment variable before a command."""
+"""The beginning of a word that sets an environment variable before a command."""
 
 _SHELL_SYNTAX = frozenset("|&;<>()$`*?\n")
 
 
 class Words:
-    """The words of a command that are still to be read, and what was left out on the way.
+    """The words of a command while it is read.
 
     Attributes:
-        rest: the words.
-        where: how an error names the place they come from.
+        rest: the words that are not read yet.
+        where: the place that errors name.
         notes: one sentence for each word that was left out.
-        follows: whether the launcher's options count, as for a command that was typed; those in a YAML are left out.
-        environment: the variables that the command would find, its own assignments among them.
-        folder: what its relative paths stand in.
-        program: the launcher that is being read, as it was typed.
+        follows: whether the launcher's options count, as in a typed command. In a YAML they are left out.
+        environment: the command's environment variables, with the assignments before it.
+        folder: the folder of its relative paths.
+        program: the program of the launcher that is being read, as the user typed it.
     """
 
     def __init__(
@@ -52,21 +52,21 @@ class Words:
 
     @property
     def first(self) -> str:
-        """The next word, which stays."""
+        """The next word. It stays."""
         return self.rest[0]
 
     def take(self) -> str:
-        """Returns the next word, and goes on."""
+        """Returns the next word and removes it."""
         return self.rest.pop(0)
 
     def take_value(self, option: str) -> str:
-        """Returns the value of an option that was just taken: behind its `=`, or the next word."""
+        """Returns the value of the option just read, which is behind its `=` or the next word."""
         if "=" in option:
             return option.partition("=")[2]
         return self.take_after(option)
 
     def take_after(self, option: str) -> str:
-        """Returns the word behind an option that was just taken."""
+        """Returns the word behind the option just read."""
         if not self.rest:
             raise self.error(f"nothing follows {option}.")
         return self.take()
@@ -84,7 +84,7 @@ def split_command(command: str, where: str) -> list[str]:
     """Returns the words of a command line.
 
     Raises:
-        InputError: a quote stays open, or something stands outside of quotes that a shell would act on.
+        InputError: a quote stays open, or there is shell syntax outside of quotes.
     """
     text = command.strip().replace("\\\n", " ")
     syntax = _shell_syntax(text)
@@ -104,7 +104,7 @@ def split_command(command: str, where: str) -> list[str]:
 
 
 def _shell_syntax(text: str) -> str | None:
-    """Returns the first piece of text that a shell would act on, outside of quotes."""
+    """Returns the first piece of shell syntax outside of quotes."""
     quote = ""
     escaped = False
     for position, character in enumerate(text):
