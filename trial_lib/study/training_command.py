@@ -18,6 +18,7 @@ from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
+from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
@@ -60,6 +61,10 @@ def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, A
             "The training arguments stand in the code: set "
             f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
         )
+    stage = get_knob(config, STAGE, 0)
+    if stage != 3 and known.found is not None and known.found.partitions_its_model:
+        # DeepSpeed's engine takes no partitioned parameters at these stages: a plain run would crash.
+        to_write.append(f"The code makes its model within deepspeed.zero.Init: give it enabled=False at stage {stage}.")
     if to_write:
         # As it is typed, the program would train with what stands in its code.
         by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]

@@ -118,6 +118,19 @@ def _replace_arguments(module: ModuleType) -> None:
     arguments.__post_init__ = replaced
 
 
+def _whole(module: ModuleType) -> None:
+    """Leaves a model whole where the winner's stage does not partition it, as a user would by hand."""
+    config = json.loads(Path(os.environ["WATCH_CONFIG"]).read_text())
+    if config.get("zero_optimization", {}).get("stage", 0) == 3:
+        return
+    init = module.Init.__init__
+
+    def whole(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **{**kwargs, "enabled": False})
+
+    module.Init.__init__ = whole
+
+
 class Finder(MetaPathFinder):
     """Has a word with a module when it has been imported."""
 
@@ -125,6 +138,7 @@ class Finder(MetaPathFinder):
         self._words = {ENGINE: _watch}
         if os.environ.get("WATCH_CONFIG"):
             self._words["deepspeed"] = _replace
+            self._words["deepspeed.runtime.zero.partition_parameters"] = _whole
             self._words["transformers.training_args"] = _replace_arguments
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

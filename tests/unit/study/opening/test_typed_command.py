@@ -363,3 +363,15 @@ def test_where_the_training_arguments_are_in_the_code_the_best_command_says_what
     written = training_command(setup_of(experiment, paths.root), known, config)
     assert "set per_device_train_batch_size=8, gradient_accumulation_steps=2." in written
     assert written.splitlines()[-1].endswith(f"--ds-config {paths.best_ds_config}")
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_code_that_partitions_its_model_is_trained_plainly_at_stage_3_alone(folder: Path, stage: int) -> None:
+    paths = StudyPaths(folder / "study")
+    experiment = read(folder, "python train.py --deepspeed ds.json")
+    known = KnownProgram.of(experiment).learned(ProgramProfile(partitions_its_model=True))
+    config = {MICRO_BATCH: 8, "zero_optimization": {"stage": stage}}
+    written = training_command(setup_of(experiment, paths.root), known, config)
+    assert (f"deepspeed.zero.Init: give it enabled=False at stage {stage}." in written) is (stage != 3)
+    last = written.splitlines()[-1]
+    assert last.endswith(f"--ds-config {paths.best_ds_config}" if stage != 3 else f"--deepspeed {paths.best_ds_config}")
