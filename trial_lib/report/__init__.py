@@ -1,1 +1,1 @@
-"""A study read from its folder, and shown: tables, figures, a page."""
+"""Reads a study from its folder and shows it as tables, figures and a page."""

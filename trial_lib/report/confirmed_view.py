@@ -9,7 +9,7 @@ from trial_lib.study.confirm.finding import Confirmed, Estimate, Finding
 
 
 def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
-    """Returns the configurations of a finding that were measured again, the user's configuration first.
+    """Returns the configurations that a finding compares, the user's first.
 
     Args:
         finding: the study's.

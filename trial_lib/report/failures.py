@@ -1,4 +1,4 @@
-"""Trials that did not complete, grouped by what ended them."""
+"""Groups the trials that did not complete by the cause of their end."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class FailureGroup:
 
     Attributes:
         outcome: of all of them.
-        reason: the first one's; those of the others differ in numbers and paths alone.
+        reason: that of the first trial. The others' differ only in numbers and paths.
         trials: in the order of their numbers.
     """
 
@@ -30,12 +30,12 @@ class FailureGroup:
 
     @property
     def arms(self) -> str:
-        """The arms that they are of."""
+        """The arms of the trials."""
         return ", ".join(sorted({trial.arm for trial in self.trials}))
 
 
 def failure_groups(trials: Iterable[TrialView]) -> list[FailureGroup]:
-    """Returns the trials that did not complete by their cause, the most frequent first."""
+    """Returns the trials that did not complete, by cause, the most frequent cause first."""
     groups: dict[tuple[Outcome, str], list[TrialView]] = {}
     for trial in trials:
         if not trial.completed:

@@ -1,4 +1,4 @@
-"""The figures of a study, drawn by plotly; each with its numbers as a table, for who cannot see or hover."""
+"""The figures of a study, drawn by plotly, each with its numbers as a table for readers who cannot see or hover."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ from trial_lib.report.study_view import StudyView
 
 _LARGE = 10 * 2**30  # bytes from which GiB are shown
 _KNOBS_SHOWN = 12
-_FAR = 4  # times what trials take: a budget beyond that is named, not drawn
+_FAR = 4  # times the memory of trials: a larger budget is written, not drawn
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, and what it says.
+    """A figure, and its explanation.
 
     Attributes:
-        key: names it in addresses and files.
-        title: what it shows.
+        key: its name in addresses and files.
+        title: of the figure.
         says: how to read it.
-        figure: the drawing; None where there is nothing to draw, and `says` says why.
+        figure: the drawing. None if there is nothing to draw; `says` has the reason.
         columns: of the table of its numbers.
         rows: of that table.
     """
@@ -74,12 +74,12 @@ def throughput_figure(view: StudyView) -> Drawn:
     figure.update_xaxes(type="log", tickvals=ticks(sizes), ticktext=[str(size) for size in ticks(sizes)])
     figure.update_yaxes(rangemode="tozero")
     says = (
-        "Every completed trial of the search, and a line through the best of each arm (ZeRO stage and offload). Thin "
-        "bars span the middle half of the trial's own steps."
+        "Every completed trial of the search, and a line through the best trials of each arm (ZeRO stage and "
+        "offload). Thin bars span the middle half of the trial's own steps."
     )
     confirmed = [again.throughput for again in view.confirmed if again.throughput is not None]
     if confirmed:
-        says += " Stars were measured again in fresh processes"
+        says += " Stars were measured again, in fresh processes"
         known = any(throughput.has_ends for throughput in confirmed)
         says += "; their bars are intervals over those processes." if known else "."
     rows = tuple(
@@ -124,11 +124,11 @@ def memory_figure(view: StudyView) -> Drawn:
     add_failed(figure, [(trial, memory.predicted.value / size) for trial, memory in trials if not trial.completed])
     limits = [None if memory.budget is None else memory.budget / size for _, memory in trials]
     seen = [memory.measured for _, memory in trials if memory.measured is not None]
-    # The first predictions have seen no trial yet, so their intervals may be as wide as the rest is high.
+    # The first predictions follow no trial, so their intervals may be as wide as the rest is high.
     most = max(*(each.value for each in predicted), *(each.high for each in predicted[1:]), *seen, 0.0) / size
     budgets = [limit for limit in limits if limit is not None]
     if budgets and min(budgets) > _FAR * most:
-        # It would press the rest to the ground.
+        # It would flatten the rest.
         figure.add_annotation(
             x=1,
             y=1,
@@ -154,12 +154,12 @@ def memory_figure(view: StudyView) -> Drawn:
     figure.update_yaxes(range=[0, 1.08 * most])
     inside = sum(memory.measured is not None and holds(memory.predicted, memory.measured) for _, memory in trials)
     says = (
-        "What the steps take beside what initialisation holds, on the rank that took most. Each prediction was "
-        "made just before its trial was told, and learns from all before it. "
+        "Memory that the steps take above initialisation, on the rank that took most. Each prediction was made just "
+        "before its trial's result was known, from all earlier trials. "
         f"{inside} of {len(seen)} measured peaks are within their 90 % interval."
     )
     if budgets:
-        says += f" The budget, what initialisation leaves of a slot, is {bytes_shown(min(budgets) * size)} at least."
+        says += f" The budget is what initialisation leaves of a slot: at least {bytes_shown(min(budgets) * size)}."
     rows = tuple(
         (
             f"{trial.number:04d}",
@@ -224,8 +224,8 @@ def progress_figure(view: StudyView) -> Drawn:
     add_failed(figure, [(trial, low) for trial in ended if not trial.completed], minutes=True)
     figure.update_yaxes(rangemode="normal")
     says = (
-        "Each dot is a trial when it ended. The line is the best single reading so far; the answer is not that one, "
-        "which may be luck, but what the confirming trials say."
+        "Each dot is a trial when it ended. The line is the best single reading so far, which may be luck. The answer "
+        "comes from the confirming trials."
     )
     rows = tuple(
         (f"{trial.number:04d}", trial.row.label, f"{at:.2f}", *(quantity(each, view.unit) for each in (value, best)))
@@ -235,7 +235,7 @@ def progress_figure(view: StudyView) -> Drawn:
 
 
 def knobs_figure(view: StudyView) -> Drawn:
-    """Returns what each knob does to the metric, all else being equal, with intervals."""
+    """Returns the effect of each knob on the metric, all else being equal, with intervals."""
     key, title = "knobs", "Which knobs mattered"
     effects = knob_effects(view)
     if not effects:
@@ -263,10 +263,12 @@ def knobs_figure(view: StudyView) -> Drawn:
     figure.update_layout(height=max(260, 90 + 38 * len(shown)))
     figure.update_yaxes(automargin=True, gridcolor="rgba(0,0,0,0)")
     clear = [effect.knob for effect in effects if effect.is_clear]
-    found = f"Beyond the noise: {', '.join(clear)}." if clear else "None can be told from noise with these trials."
+    found = (
+        f"Beyond the noise: {', '.join(clear)}." if clear else "With these trials, no effect is larger than the noise."
+    )
     says = (
-        f"How many percent better the best value of a knob is expected to be than the worst one tried, all else equal, "
-        f"with 90 % intervals, from {len(measured_trials(view))} trials. {found} "
+        f"The expected gain of a knob's best value over its worst one tried, in percent, all else being equal, with "
+        f"90 % intervals, from {len(measured_trials(view))} trials. {found} "
         "Grey: cannot be told from noise."
     )
     rows = tuple(

@@ -1,4 +1,4 @@
-"""The report of a study: one HTML file that holds all it needs, plotly's drawing code included."""
+"""The report of a study: one self-contained HTML file, with plotly's drawing code."""
 
 import base64
 import gzip
@@ -32,7 +32,7 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
 
 
 def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
-    """Returns each figure that has anything to show as an HTML page of its own, by its key."""
+    """Returns an HTML page for each figure with a drawing, by its key."""
     drawn = [figure for figure in figures if figure.figure is not None]
     return {
         figure.key: _template("figure.html.j2").render(
@@ -43,13 +43,13 @@ def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
 
 
 def _drawings(figures: Sequence[Drawn]) -> dict[str, Any]:
-    """Returns what plotly draws, by the figures' keys."""
+    """Returns plotly's data, by the figures' keys."""
     return {figure.key: json.loads(figure.figure.to_json()) for figure in figures if figure.figure is not None}
 
 
 @cache
 def _packed_plotly() -> str:
-    """Returns plotly's code as the page unpacks it: two fifths of its size."""
+    """Returns plotly's code, compressed to two fifths; the page unpacks it."""
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
 
 

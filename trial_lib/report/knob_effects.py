@@ -1,9 +1,9 @@
-"""Which knobs mattered, and how surely: an additive Gaussian process over all that a study measured.
+"""The effects of knobs and their uncertainty, by an additive Gaussian process over all trials of a study.
 
-The logarithm of the metric is a sum: a level, one part for each knob, one smooth part for the micro-batch size, and
-noise. A knob's values are exchangeable before anything is measured; scales and noise are averaged over a grid by how
-well they explain the measurements (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapters 2
-and 5). With few trials the parts stay near zero and their intervals wide, which is what there is to say then.
+The logarithm of the metric is a sum of a level, one part for each knob, one smooth part for the micro-batch size, and
+noise. A knob's values are exchangeable before anything is measured. Scales and noise are averaged over a grid, weighted
+by how well they explain the measurements (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
+chapters 2 and 5). With few trials the parts stay near zero and their intervals wide, because the data say no more.
 """
 
 import json
@@ -22,7 +22,7 @@ from trial_lib.search.space_coordinates import Array
 
 MICRO_BATCH = "micro-batch"
 FEWEST_TRIALS = 5
-# Of the latest trials: more do not change what is said, and take long.
+# The number of latest trials. More take long and do not change the result.
 _MOST_TRIALS = 200
 # Standard deviations in logarithms: of the level, of a knob's part, of the micro-batch's, of a measurement.
 _LEVEL = 3.0
@@ -38,14 +38,14 @@ def percent(ratio: float) -> float:
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """What a knob does to the study's metric, all else being equal.
+    """The effect of a knob on the study's metric, all else being equal.
 
     Attributes:
-        knob: its name; names joined by commas where the study always varied them together.
-        best: the value that is expected to be the best of those tried.
-        worst: the value that is expected to be the worst.
-        gain: how many times better the best is expected to be than the worst.
-        low: the lower end of its 90 % interval; below 1 the two cannot be told apart.
+        knob: its name. If the study always varied several together, their names, joined by commas.
+        best: the tried value with the best expectation.
+        worst: the tried value with the worst expectation.
+        gain: the expected ratio of the best to the worst.
+        low: the lower end of its 90 % interval. Below 1, the two may be equal.
         high: its upper end.
         values: how many values were tried.
     """
@@ -65,7 +65,7 @@ class KnobEffect:
 
 
 def knob_effects(view: StudyView) -> list[KnobEffect]:
-    """Returns the effect of every knob that a study varied, the largest first; nothing of too few trials."""
+    """Returns the effect of every knob that a study varied, the largest first; nothing for too few trials."""
     trials = measured_trials(view)
     columns = _columns(trials)
     if len(trials) < FEWEST_TRIALS or not columns:
@@ -73,7 +73,7 @@ def knob_effects(view: StudyView) -> list[KnobEffect]:
     sign = -1.0 if SEARCH_METRICS[view.metric].smaller_is_better else 1.0
     readings = np.array([sign * log(trial.row.value or 1.0) for trial in trials])
     likenesses = {name: _likeness(name, column, column) for name, column in columns.items()}
-    # On a busy machine the threads of small matrices wait for each other, seconds in all.
+    # On a busy machine the threads of small matrices wait for each other for seconds.
     with threadpool_limits(1, "blas"):
         settings = _settings(readings, likenesses)
         effects = [_effect(name, column, readings, likenesses, settings) for name, column in columns.items()]
@@ -81,7 +81,7 @@ def knob_effects(view: StudyView) -> list[KnobEffect]:
 
 
 def measured_trials(view: StudyView) -> list[TrialView]:
-    """Returns the trials that effects are taken from: the latest of those that measured the study's metric."""
+    """Returns the trials that effects are computed from: the latest that measured the study's metric."""
     return [trial for trial in view.trials if _is_measured(trial)][-_MOST_TRIALS:]
 
 
@@ -90,7 +90,7 @@ def _is_measured(trial: TrialView) -> bool:
 
 
 def _columns(trials: Sequence[TrialView]) -> dict[str, list[Any]]:
-    """Returns the values of each knob that has several, by trial; None where a trial does not have the knob."""
+    """Returns the values of each knob that has several, by trial; None if a trial does not have the knob."""
     paths = dict.fromkeys(path for trial in trials for path in trial.settings)
     columns: dict[str, list[Any]] = {MICRO_BATCH: [trial.row.micro_batch_size for trial in trials]}
     columns |= {path: [_plain(trial.settings.get(path)) for trial in trials] for path in paths}
@@ -119,13 +119,13 @@ def _short(path: str) -> str:
 
 
 def _likeness(name: str, left: Sequence[Any], right: Sequence[Any]) -> Array:
-    """Returns how much a knob's part has in common for each of some values with each of others."""
+    """Returns the likeness of a knob's part between each of some values and each of others."""
     if name.startswith(MICRO_BATCH):
         octaves, others = np.log2(np.array(left, dtype=float)), np.log2(np.array(right, dtype=float))
         near: Array = np.exp(-0.5 * (np.subtract.outer(octaves, others) / _OCTAVES) ** 2)
         return near
     codes = {repr(value): code for code, value in enumerate(_distinct([*left, *right]))}
-    # What a trial does not have is like nothing, itself included.
+    # A missing value is like nothing, not even like another missing one.
     ours, theirs = (np.array([codes.get(repr(value), np.nan) for value in values]) for values in (left, right))
     same: Array = np.equal.outer(ours, theirs).astype(np.float64)
     return same
@@ -133,7 +133,7 @@ def _likeness(name: str, left: Sequence[Any], right: Sequence[Any]) -> Array:
 
 @dataclass(frozen=True)
 class _Setting:
-    """One setting of scales and noise, its share of the probability, and what follows from it."""
+    """One setting of scales and noise, its share of the probability, and the matrices that follow from it."""
 
     weight: float
     scales: Mapping[str, float]

@@ -17,16 +17,16 @@ class LeaderboardRow(FrozenRecord):
     Attributes:
         trial: its number.
         purpose: why it ran.
-        label: what people call it, such as `z2-mbs16`.
+        label: its name for people, such as `z2-mbs16`.
         micro_batch_size: samples a rank took in one forward pass.
-        measured: `fresh` in processes of its own, `swept` in ones that had measured other micro-batch sizes before.
+        measured: `fresh` in new processes, `swept` in processes that had measured other micro-batch sizes before.
         outcome: how it ended.
-        reason: one sentence, empty if it completed.
-        metric: the name of the metric that is optimised.
-        value: its value; None where the trial did not complete.
+        reason: one sentence. Empty if it completed.
+        metric: the name of the optimised metric.
+        value: its value. None if the trial did not complete.
         throughput: samples/s over all ranks.
         peak_memory: bytes, of the rank that needed most.
-        knobs: what it set beside the batch.
+        knobs: its settings other than the batch.
     """
 
     trial: int
@@ -43,7 +43,7 @@ class LeaderboardRow(FrozenRecord):
     knobs: dict[str, Any]
 
     def for_people(self) -> dict[str, str]:
-        """Returns the row as a table shows it."""
+        """Returns the cells of the row in a table."""
         return {
             "trial": f"{self.trial:04d}",
             "candidate": self.label,
@@ -58,7 +58,7 @@ class LeaderboardRow(FrozenRecord):
 
 
 def flat_knobs(knobs: Mapping[str, Any]) -> str:
-    """Returns knobs as `key=value` words, without the sections they stand in."""
+    """Returns knobs as `key=value` words, without their sections."""
     words = []
     for key, value in knobs.items():
         words.append(flat_knobs(value) if isinstance(value, Mapping) else f"{key}={value}")
@@ -68,7 +68,7 @@ def flat_knobs(knobs: Mapping[str, Any]) -> str:
 def leaderboard(
     results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str
 ) -> list[LeaderboardRow]:
-    """Returns the trials that have ended but for the profile: completed ones best first, then the others in order."""
+    """Returns the trials that have ended, without the profile. Completed ones come first, the best at the top."""
     naming = CandidateNames()
     names = {number: naming.of(candidates[number]) for number in sorted(candidates)}
     rows = (row_of(result, candidates[number], names[number], metric) for number, result in results.items())
@@ -76,7 +76,7 @@ def leaderboard(
 
 
 def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
-    """Returns the rows but for the profile's: completed ones best first, then the others in order."""
+    """Returns the rows without the profile's. Completed ones come first, the best at the top."""
     sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
     return sorted(
         (row for row in rows if row.purpose is not Purpose.PROFILE),
@@ -89,9 +89,9 @@ def row_of(result: TrialResult, candidate: Candidate, name: str, metric: str) ->
 
     Args:
         result: the trial's.
-        candidate: what it ran with.
+        candidate: the candidate that ran.
         name: the candidate's in the study, by `CandidateNames`.
-        metric: the metric that is optimised.
+        metric: the optimised metric.
     """
     return LeaderboardRow(
         trial=result.number,

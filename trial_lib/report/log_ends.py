@@ -1,4 +1,4 @@
-"""The ends of trials' logs: of those that failed what a person needs, and of all together no more than a page holds."""
+"""The ends of trials' logs: enough for a failed trial, and no more than a page can hold for all together."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class LogEnds:
 
     Args:
         paths: the study's files.
-        secrets: what is shown nowhere.
+        secrets: values to hide.
     """
 
     def __init__(self, paths: StudyPaths, secrets: KnownSecrets) -> None:
@@ -27,9 +27,9 @@ class LogEnds:
         self._left = _ALL_CHARACTERS
 
     def of(self, result: TrialResult) -> tuple[str, str]:
-        """Returns the end of a trial's log, and where in the study's folder the whole of it is.
+        """Returns the end of a trial's log, and the path of the whole log within the study's folder.
 
-        It is the log of the rank that failed first; where its program raised an exception, that.
+        The log is that of the rank that failed first. If its program raised an exception, the traceback comes instead.
         """
         if not result.logs:
             return "", ""
@@ -46,7 +46,7 @@ class LogEnds:
 
 
 def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
-    """Returns what the rank left that failed first; rank 0 if none failed, or if an older record does not say it.
+    """Returns the record of the rank that failed first; of rank 0 if none failed, or if an older record lacks it.
 
     Args:
         result: of a trial that has logs.
@@ -54,7 +54,7 @@ def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
     """
     rank = result.failed_rank or 0
     written, typed = Path(result.logs[rank]), paths.trial(result.number).as_typed.root.name
-    # Another trial's, where that has run the same configuration.
+    # It is another trial's if that has run the same configuration.
     folder = written.parent.parent if written.parent.name == typed else written.parent
     run = TrialPaths(paths.trials / folder.name).run_of(result.logs[rank])
     log = run.log(rank) if run.log(rank).exists() else written
@@ -62,6 +62,6 @@ def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
 
 
 def _end(text: str, lines: int, characters: int) -> str:
-    # A progress bar has written its line over and over.
+    # A progress bar rewrites its line. The last state counts.
     last = [plain(line.rstrip("\r").rpartition("\r")[2]) for line in text.strip().split("\n")[-lines:]]
     return "\n".join(last)[-characters:]

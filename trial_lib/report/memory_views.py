@@ -1,4 +1,4 @@
-"""What the memory model expected of each trial, and what it then took: the model is told the trials once more."""
+"""The memory model's prediction of each trial and the trial's actual memory. The model replays the trials in order."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.report.study_view import Interval, MemoryView
 
-# A model that has been told so many trials expects what it is told.
+# After this many trials the predictions hardly differ from the measurements.
 _MOST_TRIALS = 400
 
 
@@ -17,12 +17,12 @@ def memory_views(
     candidates: Mapping[int, Candidate],
     results: Mapping[int, TrialResult],
 ) -> dict[int, MemoryView]:
-    """Returns what was expected of each trial when it was told how it ended; nothing without a profile or a device.
+    """Returns the prediction for each trial just before its result; nothing without a profile or a device.
 
     Args:
         base_config: the user's DeepSpeed configuration, completed.
         candidates: by number.
-        results: by number, in the order in which they were told.
+        results: by number, in the order in which they came.
     """
     profiles = [(number, result) for number, result in results.items() if result.profile is not None]
     device = device_of(results.values())
@@ -51,5 +51,5 @@ def memory_views(
 
 
 def device_of(results: Iterable[TrialResult]) -> str:
-    """Returns `cuda` or `cpu`; empty if no trial's record says it. Records of older versions do not."""
+    """Returns `cuda` or `cpu`; empty if no trial recorded it. Older versions do not record it."""
     return next((result.trained_on for result in results if result.trained_on), "")

@@ -1,4 +1,4 @@
-"""The parts that figures are made of: points, intervals, colours."""
+"""The parts of figures: points, intervals, colours."""
 
 import html
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import plotly.graph_objects as go
 from trial_lib.records.candidate import Purpose
 from trial_lib.report.study_view import Interval, TrialView
 
-# Told apart by people who are colour-blind, on white and on black; an arm has a symbol of its own besides.
+# Colour-blind readers can distinguish these, on white and on black. Each arm also has its own symbol.
 COLOURS = ("#2f81d6", "#d9730d", "#159a74", "#c2529a", "#8567d6", "#a67c00", "#5b8c1d", "#d0454c")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "pentagon", "hexagon")
 GREY, RED, GREEN = "#838b98", "#d0454c", "#159a74"
 
 
 def empty_figure(x: str, y: str) -> go.Figure:
-    """Returns an empty figure; what depends on light or dark is the page's."""
+    """Returns an empty figure. The page sets the colours that depend on light or dark."""
     figure = go.Figure()
     figure.update_layout(
         template="none",
@@ -33,7 +33,7 @@ def empty_figure(x: str, y: str) -> go.Figure:
 
 
 def add_line_of_best(figure: go.Figure, of_arm: Sequence[TrialView], place: int) -> None:
-    """Draws a line through the best of an arm at each micro-batch size; `place` is the arm's among the others."""
+    """Draws a line through an arm's best trial at each micro-batch size; `place` is the arm's index."""
     best: dict[int, float] = {}
     for trial in of_arm:
         assert trial.throughput is not None
@@ -85,7 +85,7 @@ def add_confirmed(figure: go.Figure, name: str, size: int, throughput: Interval,
 
 
 def add_failed(figure: go.Figure, failed: Sequence[tuple[TrialView, float]], minutes: bool = False) -> None:
-    """Draws trials that did not complete, each at a height; over minutes, or over their numbers."""
+    """Draws trials that did not complete, each at a height, over minutes or over their numbers."""
     if failed:
         figure.add_scatter(
             name="did not complete",
@@ -112,12 +112,12 @@ def error_bars(intervals: Sequence[Interval], unit: float) -> dict[str, Any]:
 
 
 def _beside(sizes: Sequence[int], place: int) -> list[float]:
-    """Returns sizes as an arm is drawn: a little beside those of the others, which would hide it."""
+    """Returns sizes with an arm's small offset, so that the points of other arms do not hide it."""
     return [size * 1.015 ** (place - 1.5) for size in sizes]
 
 
 def ticks(sizes: Sequence[int]) -> list[int]:
-    """Returns sizes to name on a logarithmic axis: each at least a quarter more than the one before."""
+    """Returns the labelled sizes of a logarithmic axis: each at least a quarter more than the one before."""
     ticks: list[int] = []
     for size in sizes:
         if not ticks or size >= 1.25 * ticks[-1]:
@@ -126,7 +126,7 @@ def ticks(sizes: Sequence[int]) -> list[int]:
 
 
 def three(interval: Interval | None, unit: float, style: str) -> tuple[str, str, str]:
-    """Returns value, low and high as a table shows them."""
+    """Returns value, low and high for a table."""
     if interval is None:
         return "", "", ""
     low, value, high = (format(each / unit, style) for each in (interval.low, interval.value, interval.high))
@@ -144,5 +144,5 @@ def is_confirming(trial: TrialView) -> bool:
 
 
 def plain(text: str) -> str:
-    """Returns a text as plotly shows it, which takes HTML for markup, and `%{` for a variable."""
+    """Returns a text escaped for plotly, which reads HTML as markup and `%{` as a variable."""
     return html.escape(text, quote=False).replace("%{", "% {")

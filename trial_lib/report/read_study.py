@@ -1,4 +1,4 @@
-"""A study's folder, read into plain data for people: of one that runs as well, and of one that was killed."""
+"""Reads a study's folder into plain data for people, whether the study runs, has ended or was killed."""
 
 import fcntl
 import json
@@ -37,7 +37,7 @@ _RESTORE = "Restore the file."
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a study's answer says: what was measured, the winning configuration, how to train with it."""
+    """A study's answer: the measurements, the winning configuration, and the command to train with it."""
 
     measured: dict[str, Any]
     config: dict[str, Any]
@@ -45,13 +45,13 @@ class _Answer:
 
 
 def read_study(root: Path) -> StudyView:
-    """Returns what there is to tell of a study.
+    """Returns the view of a study.
 
     Args:
         root: its folder.
 
     Raises:
-        InputError: it is none, or what stands in it is damaged.
+        InputError: the folder has no study, or its files are damaged.
     """
     paths = StudyPaths(root.absolute())
     record = read_record(paths)
@@ -93,7 +93,7 @@ def read_study(root: Path) -> StudyView:
         max_trials=_max_trials(record, paths),
         searched=state.searched,
         failed=sum(not trial.completed for trial in trials),
-        # A clock may have been set back meanwhile.
+        # The clock may have been set back.
         seconds=max(0.0, (record.ended_at or time.time()) - record.started_at),
         started_at=record.started_at,
         confirmed=() if finding is None else confirmed_views(finding, state.candidates),
@@ -111,7 +111,7 @@ def _max_trials(record: StudyRecord, paths: StudyPaths) -> int:
 
 
 def _is_interrupted(record: StudyRecord, paths: StudyPaths) -> bool:
-    """Returns whether a study that is said to run has no driver: nobody holds its lock."""
+    """Returns whether a study with status `running` has no driver, because its lock is free."""
     if record.status is not StudyStatus.RUNNING:
         return False
     try:
@@ -125,17 +125,17 @@ def _is_interrupted(record: StudyRecord, paths: StudyPaths) -> bool:
 
 
 def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, Any]:
-    """Returns the user's DeepSpeed configuration, completed by what the profile trial found in their code."""
+    """Returns the user's DeepSpeed configuration, completed by the profile trial's findings in their code."""
     base = without_tuning_keys(record.ds_config)
     program = None if profile is None else profile.program
     return base if program is None else completed_config(base, program)
 
 
 def _answer(paths: StudyPaths) -> _Answer | None:
-    """Returns a study's answer; None where one of its files is missing.
+    """Returns a study's answer; None if one of its files is missing.
 
     Raises:
-        InputError: one is damaged.
+        InputError: a file is damaged.
     """
     try:
         command = read_own_text(paths.best_command, "the study's answer", _RESTORE).rstrip()
@@ -155,7 +155,7 @@ def _document(file: Path) -> dict[str, Any]:
 
 
 def _finding(measured: Mapping[str, Any]) -> Finding | None:
-    """Returns what the confirming trials found, from the study's answer; None where there is none."""
+    """Returns the finding of the confirming trials, from the study's answer; None without one."""
     document = measured.get("confirmation")
     if not isinstance(document, dict):
         return None
@@ -222,7 +222,7 @@ def _shown_row(row: LeaderboardRow) -> LeaderboardRow:
 
 
 def _throughput(result: TrialResult) -> Interval | None:
-    """Returns a trial's throughput, and what it was in the middle half of its steps."""
+    """Returns a trial's throughput, with the range of the middle half of its steps."""
     value = result.metrics.get("throughput")
     if value is None or result.outcome is not Outcome.COMPLETED:
         return None

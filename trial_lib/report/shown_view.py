@@ -1,4 +1,4 @@
-"""A study's view as people are shown it: no text in it holds a secret, or anything that a terminal would obey."""
+"""A study's view without secrets, and without control characters that a terminal would obey."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -13,7 +13,7 @@ from trial_lib.wire.plain_text import plain
 
 
 def shown_view(view: StudyView, secrets: KnownSecrets) -> StudyView:
-    """Returns a view without secrets and control characters, however deep they stand."""
+    """Returns a view without secrets and control characters, at any depth."""
     shown: StudyView = _shown(view, secrets)
     return shown
 

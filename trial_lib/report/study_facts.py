@@ -1,4 +1,4 @@
-"""What a study ran with: versions, hosts, devices, the model, the arguments."""
+"""The circumstances of a study: versions, hosts, devices, the model, the arguments."""
 
 import importlib.metadata
 import shlex
@@ -14,7 +14,7 @@ from trial_lib.secrets.by_name import redact
 
 
 def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult]) -> dict[str, str]:
-    """Returns what a study ran with, by name; several values where its trials did not have the same."""
+    """Returns the circumstances of a study, by name. If its trials differ, a fact has several values."""
     by_number = {result.number: result for result in results}
     profile = next((result.profile for result in by_number.values() if result.profile is not None), None)
     facts = {
@@ -53,7 +53,7 @@ def _values(found: Iterable[str]) -> str:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> str:
-    """Returns the arguments of a search that say anything."""
+    """Returns the arguments of a search that have a value."""
     shown = redact({name: value for name, value in arguments.items() if name not in ("command", "settings")})
     words = {**shown, **redact(arguments.get("settings") or {})}
     return " ".join(f"{name}={_word(value)}" for name, value in words.items() if value not in (None, [], {}, (), ""))

@@ -1,4 +1,4 @@
-"""What there is to tell of a study, as plain data: the report, the terminal and `--json` all show this."""
+"""A study as plain data. The report, the terminal and `--json` all show this."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the ends of its interval; both are the value where nothing says how far off it may be."""
+    """A value with the ends of its interval. Both are the value itself if the interval is unknown."""
 
     value: float
     low: float
@@ -31,9 +31,9 @@ class MemoryView:
     """The memory that a trial's steps took above initialisation, in bytes on the rank that took most.
 
     Attributes:
-        predicted: as the memory model expected it just before it was told how the trial ended, with its 90 % interval.
-        measured: None where the trial did not complete.
-        budget: what initialisation left for the steps; None where nothing limits a slot.
+        predicted: the memory model's prediction just before the trial's result, with its 90 % interval.
+        measured: the measured value. None if the trial did not complete.
+        budget: what initialisation left for the steps. None if nothing limits a slot.
     """
 
     predicted: Interval
@@ -48,14 +48,14 @@ class TrialView:
     Attributes:
         row: as in the leaderboard.
         arm: its ZeRO stage and offload, such as `z3-offload-optimizer`.
-        settings: what the study varied, as the trial's complete configuration has it, by dotted path.
+        settings: the varied settings of the trial's complete configuration, by dotted path.
         started: seconds since the study began.
         ended: seconds since the study began.
-        throughput: samples/s; the interval is that of the middle half of its own steps. None where it measured none.
-        memory: None for the profile trial, and where nothing is predicted.
-        note: what its measurement leaves out; mostly empty.
-        log: the end of what its program said, without secrets.
-        log_path: the whole of it, within the study's folder; empty where there is none.
+        throughput: samples/s, with the range of the middle half of its own steps. None if it measured none.
+        memory: None for the profile trial, and without a prediction.
+        note: the limits of its measurement. Mostly empty.
+        log: the end of its program's output, without secrets.
+        log_path: the file of the whole log, within the study's folder. Empty if there is none.
     """
 
     row: LeaderboardRow
@@ -76,12 +76,12 @@ class TrialView:
 
     @property
     def completed(self) -> bool:
-        """Whether it measured what it should."""
+        """Whether it completed its measurement."""
         return self.row.outcome is Outcome.COMPLETED
 
     @property
     def is_profile(self) -> bool:
-        """Whether it is the profile trial, which is none of those compared."""
+        """Whether it is the profile trial, which is not compared with the others."""
         return self.row.purpose is Purpose.PROFILE
 
 
@@ -95,9 +95,9 @@ class ConfirmedView:
         trials: the numbers of its confirming trials.
         micro_batch_size: samples.
         throughput: samples/s, the median over the fresh processes; the interval is the study's metric's.
-        gain: over the user's configuration; None where there is nothing to compare.
+        gain: over the user's configuration. None if there is nothing to compare.
         is_winner: whether it is the answer.
-        note: why it failed, or what its losses say.
+        note: why it failed, or the result of comparing its losses.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ConfirmedView:
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting that the winner has otherwise than the user's configuration; None where one does not have it."""
+    """A setting that differs between the winner and the user's configuration. None means that one lacks it."""
 
     setting: str
     own: Any
@@ -127,34 +127,34 @@ class StudyView:
         study_id: as in its record.
         name: of the experiment.
         folder: absolute.
-        status: of its record; `interrupted` where that says running, and no process drives it.
-        reason: why it failed or was cut short; empty otherwise.
-        regression: how far the winner is behind that of the last study; empty where it is not.
-        method: the search.
-        metric: what is optimised.
+        status: of its record. `interrupted` if that says running, but no process drives the study.
+        reason: why it failed or was cut short. Empty otherwise.
+        regression: how far the winner is behind that of the last study. Empty if it is not.
+        method: the search method.
+        metric: the optimised metric.
         unit: of the metric.
         smaller_is_better: its direction.
-        headline: the answer in a sentence, or where the study stands.
-        notes: how it was found, and what else to know.
+        headline: the answer in a sentence, or the state of the study.
+        notes: how the answer was found, and further remarks.
         gain: how many times better than the user's configuration the winner is.
-        gain_interval: its ends; None where it was not confirmed.
+        gain_interval: its ends. None if it was not confirmed.
         best_number: the winning trial.
-        before: what the user's configuration measured, by metric; empty where it did not.
-        after: what the winner measured, by metric; empty where there is none.
+        before: the metrics of the user's configuration, by name. Empty if it was not measured.
+        after: the metrics of the winner, by name. Empty without one.
         best_config: the winner's DeepSpeed configuration, without secrets.
-        best_command: what to type to train with it, without secrets.
-        changes: what it changes in the user's configuration.
-        trials: those that have ended, in the order of their numbers.
-        running: those that have not, with their names.
+        best_command: the command to train with it, without secrets.
+        changes: its changes to the user's configuration.
+        trials: the ended trials, in the order of their numbers.
+        running: the running trials, with their names.
         withdrawn: sizes of sweeps that were not measured after all.
-        stopped: why the search ended; empty while it has not.
+        stopped: why the search ended. Empty before its end.
         max_trials: the budget of the search.
-        searched: trials of it that are spent.
+        searched: trials of that budget that are spent.
         failed: trials that did not complete.
         seconds: from the start to the end, or until now.
         started_at: seconds since the epoch.
-        confirmed: what was measured again, the user's configuration first.
-        facts: what it ran with, each with its values: versions, hosts, the model, the arguments.
+        confirmed: the configurations that were measured again, the user's first.
+        facts: its circumstances by name: versions, hosts, the model, the arguments.
     """
 
     study_id: str
@@ -191,7 +191,7 @@ class StudyView:
 
     @property
     def ranked(self) -> list[TrialView]:
-        """The trials, completed ones best first, then the others in order; the profile trial last."""
+        """The trials: completed ones with the best first, then the others in order, the profile trial last."""
         sign = 1.0 if self.smaller_is_better else -1.0
 
         def place(trial: TrialView) -> tuple[bool, bool, float, int]:
@@ -201,7 +201,7 @@ class StudyView:
         return sorted(self.trials, key=place)
 
     def document(self) -> dict[str, Any]:
-        """Returns it as JSON, under the names that `zerotune METHOD --json` uses where both have a thing."""
+        """Returns the view as JSON. It shares the names of `zerotune METHOD --json`."""
         best = next((trial for trial in self.trials if trial.number == self.best_number), None)
         return {
             "study": self.study_id,
@@ -236,7 +236,7 @@ class StudyView:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as people say it, such as `1 h 05 min`."""
+    """Returns a duration for people, such as `1 h 05 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -245,7 +245,7 @@ def duration(seconds: float) -> str:
 
 
 def setting_text(value: Any) -> str:
-    """Returns a setting's value as people read it, such as `5,000,000`."""
+    """Returns a setting's value for people, such as `5,000,000`."""
     if isinstance(value, float) and value.is_integer():
         return f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):

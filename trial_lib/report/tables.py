@@ -15,8 +15,8 @@ _TRIALS_SHOWN = 40
 
 
 def print_study(view: StudyView, console: Console) -> None:
-    """Prints all that a terminal shows of a study, the answer first."""
-    # A command that is broken into lines cannot be copied.
+    """Prints a study in a terminal, the answer first."""
+    # Nobody can copy a command that is broken into lines.
     console.print(_answer(view), soft_wrap=True, highlight=False)
     for table in _tables(view):
         console.print(table, highlight=False)

@@ -1,4 +1,4 @@
-"""Writing a study's report and its figures into its folder."""
+"""Writes a study's report and its figures into its folder."""
 
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.figures import draw_figures
@@ -8,7 +8,7 @@ from trial_lib.wire.whole_files import OWNERS_FOLDER, write_whole
 
 
 def write_report(paths: StudyPaths) -> None:
-    """Writes what there is to tell of a study, whatever state it is in.
+    """Writes the report of a study in any state.
 
     Raises:
         InputError: the study's record or history is damaged.

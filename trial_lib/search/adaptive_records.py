@@ -22,7 +22,8 @@ class PointCost:
     Attributes:
         point: the candidate's place in the space.
         cost: logarithm of the quantity that the search minimises.
-        candidate: the candidate that ran. step: seconds of an optimizer step (median). None if none was timed.
+        candidate: the candidate that ran.
+        step: seconds of an optimizer step (median). None if none was timed.
     """
 
     point: Point
