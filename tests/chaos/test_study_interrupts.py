@@ -91,7 +91,7 @@ def test_two_interrupts_during_a_trial_end_the_command_at_once_and_the_study_can
     resumed = zerotune.run("resume", study.paths.root)
     assert resumed.returncode == 0, resumed.stderr
     assert "Some records have not reached MLflow" not in resumed.stderr
-    assert "changed since the study began: train.py (edited). Its trials" in study.paths.log.read_text()
+    assert "changed since the study began: train.py (edited). Its earlier trials" in study.paths.log.read_text()
     times = study.result_times()
     assert {number: times[number] for number in finished} == finished
     assert study.searched == [0, 1, 2, 3, 4]

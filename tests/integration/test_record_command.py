@@ -59,5 +59,5 @@ def test_the_table_of_another_experiment_is_left_alone(zerotune: Zerotune) -> No
     (zerotune.model / "ds_config.json").write_text(json.dumps({**config, "gradient_clipping": 1.0}))
     ended = zerotune.run(*record(zerotune, "-b", "2", "--repeats", "1"))
     assert ended.returncode == 2
-    assert "table.jsonl: it is of another experiment" in ended.stderr
+    assert "table.jsonl: it belongs to another experiment" in ended.stderr
     assert path.read_text() == before

@@ -90,7 +90,7 @@ def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
 
 def _write_access(what: str, folder: Path) -> Check:
     if not folder.is_absolute():
-        return fail(what, "nobody knows of a home folder: HOME is not set, nor in the password database", _HOME)
+        return fail(what, "there is no home folder: HOME is not set, nor is one in the password database", _HOME)
     try:
         if what == LOCKS and os.path.lexists(folder):
             own_folder(folder)

@@ -1,4 +1,4 @@
-"""Which of the trials that were decided on may run, and which of them by themselves alone."""
+"""Admission of trials: which of the chosen trials run, and which of them run alone."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -17,21 +17,21 @@ from trial_lib.wire.free_host_memory import available_bytes
 
 
 class Admission:
-    """What keeps trials that were decided on from running, and which of those that wait is next.
+    """Holds chosen trials back, and picks the next one that may start.
 
-    Nothing does before the model is known.
+    It admits everything until the profile trial has shown the model.
 
     Args:
         setup: the study's.
 
     Attributes:
-        waiting: what was decided on and is to run before anything else is asked for.
+        waiting: choices of the search that start before it is asked again.
     """
 
     def __init__(self, setup: StudySetup) -> None:
         self._device: Literal["cpu", "cuda"] = "cpu" if kind_of(setup.device).computes_on_the_processor else "cuda"
         self._slots = setup.slots
-        # What other hosts have free now is not asked.
+        # The free memory of other hosts is not known here.
         self._is_here = not setup.experiment.config.resources.hosts and setup.arguments.ray_address is None
         self._base_config: Mapping[str, Any] = {}
         self._model: ModelProfile | None = None
@@ -40,15 +40,15 @@ class Admission:
         self._running: dict[int, Candidate] = {}
 
     def profiled(self, model: ModelProfile | None, base_config: Mapping[str, Any]) -> None:
-        """Takes in what the profile trial has found, and the user's DeepSpeed configuration."""
+        """Takes the model that the profile trial found, and the user's DeepSpeed configuration."""
         self._model, self._base_config = model, base_config
         self._memory = None if model is None else HostMemory(model, base_config, self._slots, self._device)
 
     def next(self, ask: Callable[[], Decided | None]) -> Decided | None:
-        """Returns what may start now: first what has waited; None where nothing may before something has ended.
+        """Returns the trials that may start now; None if nothing may start before another trial has ended.
 
         Args:
-            ask: asks the search, whose answer counts from then on.
+            ask: asks the search. A candidate that it returns counts as asked.
         """
         if self._runs_alone(self._running.values()):
             return None
@@ -59,25 +59,25 @@ class Admission:
         return decided
 
     def started(self, plans: Iterable[TrialPlan]) -> None:
-        """Takes in trials that run from now on."""
+        """Notes trials that run from now on."""
         self._running.update({plan.number: plan.candidate for plan in plans})
 
     def ended(self, number: int) -> None:
-        """Takes in that a trial has ended, or that one of a sweep's is not measured."""
+        """Notes that a trial has ended, or that a size of a sweep was withdrawn."""
         self._running.pop(number, None)
 
     def _runs_alone(self, candidates: Iterable[Candidate]) -> bool:
-        """Returns whether no other trial of the study may run beside that of one of some candidates.
+        """Returns whether no other trial may run beside these candidates.
 
-        Beside the host's memory, offloaded states take its memory bandwidth, the buses to the devices and the cores.
+        Offloaded states use the host's memory, its bandwidth, the buses to the devices, and the cores.
         """
         memory = self._memory
         return memory is not None and any(memory.needed(candidate) > 0 for candidate in candidates)
 
     def why_not(self, plan: TrialPlan) -> NotRun | None:
-        """Returns why a trial need not run; None where it has to.
+        """Returns why a trial is not run; None if it is.
 
-        Its configuration breaks a rule that the user's does not, or it offloads more than the host has.
+        A trial is not run if its configuration breaks a rule that the user's keeps, or offloads more than the host has.
         """
         if self._model is None or self._memory is None or plan.purpose not in (Purpose.SEARCH, Purpose.CONFIRM):
             return None
@@ -87,7 +87,7 @@ class Admission:
         return self._lack(plan.candidate, self._memory)
 
     def _lack(self, candidate: Candidate, memory: HostMemory) -> NotRun | None:
-        """Returns that the host had no room for a candidate when the profile trial ran, or has none now."""
+        """Returns that the host has no room for a candidate, by the profile trial or by its free memory now."""
         reason = memory.lack(candidate)
         if reason:
             return NotRun(Outcome.OUT_OF_HOST_MEMORY, f"Not tried: {reason}")
@@ -106,7 +106,7 @@ class Admission:
 def _broken_rule(
     ds_config: Mapping[str, Any], base_config: Mapping[str, Any], model: ModelProfile, device: Literal["cpu", "cuda"]
 ) -> str | None:
-    """Returns why a configuration breaks a rule that the user's does not break; None where it does not."""
+    """Returns why a configuration breaks a rule that the user's keeps; None if it breaks none."""
     pipeline, replicas = model.pipeline_parallel, model.data_parallel_size
     own = {rule.name for rule in broken_rules(base_config, device, pipeline, replicas)}
     rules = broken_rules(ds_config, device, pipeline, replicas)

@@ -1,4 +1,4 @@
-"""The answer of a study: which configuration to use, and how."""
+"""The answer of a study: the best configuration, its gain, and the files that hold it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,10 @@ from trial_lib.wire.whole_files import write_whole
 
 
 def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | None:
-    """Returns the best completed trial, the user's configuration's included; the earlier of equals."""
+    """Returns the completed trial with the best metric, or None. Of equal ones it is the earlier.
+
+    The trial of the user's configuration counts, and the profile trial does not.
+    """
     best: TrialResult | None = None
     for result in results:
         if result.outcome is not Outcome.COMPLETED or result.purpose is Purpose.PROFILE or metric not in result.metrics:
@@ -26,9 +29,11 @@ def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | No
 
 
 def ignored_batch_reason(state: StudyState) -> str | None:
-    """Returns why no batches but the profile's arrive; None where larger ones do, or were never asked for.
+    """Returns why the program ignores the requested micro-batch size, or None if it does not.
 
-    Where that is the program's own size, the profile trial does not find out a program that has it in its code.
+    The program ignores it if no larger size than the profile trial's has ever arrived. The profile trial cannot show
+    that
+    for a program that has its own size in its code.
     """
     results, candidates = state.results, state.candidates
     profiled = 1 if state.profile is None else candidates[PROFILE_NUMBER].micro_batch_size
@@ -44,7 +49,7 @@ def ignored_batch_reason(state: StudyState) -> str | None:
 
 
 def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float | None:
-    """Returns how many times better than the user's configuration the best is; None where that did not complete."""
+    """Returns how many times better the best trial is than the user's configuration; None if that did not complete."""
     if submitted is None or submitted.outcome is not Outcome.COMPLETED:
         return None
     ours, theirs = best.metrics[metric], submitted.metrics[metric]

@@ -1,4 +1,4 @@
-"""What a study is told: the experiment, the search and how to run it."""
+"""The arguments of a study: the experiment, the search, and how the trials run."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from trial_lib.search.methods import METHODS, MethodName
 from trial_lib.space.knobs import ZeroStage
 
 BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
-"""What only methods with a batch policy know: dsat's have their own way with the batch and with memory."""
+"""Arguments for methods with a batch policy. dsat's methods choose batch and memory by themselves."""
 
 OLDER_NAMES = {"launcher": "start"}
 """Fields by the names that they had once. Records of older studies, deployments and scripts still use these."""

@@ -1,4 +1,4 @@
-"""The user's program as its ranks run it: interpreter, environment, command line."""
+"""The user's program as ranks run it: interpreter, environment and command line."""
 
 import logging
 import os
@@ -33,13 +33,13 @@ def program_of(
 
     Args:
         experiment: what the user submitted.
-        environment: what its ranks start from (`environment_of`).
-        ds_config_path: the file that the configuration stands in.
-        ds_config: that configuration.
-        training_spec: the file that tells a trial class, or a script by the Core API, what to do.
-        arg_mappings: what in the command sets each DeepSpeed key; None for the experiment's own.
-        as_typed: whether the command stays as it is; the configuration that it names does not where the experiment
-            overwrites a part of it.
+        environment: the environment of its ranks, from `environment_of`.
+        ds_config_path: the file of the configuration.
+        ds_config: the configuration.
+        training_spec: the file that a trial class, or a script with the Core API, reads its task from.
+        arg_mappings: the option, variable or place in a file that sets each DeepSpeed key. None uses the experiment's.
+        as_typed: whether the command stays as it is. The configuration that it names is still replaced if the
+            experiment overwrites a part of it.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
@@ -72,14 +72,14 @@ def _target_of(experiment: Experiment) -> dict[str, str]:
 
 
 class CommandChanges:
-    """Says what trials change in the user's command: the rest of it stays as it was typed.
+    """Logs the changes that trials make in the user's command. All other words stay as typed.
 
-    The first time that something is changed, people are told; the log's file has every time.
+    The first change of each word goes to the terminal, and every change to the log's file.
 
     Args:
         experiment: what the user submitted.
-        environment: what its ranks start from.
-        log: where it is said.
+        environment: the environment of its ranks.
+        log: the study's log.
     """
 
     def __init__(self, experiment: Experiment, environment: Mapping[str, str], log: logging.Logger) -> None:
@@ -91,13 +91,13 @@ class CommandChanges:
     def tell(
         self, number: int, ds_config_path: Path, ds_config: Mapping[str, Any], arg_mappings: Mapping[Any, str]
     ) -> None:
-        """Says what one trial changes.
+        """Logs the changes of one trial.
 
         Args:
-            number: of the trial.
-            ds_config_path: the file that its configuration stands in.
-            ds_config: that configuration.
-            arg_mappings: what in the command sets each DeepSpeed key.
+            number: the trial's.
+            ds_config_path: the file of its configuration.
+            ds_config: the configuration.
+            arg_mappings: the option, variable or place in a file that sets each DeepSpeed key.
         """
         entrypoint = self._experiment.entrypoint
         if entrypoint.trial_class is not None:
@@ -114,17 +114,17 @@ class CommandChanges:
 
 
 def interpreter_of(experiment: Experiment) -> str:
-    """Returns the Python that runs the user's code: the one they name by a path, else ZeroTune's own."""
+    """Returns the Python that runs the user's code: the one that the command names by a path, or ZeroTune's own."""
     named = experiment.entrypoint.interpreter
     return sys.executable if named is None else str((experiment.model_dir / named).absolute())
 
 
 def environment_of(experiment: Experiment, include: tuple[Path, ...], device: str) -> dict[str, str]:
-    """Returns the environment that ranks start from.
+    """Returns the environment of ranks.
 
     Args:
         experiment: what the user submitted.
-        include: files and folders that ranks are to find beside the code.
+        include: files and folders that the code imports from outside the model directory.
         device: `cuda` or `cpu`.
     """
     interpreter = interpreter_of(experiment)
@@ -135,18 +135,18 @@ def environment_of(experiment: Experiment, include: tuple[Path, ...], device: st
     }
     environment = with_build_folder(environment, interpreter)
     if include:
-        # Determined copies these beside the code; here they become importable from where they stand.
+        # Determined copies these files beside the code. Here ranks import them from where they are.
         folders = [str(path.resolve().parent) for path in include]
         environment["PYTHONPATH"] = os.pathsep.join([*folders, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return environment
 
 
 def has_one_thread(experiment: Experiment, device: str) -> bool:
-    """Returns whether each rank has one OpenMP thread where the user does not say how many.
+    """Returns whether each rank gets one OpenMP thread if the user does not set a number.
 
-    On a CPU a rank has one core. On GPUs it is as with the user's own launcher: `torchrun` sets one thread where it
-    starts several processes (torch/distributed/run.py), and so does `accelerate launch`, which starts it; `deepspeed`
-    and `python` leave all cores to each process, and an optimizer that is offloaded updates on these.
+    On a CPU a rank has one core. On GPUs ZeroTune does as the user's launcher does. `torchrun` sets one thread if it
+    starts several processes (torch/distributed/run.py), and so does `accelerate launch`, because it starts torchrun.
+    `deepspeed` and `python` leave all cores to each process, and an offloaded optimizer computes on them.
 
     Args:
         experiment: what the user submitted.

@@ -1,37 +1,37 @@
-"""How long a trial may take before something must be wrong. Pure."""
+"""The deadline of a trial. A trial that runs longer hangs. Pure."""
 
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
 from trial_lib.wire.step_window import StepWindow
 
-# Nothing is known yet; a large model may be read from a slow disk.
+# Nothing is known before this trial. It may read a large model from a slow disk.
 PROFILE_DEADLINE_S = 1800.0
 
 _FLOOR_S = 120.0
 _PATIENCE = 5.0
-# What a rank's host gets through at least: pages are made and locked at one to two gigabytes a second, a disk for all
-# ranks is slower, and so is an update of offloaded states on few cores.
+# The least throughput of a rank's host. It makes and locks pages at one to two gigabytes a second. A disk for all ranks
+# is slower, and so is an update of offloaded states on few cores.
 _HOST_BYTES_PER_S = 1e9
 
 
 def deadline_s(
     profile: TrialResult, profiled: Candidate, candidate: Candidate, window: StepWindow, offloaded: float = 0.0
 ) -> float:
-    """Returns the deadline of a trial in seconds, from what the profile trial took.
+    """Returns the deadline of a trial in seconds, from the times of the profile trial.
 
-    Five times what the start took with the first step, and five times the window's first steps at the profile's time
-    per sample, over a floor of two minutes: a trial within it can be slow, one beyond it hangs. States that are
-    offloaded have to be filled, and a step goes through all of them, of which the profile trial has shown nothing.
+    It is a floor plus five times the start, with its first step, plus five times the window's first steps at the
+    profile trial's time per sample. A trial within it may be slow. Filling and moving offloaded states comes on top,
+    because the profile trial did not show it.
 
     Args:
-        profile: how the profile trial ended.
+        profile: the result of the profile trial.
         profiled: its candidate.
-        candidate: the trial's.
-        window: the steps that it measures.
-        offloaded: bytes that each of its ranks moves to its host, or on to a disk.
+        candidate: the candidate of this trial.
+        window: the steps that the trial measures.
+        offloaded: bytes that each of its ranks moves to its host or to a disk.
     """
-    # The profile's own start holds the priming and the builds, which no later trial pays. What a program compiles it
-    # compiles in its first step, in each trial anew.
+    # The profile trial's start also contains the priming and the builds. Later trials do not pay for these.
+    # Compilation happens in the first step of every trial.
     setup = sum(profile.phases.get(phase, 0.0) for phase in ("import", "initialize", "first_step"))
     samples = candidate.micro_batch_size * candidate.gradient_accumulation_steps
     profiled_samples = profiled.micro_batch_size * profiled.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""What each stage, with and without offload, would need of a device: predicted, how surely, and as measured."""
+"""The memory of each ZeRO stage on a device, with and without offload: predicted with intervals, and measured."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,21 +17,21 @@ from trial_lib.study.earlier.known_trials import KnownTrials
 from trial_lib.wire.errors import InputError
 
 CONFIDENCE = 0.9
-# Beyond it no size is of interest, however small the model.
+# Larger sizes are of no interest, however small the model.
 _LARGEST = 2**16
 _TO_CPU = {"device": "cpu"}
 _PIPELINES_STAGES = (0, 1)
 
 
 class MeasuredArm(FrozenRecord):
-    """What trials have shown of a row's configurations, whatever their buckets.
+    """The trials of a row's configurations, with any bucket sizes.
 
     Attributes:
-        completed: trials that completed.
-        largest_micro_batch: the largest size of them (samples); None if there is none.
-        smallest_out_of_memory: the smallest size that did not fit; None if there is none.
-        out_of_host_memory: trials for which the host had no room.
-        total: bytes that the largest of them took: above initialisation as measured, beside what that takes.
+        completed: the number of trials that completed.
+        largest_micro_batch: the largest completed size, in samples; None if no trial completed.
+        smallest_out_of_memory: the smallest size that ran out of memory; None if none did.
+        out_of_host_memory: the number of trials that the host had no room for.
+        total: bytes of the largest completed one: its measured peak above initialisation, plus initialisation.
     """
 
     completed: int
@@ -42,21 +42,21 @@ class MeasuredArm(FrozenRecord):
 
 
 class ArmEstimate(FrozenRecord):
-    """One stage with one way of offloading; bytes on one device.
+    """The memory of one stage with one kind of offload, in bytes on one device.
 
     Attributes:
         label: such as `z2` or `z3-offload-optimizer`.
         stage: the ZeRO stage.
         states: parameters, gradients and optimizer states.
-        on_host: what each rank keeps in the host's memory instead.
-        activations: of the micro-batch that the report is for.
+        on_host: bytes that each rank keeps in the host's memory instead.
+        activations: at the micro-batch of the report.
         total: everything, at that micro-batch.
         total_low: the lower end of its 90 % interval.
         total_high: the upper end.
-        largest_micro_batch: samples that have run, or fit with 90 % confidence; 0 if not even one does, or the host has
-            no room for what is offloaded.
-        perhaps_micro_batch: samples that may fit, with a chance of 10 %.
-        measured: what trials have shown; None where there were none.
+        largest_micro_batch: samples that have run, or fit with 90 % confidence. 0 if not even one sample does, or if
+            the host has no room for the offloaded states.
+        perhaps_micro_batch: samples that fit with 10 % confidence.
+        measured: the trials; None if there are none.
     """
 
     label: str
@@ -73,21 +73,21 @@ class ArmEstimate(FrozenRecord):
 
 
 class EstimateReport(FrozenRecord):
-    """The whole table.
+    """The table of all stages.
 
     Attributes:
         device: `cuda` or `cpu`.
         device_memory: bytes that the model may use on a slot.
-        host_memory: bytes that each rank may keep in the host's memory; None on a CPU, and where nobody knows.
+        host_memory: bytes that each rank may keep in the host's memory. None on a CPU, or if it is not known.
         slots: devices of a trial.
         num_params: parameters of the whole model.
         trainable_num_params: those that are trained.
-        micro_batch_size: samples that activations and total are for.
+        micro_batch_size: the samples that activations and total are for.
         at_most: the largest micro-batch size that was considered.
-        headroom: share of the memory that stays free.
-        studies: whose trials were used; empty where a profile trial was run instead.
-        rows: one for each stage and way of offloading.
-        notes: what a person should know besides.
+        headroom: the share of the memory that stays free.
+        studies: ids of the studies whose trials were used. Empty if only a profile trial was run.
+        rows: one for each stage and kind of offload.
+        notes: further notes for the reader, a sentence each.
     """
 
     device: str
@@ -113,8 +113,8 @@ def estimate_report(
         known: its trials.
         slots: devices of a trial.
         device: `cuda` or `cpu`.
-        headroom: share of a slot's memory that is to stay free.
-        max_micro_batch: the largest micro-batch size (samples) of interest; None for any.
+        headroom: the share of a slot's memory to leave free.
+        max_micro_batch: the largest micro-batch size to consider, in samples; None for any.
     """
     profile, base = known.model_profile, known.base_config
     model = MemoryModel(profile, base, slots, device)
@@ -143,7 +143,7 @@ def estimate_report(
 
 
 def _arms(base: dict[str, Any], device: str, stages: Iterable[int]) -> list[dict[str, Any]]:
-    """Returns the knobs of each row: what withdraws the user's own offload, or sets one."""
+    """Returns the knobs of each row. They withdraw the user's own offload, or set one."""
     own = base.get("zero_optimization") or {}
     neutral = {key: None for key in ("offload_optimizer", "offload_param") if key in own}
     arms: list[dict[str, Any]] = []
@@ -227,7 +227,7 @@ def _total(model: MemoryModel, candidate: Candidate, result: TrialResult) -> int
 
 
 def _own_size(base: dict[str, Any], replicas: int) -> int:
-    """Returns the user's own micro-batch size; 1 where that is for the code to decide."""
+    """Returns the user's micro-batch size; 1 if the user's code decides on it."""
     try:
         return resolve_batch(base, replicas).micro_batch_size
     except InputError:
@@ -238,12 +238,13 @@ def _notes(known: KnownTrials, device: str) -> list[str]:
     notes = []
     if kind_of(device).computes_on_the_processor:
         notes.append(
-            "Offloading to the CPU is left out: on a CPU slot the states stay in the same memory, and nothing is saved."
+            "Offloading to the CPU is left out: on a CPU slot the states stay in the same memory, so it saves nothing."
         )
     if not known.trials:
-        notes.append("Nothing but the profile trial was measured; a study of this experiment narrows the intervals.")
+        notes.append("Only the profile trial was measured. A study of this experiment narrows the intervals.")
     if known.model_profile.pipeline_parallel:
         notes.append(
-            "DeepSpeed runs a pipeline with ZeRO stages 0 and 1 only. Each device is taken to have as many parameters."
+            "DeepSpeed runs a pipeline with ZeRO stages 0 and 1 only. The table assumes that the devices share the "
+            "parameters equally."
         )
     return notes

@@ -1,4 +1,4 @@
-"""What a study knows of the user's program: what the experiment says of it, and what the profile trial has found."""
+"""The user's program as a study knows it: from the experiment, and from the profile trial."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,12 +17,13 @@ from trial_lib.records.result import ProgramProfile
 
 @dataclass(frozen=True)
 class KnownProgram:
-    """The program as far as it is known.
+    """The user's program, as far as it is known.
 
     Attributes:
-        base_config: the user's DeepSpeed configuration; where it stands in their code, empty until that has run.
-        arg_mappings: by which flag, variable or place in a file the program takes each DeepSpeed key.
-        found: what its run has shown; None before it has run.
+        base_config: the user's DeepSpeed configuration, without the sections of tuners. If it is in the code, it is
+            empty until the profile trial has run.
+        arg_mappings: the option, variable or place in a file that sets each DeepSpeed key.
+        found: what the profile trial found; None before it has run.
     """
 
     base_config: dict[str, Any] = field(default_factory=dict)
@@ -31,29 +32,29 @@ class KnownProgram:
 
     @classmethod
     def of(cls, experiment: Experiment) -> "KnownProgram":
-        """Returns what an experiment says of its program."""
+        """Returns the program before it has run, from its experiment."""
         mappings = {str(key): target for key, target in experiment.config.arg_mappings.items()}
         return cls(without_tuning_keys(experiment.ds_config), mappings)
 
     def learned(self, found: ProgramProfile) -> "KnownProgram":
-        """Returns what is known once the program has run: what the experiment says goes before what was found."""
+        """Returns the program after its profile trial. The experiment's own statements go before what was found."""
         mappings = {**found.arg_mappings, **self.arg_mappings}
         return KnownProgram(completed_config(self.base_config, found), mappings, found)
 
     @property
     def is_batch_in_code(self) -> bool:
-        """Whether Hugging Face's training arguments stand in the code: its run has shown them, and no flag."""
+        """Whether Hugging Face's training arguments are in the code: the engine had them, and no option sets them."""
         return self.found is not None and MICRO_BATCH in self.found.batch and MICRO_BATCH not in self.arg_mappings
 
 
 def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[str, Any]:
-    """Returns the user's DeepSpeed configuration with what it leaves open, as far as that is known.
+    """Returns the user's DeepSpeed configuration with the values that it leaves open, as far as they are known.
 
-    Its batch is the one that the engine had when the program ran as it was typed, wherever that comes from, and so are
-    the precision and the reduce bucket where it leaves them "auto".
+    The batch is that of the engine when the program ran as it was typed. So are the precision and the reduce bucket, if
+    the configuration leaves them "auto".
 
     Args:
-        base: what the experiment says; empty where the configuration stands in the code.
+        base: the configuration of the experiment; empty if it is in the code.
         program: what the profile trial found.
     """
     config = dict(base) or overwrite_deepspeed_config(without_tuning_keys(program.ds_config or {}), {})
@@ -68,7 +69,7 @@ def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[s
 
 
 def _settled(config: Mapping[str, Any], settled: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration with what an engine had in the place of each "auto" of which that is known."""
+    """Returns a configuration with each "auto" replaced by the value that the engine had, if that is known."""
     return {
         key: settled[key]
         if value == "auto" and key in settled

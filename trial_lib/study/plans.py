@@ -1,4 +1,4 @@
-"""What a study's trials run with, in full: a candidate becomes a `TrialPlan`."""
+"""Plans of trials: a candidate becomes a `TrialPlan`, which says everything that decides the trial."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.step_window import StepWindow
 
-# Sections of a DeepSpeed configuration that decide on the formats of numbers.
+# Sections of a DeepSpeed configuration that decide on number formats.
 _PRECISION = {"amp", "bf16", "bfloat16", "data_types", "fp16", "torch_autocast"}
 
 
@@ -45,15 +45,15 @@ class TrialPlans:
         profiled: tuple[TrialResult, Candidate] | None,
         name: str = "",
     ) -> TrialPlan:
-        """Returns everything that decides a trial.
+        """Returns the plan of a trial.
 
         Args:
-            number: in the study.
+            number: its number in the study.
             purpose: why it runs.
             candidate: what it runs with.
             known: the user's program.
             profiled: the profile trial and its candidate; None for the profile trial itself.
-            name: the candidate's in the study.
+            name: the candidate's name in the study.
         """
         arguments = self._setup.arguments
         if profiled is None:
@@ -63,7 +63,7 @@ class TrialPlans:
             window = StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step)
             deadline = deadline_s(*profiled, candidate, window, self._offloaded(candidate, known, profiled[0]))
         paths = self._setup.paths.trial(number)
-        # What was typed is what it says: the user's configuration is not put together again.
+        # The user's configuration runs as it was typed. Nothing is put together again.
         as_typed = purpose is Purpose.SUBMITTED
         return TrialPlan(
             trial_id=f"{self._setup.study_id}-{number:04d}",
@@ -83,7 +83,7 @@ class TrialPlans:
         )
 
     def _offloaded(self, candidate: Candidate, known: KnownProgram, profile: TrialResult) -> float:
-        """Returns the bytes that each rank of a candidate moves to its host; none on a CPU, which they never leave."""
+        """Returns the bytes that each rank of a candidate moves to its host. On a CPU they stay where they are."""
         if profile.profile is None or kind_of(self._setup.device).computes_on_the_processor:
             return 0.0
         accumulates = candidate.gradient_accumulation_steps > 1
@@ -91,7 +91,7 @@ class TrialPlans:
         return host_bytes(config, profile.profile, candidate.slots, accumulates).moved
 
     def typed(self, profile: TrialPlan, base_config: Mapping[str, Any]) -> TrialPlan:
-        """Returns the run of the program as it was typed that the profile trial begins with.
+        """Returns the profile trial's first run, in which the program runs as it was typed.
 
         Args:
             profile: the profile trial.
@@ -102,7 +102,7 @@ class TrialPlans:
     def _run_with(
         self, config: dict[str, Any], paths: TrialPaths, arg_mappings: Mapping[str, str], as_typed: bool
     ) -> dict[str, Any]:
-        """Returns the part of a plan that says what runs, by its configuration and its files."""
+        """Returns the fields of a plan that follow from its configuration and its files."""
         experiment = self._setup.experiment
         return {
             "ds_config": config,
@@ -123,21 +123,21 @@ class TrialPlans:
 
 
 def on_same_devices(plan: TrialPlan, results: Iterable[TrialResult]) -> TrialPlan:
-    """Returns a plan that wishes for the devices of the last trial of its purpose, which it is compared with."""
+    """Returns a plan that prefers the devices of the last trial of its purpose, because the two are compared."""
     before = [result for result in results if result.purpose is plan.purpose and result.devices]
     return replace(plan, preferred=tuple(device.device for device in before[-1].devices)) if before else plan
 
 
 def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: ModelProfile | None) -> Candidate:
-    """Returns the user's configuration as it is.
+    """Returns the user's configuration as a candidate.
 
     Args:
         base_config: the user's DeepSpeed configuration, as far as it is known.
-        slots: devices that it takes.
-        profile: what the profile trial found.
+        slots: devices of a trial.
+        profile: the model, as the profile trial found it.
 
     Raises:
-        InputError: its batch is for the code to decide.
+        InputError: the user's code decides on the batch.
     """
     replicas = profile.data_parallel_size if profile else 1
     batch = resolve_batch(base_config, replicas)
@@ -155,13 +155,13 @@ def _flops_per_sample(profiled: tuple[TrialResult, Candidate] | None) -> float |
 
 
 def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Candidate) -> tuple[str, ...] | None:
-    """Returns the formats that the program calculates with; None where they do not say what its FLOPs compare with.
+    """Returns the number formats that the program computes in; None if its FLOPs cannot be compared with a peak.
 
-    A candidate may change them, and FLOPs that are not all of what the program does are no share of what a device can.
+    They cannot if the candidate may change the formats, or if a part of the program's FLOPs was not counted.
 
     Args:
         profiled: the profile trial and its candidate; None for the profile trial itself.
-        candidate: what a trial runs with.
+        candidate: the trial's.
     """
     profile = None if profiled is None else profiled[0].profile
     if profiled is None or profile is None or profile.uncounted or _PRECISION & candidate.knobs.keys():
@@ -170,20 +170,24 @@ def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Can
 
 
 def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:
-    """Returns the length of a sample that the warm-up trains on; a confirmation's losses have to be the data's own."""
+    """Returns the sample length that the warm-up trains on; None to leave the data as they are.
+
+    The losses of a confirming trial have to be those of the user's data.
+    """
     if purpose is Purpose.CONFIRM or program is None or not program.is_stretchable:
         return None
     return program.longest_sequence
 
 
 def throughput_to_beat(method: MethodName, metric: str, best: TrialResult | None) -> float | None:
-    """Returns the throughput (samples/s) that a single trial of the search has to come near; None for any will do.
+    """Returns the throughput (samples/s) that a trial of the search has to come near; None if it may be anything.
 
-    dsat's methods take a trial that was stopped for one that has failed: they are spared.
+    A trial below it is stopped early. dsat's methods take a stopped trial for a failed one, so their trials run to the
+    end.
 
     Args:
         method: the study's.
-        metric: the one that the study goes by.
+        metric: the metric that the study goes by.
         best: the best trial so far.
     """
     may_end = METHODS[method].ends_hopeless_trials and SEARCH_METRICS[metric].is_throughput

@@ -1,4 +1,4 @@
-"""What the profile trial says about the model, and what each ZeRO stage would need of it."""
+"""The report of the profile trial: the model, and the memory that each ZeRO stage would need."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,12 @@ _MOST_NAMED = 4
 
 
 class StageEstimate(FrozenRecord):
-    """What one ZeRO stage would need.
+    """The memory of one ZeRO stage.
 
     Attributes:
         stage: the ZeRO stage.
         states: bytes of parameters, gradients and optimizer states on one device.
-        largest_micro_batch: samples that fit beside them by the first guess.
+        largest_micro_batch: the samples that fit beside them, as a first guess.
     """
 
     stage: int
@@ -28,13 +28,13 @@ class StageEstimate(FrozenRecord):
 
 
 class ProfileReport(FrozenRecord):
-    """The profile and its consequences."""
+    """The model and the memory of each stage."""
 
     profile: ModelProfile
     stages: list[StageEstimate]
 
     def lines(self) -> list[str]:
-        """Returns the report as lines for people."""
+        """Returns the report as lines of text."""
         profile = self.profile
         return [
             f"parameters: {profile.num_params:,}, trainable: {profile.trainable_num_params:,}",
@@ -49,7 +49,7 @@ class ProfileReport(FrozenRecord):
 
 
 def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots: int) -> ProfileReport:
-    """Returns the profile with an estimate for each ZeRO stage."""
+    """Returns the report of a model."""
     precision = precision_of(base_config, profile.bytes_per_param)
     own, shards = on_a_device(profile, slots)
     return ProfileReport(
@@ -66,24 +66,24 @@ def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots:
 
 
 def program_notes(program: ProgramProfile | None) -> list[str]:
-    """Returns what the profile trial saw in the code that the user may want to mend, a sentence each."""
+    """Returns notes on the program that the user may want to act on, a sentence each."""
     if program is None or not program.hands_over_two_configs:
         return []
     return [
-        "The code hands deepspeed.initialize two configurations, one in its `args` and one as `config`, which today's "
-        "DeepSpeed refuses: `config` counts here. Leave one of the two out to train without ZeroTune."
+        "The code hands deepspeed.initialize two configurations, one in `args` and one as `config`. Trials use "
+        "`config`. Present versions of DeepSpeed refuse two, so remove one of them to train without ZeroTune."
     ]
 
 
 def model_notes(profile: ModelProfile) -> list[str]:
-    """Returns what a reader of the model's figures is to know, a sentence each."""
+    """Returns notes on the model's figures, a sentence each."""
     if not profile.uncounted:
         return []
     more = len(profile.uncounted) - _MOST_NAMED
     named = ", ".join(profile.uncounted[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     return [
-        f"The FLOPs leave out what {named} compute: nobody knows how much that is. "
-        "So model FLOPs utilisation (mfu) is left out."
+        f"The FLOPs of {named} are not counted, because they are not known. "
+        "So there is no model FLOPs utilisation (mfu)."
     ]
 
 
@@ -94,11 +94,11 @@ def had_engine(setup: StudySetup, profile: TrialResult) -> bool:
 
 
 def profile_failure(result: TrialResult, had_engine: bool) -> str:
-    """Returns what the failure of the profile trial says of the program, for the user to act on.
+    """Returns why the profile trial failed, as a message that the user can act on.
 
     Args:
-        result: of a profile trial that has not completed.
-        had_engine: whether the program had come to a DeepSpeed engine.
+        result: the result of a profile trial that has not completed.
+        had_engine: whether the program reached a DeepSpeed engine.
     """
     if result.elsewhere:
         return result.reason
@@ -114,7 +114,7 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
     elif result.outcome is Outcome.OUT_OF_HOST_MEMORY:
         what = "The host's memory, not the device's, is not enough for the program."
     elif result.micro_batch_arrived is not None:
-        what = "The program's batches do not follow what is asked of it."
+        what = "The program's batches do not have the requested size."
     else:
         what = f"The program cannot be tuned as it was typed: {result.outcome.value}."
     return f"{what} {result.reason}"

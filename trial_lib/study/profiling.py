@@ -1,9 +1,9 @@
-"""The profile trial: first the program as it was typed, then the smallest micro-batch that it can take.
+"""The profile trial: the program as it was typed, then with the smallest micro-batch that it takes.
 
-What was typed is the user's configuration, wherever it stands: in flags, variables, files or code. So it is read off
-the engine of a run in which nothing is asked of the program. A smaller micro-batch, best of a single sample, then
-shows what a sample takes by itself. That is a wish: a model that cannot take so few (experts, BatchNorm, a contrastive
-loss) is profiled at the smallest size that works, at last at its own.
+The typed command is the user's configuration, in its flags, variables, files and code. So the first run changes
+nothing, and the engine shows the configuration. The second run measures what one sample needs. Some models cannot take
+a single sample (experts, BatchNorm, a contrastive loss). Such a model is profiled at the smallest size that works, at
+last at its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 
-# What only the run at a small size looks for, and what two sizes tell better than one.
+# Facts that only the run at a small size looks for, or that two sizes show better than one.
 _OF_THE_DATA = (
     "longest_sequence",
     "shortest_sequence",
@@ -23,7 +23,7 @@ _OF_THE_DATA = (
     "batch_dimension",
     "other_rows_per_sample",
 )
-# What another small size would not mend.
+# Outcomes that another small size would not change.
 _AT_EVERY_SIZE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_HOST_MEMORY, Outcome.TIMED_OUT)
 
 
@@ -34,16 +34,16 @@ def run_profile(
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[list[str]], None],
 ) -> TrialResult:
-    """Runs the profile trial to its end and returns its result.
+    """Runs the profile trial to its end.
 
-    That is also in the trial's folder, unless it was cut short.
+    The result is also in the trial's folder, unless the trial was cut short.
 
     Args:
         profile: the trial as it was decided on.
-        typed: its run of the program as it was typed.
-        plan_for: returns the run at a micro-batch size (samples), given what the first one has found.
+        typed: its first run, of the program as it was typed.
+        plan_for: returns the run at a micro-batch size (samples), from what the first run has found.
         run: runs a plan.
-        prime: told what the first run has imported.
+        prime: called with the modules that the first run has imported.
     """
     seen = run(typed)
     program = seen.program
@@ -70,7 +70,7 @@ def run_profile(
 
 
 def sizes_below(own: int) -> Iterator[int]:
-    """Yields the micro-batch sizes to profile at, smallest first, below the program's own."""
+    """Yields the micro-batch sizes below the program's own to profile at, smallest first."""
     size = 1
     while size < own:
         yield size
@@ -78,13 +78,13 @@ def sizes_below(own: int) -> Iterator[int]:
 
 
 def profile_candidate(program: ProgramProfile, size: int, slots: int, arg_mappings: dict[str, str]) -> Candidate:
-    """Returns what the profile trial runs with: a micro-batch size, and all else as it was typed.
+    """Returns the candidate of the profile trial: a micro-batch size, and everything else as typed.
 
     Args:
         program: what the run of the program as typed has found.
-        size: the micro-batch size (samples).
-        slots: devices that it takes.
-        arg_mappings: the flag or the environment variable that sets each DeepSpeed key.
+        size: the micro-batch size, in samples.
+        slots: devices of the trial.
+        arg_mappings: the option or the environment variable that sets each DeepSpeed key.
     """
     typed = program.typed_batch
     assert typed is not None
@@ -93,7 +93,7 @@ def profile_candidate(program: ProgramProfile, size: int, slots: int, arg_mappin
         micro_batch_size=size,
         gradient_accumulation_steps=typed.gradient_accumulation_steps,
         slots=slots,
-        # A program that takes the whole batch by a flag has to be told it.
+        # A program with a flag for the whole batch needs its value.
         data_parallel_size=replicas if TRAIN_BATCH in arg_mappings else None,
     )
 
@@ -103,16 +103,16 @@ def _is_cut_short(result: TrialResult) -> bool:
 
 
 def _is_ignored(result: TrialResult) -> bool:
-    """Returns whether the program's batches do not follow what is asked for."""
+    """Returns whether the program ignored the requested micro-batch size."""
     return result.outcome is Outcome.INVALID and result.micro_batch_arrived is not None
 
 
 def _kept(plan: TrialPlan, result: TrialResult, typed: ProgramProfile) -> TrialResult:
-    """Writes a result as the trial's own, with what the run of the program as typed has found."""
+    """Writes a result as the trial's own, with what the run of the program as typed has found. Returns it."""
     of_the_data: dict[str, Any] = {}
     if result.program is not None:
         of_the_data = {name: getattr(result.program, name) for name in _OF_THE_DATA}
-        # The program as typed may not have come to its backward pass.
+        # The run of the program as typed may have ended before its backward pass.
         of_the_data["formats"] = sorted({*typed.formats, *result.program.formats})
     program = typed.model_copy(update=of_the_data)
     kept = result.model_copy(update={"program": program, "config_hash": plan.config_hash, "trial_id": plan.trial_id})

@@ -1,4 +1,4 @@
-"""Recording a table: every candidate of a grid is measured, one after another, with nothing else beside them."""
+"""Recording a table: every candidate of a grid is measured, one after another and alone."""
 
 import platform
 import random
@@ -23,20 +23,20 @@ def record_table(
     output: Path,
     tell: Callable[[int, int, Candidate, TrialResult], None] = lambda done, total, candidate, result: None,
 ) -> RecordedTable:
-    """Measures every candidate and writes one line for each trial, so that an interrupted recording can be resumed.
+    """Measures every candidate and writes one line for each trial. An interrupted recording can be resumed.
 
-    The repeats of a candidate are apart in time, and each pass has an order of its own: what drifts on the machine
-    falls on all alike. A candidate that does not complete is not repeated.
+    The repeats of a candidate are apart in time, and each pass has an order of its own. So a drift of the machine
+    affects all candidates alike. A candidate that does not complete is not repeated.
 
     Args:
         driver: of a study whose profile trial has completed.
         candidates: the grid.
-        repeats: measurements of each.
-        output: the table's file; where it exists, what it has is not measured again.
-        tell: called after each trial, with how many are done and how many there are.
+        repeats: the measurements of each candidate.
+        output: the table's file. Measurements that it already contains are not repeated.
+        tell: called after each trial with the numbers of finished and of all trials.
 
     Raises:
-        InputError: the file is no table, or that of another experiment.
+        InputError: the file is no table, or belongs to another experiment.
     """
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
@@ -47,7 +47,7 @@ def record_table(
     for name in ("entrypoint", "base_config", "slots", "device", "memory_limit"):
         if getattr(table.head, name) != getattr(head, name):
             raise InputError(
-                f"it is of another experiment: its {name} is {getattr(table.head, name)}.",
+                f"it belongs to another experiment: its {name} is {getattr(table.head, name)}.",
                 where=str(output),
                 remedy="Name another file.",
             )
@@ -74,7 +74,7 @@ def record_table(
 
 
 def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[Candidate]:
-    """Returns every lineage of a space at each micro-batch size (samples), with the configuration's accumulation."""
+    """Returns every lineage of a space at each micro-batch size (samples), with the user's accumulation."""
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
     accumulation = driver.known.base_config.get(ACCUMULATION, "auto")

@@ -1,4 +1,4 @@
-"""Running what a study has decided on, each in a thread of its own; whatever goes wrong is a result."""
+"""Runs the work of a study, each piece in a thread of its own. Every failure becomes a result."""
 
 import logging
 import queue
@@ -14,17 +14,17 @@ from trial_lib.study.kept.disk_room import DiskFullError, check_end, check_room,
 from trial_lib.study.kept.history import Withdrawn
 
 WorkEnd = TrialResult | Withdrawn
-"""How a trial ended, or that a size of a sweep is not measured after all."""
+"""The end of a trial: its result, or the withdrawal of a size of a sweep."""
 
 
 @dataclass(frozen=True)
 class NotRun:
-    """That a trial is not run.
+    """A trial that is not run.
 
     Attributes:
-        outcome: how it counts.
+        outcome: the outcome that it gets.
         reason: why, in a sentence.
-        from_outside: whether that says nothing of its candidate.
+        from_outside: whether the reason says nothing about its candidate.
     """
 
     outcome: Outcome
@@ -34,11 +34,11 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Work:
-    """What one process group does: a trial, or a sweep of several.
+    """The work of one process group: a trial, or a sweep of several.
 
     Attributes:
-        plans: of its trials, in their order.
-        sweep: what the search asked for; None for a single trial.
+        plans: of its trials, in order.
+        sweep: the sweep that the search asked for; None for a single trial.
     """
 
     plans: tuple[TrialPlan, ...]
@@ -59,7 +59,10 @@ class Work:
 
 
 def seconds_of(results: Iterable[TrialResult]) -> float:
-    """Returns how long trials ran; what ran side by side counts once, and the time that a study lay still does not."""
+    """Returns the seconds in which trials ran.
+
+    Time in which several ran counts once. Time between them does not count.
+    """
     spans = sorted((result.started_at, result.started_at + sum(result.phases.values())) for result in results)
     seconds, counted_to = 0.0, 0.0
     for start, end in spans:
@@ -69,17 +72,17 @@ def seconds_of(results: Iterable[TrialResult]) -> float:
 
 
 class Runner:
-    """Runs work, and hands on how it ended.
+    """Runs work and passes its ends on.
 
     Args:
         place: where it runs.
-        log: for people.
-        refusal: returns why a trial need not run; None where it has to.
-        starting: called with each plan whose processes are about to start.
-        profile: runs a profile trial, whose plans are run by the function that it is given.
+        log: the study's log.
+        refusal: returns why a trial is not run; None if it is.
+        starting: called with each plan right before its processes start.
+        profile: runs a profile trial. It gets the function that runs one plan.
 
     Attributes:
-        cancelled: set to end everything that runs. From any thread.
+        cancelled: set it to end everything that runs. It may be set from any thread.
     """
 
     def __init__(
@@ -99,10 +102,10 @@ class Runner:
         self._ended: queue.SimpleQueue[WorkEnd | DiskFullError] = queue.SimpleQueue()
 
     def run(self, work: Work) -> list[WorkEnd]:
-        """Runs one piece of work; each end also waits for `next_ended`. Called from a thread of the work's own.
+        """Runs one piece of work. Call it from a thread of the work's own. `next_ended` returns each end as well.
 
         Raises:
-            DiskFullError: there is no room for its files; `next_ended` raises it too.
+            DiskFullError: there is no room for its files. `next_ended` raises it too.
         """
         ends: list[WorkEnd] = []
         root = work.plans[0].paths.root.parents[1]
@@ -113,7 +116,8 @@ class Runner:
                 try:
                     check_end(root, end)
                 except DiskFullError:
-                    # A resumed study would take it for the end of a trial that it has not heard of.
+                    # A resumed study would read the file as the end of a trial that its history
+                    # lacks.
                     files[end.number].result.unlink(missing_ok=True)
                     raise
             ends.append(end)
@@ -127,7 +131,7 @@ class Runner:
             except DiskFullError:
                 raise
             except Exception as error:  # noqa: BLE001 - logged, and a result
-                # Ours to mend, but it costs this work and nothing else.
+                # This is a bug of ZeroTune. It costs only this work.
                 self._log.exception("%s could not be run", work.label)
                 left = work.plans[len(ends) :]
                 reason = f"The trial could not be run: {type(error).__name__}: {error}"
@@ -147,7 +151,7 @@ class Runner:
             self._run_sweep(work.plans, work.sweep, put)
 
     def lose(self, plans: Sequence[TrialPlan], reason: str) -> None:
-        """Ends trials of one piece of work that nobody runs any more: the first has crashed, the others never ran."""
+        """Ends the trials of work whose thread has died: the first one crashed, and the others never ran."""
         if not self._ended.empty():
             return
         for plan in plans[:1]:
@@ -156,7 +160,7 @@ class Runner:
             self._ended.put(Withdrawn(plan.number, Withdrawal.ENDED))
 
     def next_ended(self, timeout_s: float) -> WorkEnd | None:
-        """Waits for something to end; None if nothing has within the time-out: the main thread has to hear signals.
+        """Waits for a trial to end; None if none has within the time-out. The main thread needs it to receive signals.
 
         Raises:
             DiskFullError: there was no room for a trial's files.

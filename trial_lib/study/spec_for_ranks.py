@@ -1,4 +1,4 @@
-"""What the ranks of a training are told of the experiment: those of a trial, and those of a full experiment."""
+"""The training spec of an experiment, which its ranks read: in a trial, and in a full experiment."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from trial_lib.wire.training_spec import TrainingSpec
 
 
 def trial_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: TrialPaths) -> TrainingSpec:
-    """Returns what the ranks of a trial are told: to train until they are ended.
+    """Returns the spec of a trial's ranks. They train until the driver ends them.
 
     Args:
         experiment: what the user submitted.
@@ -30,11 +30,11 @@ def trial_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: Tria
 
 
 def full_length_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: FullExperimentPaths) -> TrainingSpec:
-    """Returns what the ranks of a full experiment are told: how long to train, and where checkpoints and metrics go.
+    """Returns the spec of a full experiment's ranks: its length, and the folders of checkpoints and metrics.
 
     Args:
         experiment: what the user submitted.
-        ds_config: the DeepSpeed configuration to train with; empty for code that has one of its own.
+        ds_config: the DeepSpeed configuration to train with; empty for code that has its own.
         paths: the full experiment's files.
     """
     config = experiment.config
@@ -70,21 +70,21 @@ def _spec(experiment: Experiment, hparams: dict[str, Any], tensorboard: Path, sc
 def _hparams(experiment: Experiment, ds_config: Mapping[str, Any], ds_config_path: Path) -> dict[str, Any]:
     hparams = merged_hparams(experiment.config.hyperparameters, ds_config, ds_config_path)
     if experiment.entrypoint.trial_class is None:
-        # A script may read a file of its own by a fixed name, and merge these into it.
+        # A script may read its own file by a fixed name, and merge these into it.
         hparams[OVERWRITES] = dict(ds_config)
     return hparams
 
 
 def _length(length: Length | None) -> dict[str, int] | None:
-    """Returns a length for the ranks; None for none, and for a period of 0, which is never due."""
+    """Returns a length for the ranks; None if there is none, and for a period of 0, which never comes."""
     units: dict[str, int] = {} if length is None else length.model_dump(exclude_none=True)
     return units if any(units.values()) else None
 
 
 def _shown_config(config: ExperimentConfig) -> dict[str, Any]:
-    """Returns the experiment as its code may log it: without secrets, and without the fields that have no effect.
+    """Returns the experiment as its code may log it, without secrets and without fields that have no effect.
 
-    Hyperparameters come to the code whole beside it; `data` comes by it alone, and so is as it is written.
+    The code gets the hyperparameters separately and whole. It gets `data` only here, so `data` stays as written.
     """
     whole = config.model_dump(mode="json", exclude_unset=True)
     for dotted in config.not_used():

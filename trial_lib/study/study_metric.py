@@ -1,11 +1,11 @@
-"""Which metric a study goes by: the one that it was asked for, unless that is no figure with this model."""
+"""The metric that a study goes by: the one the user asked for, unless it has no value for this model."""
 
 from trial_lib.records.result import ModelProfile, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 
 INSTEAD = (
-    "The study goes by throughput: the model's FLOPs could not be counted, and FLOPS_per_gpu would say nothing. With "
-    "one model both rank configurations alike."
+    "The study goes by throughput, because the model's FLOPs could not be counted for FLOPS_per_gpu. With one model "
+    "both metrics rank configurations alike."
 )
 
 
@@ -13,8 +13,8 @@ def metric_with(asked: str, profiled: TrialResult | None) -> str:
     """Returns the metric of a study.
 
     Args:
-        asked: what its arguments say.
-        profiled: its profile trial, if that has ended.
+        asked: the metric in its arguments.
+        profiled: its profile trial; None if that has not ended.
     """
     profile: ModelProfile | None = None if profiled is None else profiled.profile
     is_without_figure = profile is not None and not profile.flops_per_sample

@@ -46,7 +46,7 @@ def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, A
         entrypoint, paths.best_ds_config, known.arg_mappings, config, setup.environment, folder=experiment.model_dir
     )
     write_all(command.files)
-    # Its launcher sets these, as it is told.
+    # The launcher sets these from its options.
     variables |= {name: value for name, value in command.variables.items() if name not in entrypoint.config_variables}
     words = (
         _typed_launcher(experiment, config, paths)
@@ -58,7 +58,7 @@ def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, A
     to_write = [] if _is_told(entrypoint) else _to_set_in_code(known, config, paths)
     if known.is_batch_in_code:
         to_write.append(
-            "The training arguments stand in the code: set "
+            "The training arguments are in the code. Set "
             f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
         )
     stage = get_knob(config, STAGE, 0)
@@ -66,11 +66,14 @@ def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, A
         # DeepSpeed's engine takes no partitioned parameters at these stages: a plain run would crash.
         to_write.append(f"The code makes its model within deepspeed.zero.Init: give it enabled=False at stage {stage}.")
     if to_write:
-        # As it is typed, the program would train with what stands in its code.
+        # As typed, the program would train with the values in its code.
         by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]
         lines = [*(f"# {line}" for line in by_hand), by_zerotune]
     if secrets:
-        lines.insert(0, f"# Set these first, whose values are not written down: {' '.join(secrets)}")
+        lines.insert(
+            0,
+            f"# Set these variables first. Their values are secret, so this file leaves them out: {' '.join(secrets)}",
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -83,12 +86,12 @@ def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: Study
     """Returns what you have to change in the configuration in the code; nothing if the command sets it all."""
     base, by_command = known.base_config, set(known.arg_mappings)
     if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
-        # It follows from the two others, in DeepSpeed or in the code that takes both from its command.
+        # It follows from the two others, in DeepSpeed or in code that takes both from its command.
         by_command.add(TRAIN_BATCH)
     changes = {key: value for key, value in difference(base, config).items() if key not in by_command}
     if not changes:
         return []
-    where = f"The DeepSpeed configuration stands in the code. Set there, as {paths.best_ds_config} has it:"
+    where = f"The DeepSpeed configuration is in the code. Set these values there, from {paths.best_ds_config}:"
     return [where, *(f"  {key}: {json.dumps(value)}" for key, value in _dotted(changes))]
 
 
@@ -101,7 +104,7 @@ def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
-    """Returns the user's own words up to the script, which start as many ranks as the trials had."""
+    """Returns the user's own words up to the script. They start as many ranks as the trials had."""
     entrypoint = experiment.entrypoint
     program, *rest = entrypoint.launcher
     first = launcher_of(entrypoint.launcher)
@@ -121,7 +124,7 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
 
 
 def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> list[str]:
-    """Returns the words that start an entrypoint's script on as many ranks as its YAML says."""
+    """Returns words that start the script of an entrypoint on the number of ranks in its YAML."""
     entrypoint = experiment.entrypoint
     ranks = kind_of(device).ranks_option
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
@@ -138,7 +141,7 @@ def _assignments(variables: Mapping[str, str]) -> str:
 
 
 def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the variables that the trials had and a shell may not have, and the names of those that are secret."""
+    """Returns the variables that the trials had and a shell may not have, and the names of the secret ones."""
     own = experiment.environment_variables
     secrets = [name for name, value in redact(own).items() if value != own[name]]
     wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - set(secrets)
@@ -150,6 +153,6 @@ def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[
 
 
 def _beside(interpreter: str, name: str) -> str:
-    """Returns how to call a program of an environment: by its path where a shell would find another one or none."""
+    """Returns how to call a program of an environment: by its name, or by its path if a shell would find another."""
     program = Path(interpreter).with_name(name)
     return name if shutil.which(name) == str(program) else str(program)

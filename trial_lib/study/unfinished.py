@@ -1,4 +1,4 @@
-"""What a study that was cut short has still to run of what it had decided on."""
+"""The unfinished work of a study that was cut short."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,24 +11,25 @@ from trial_lib.study.kept.history import Decided, Withdrawn
 
 
 class ElsewhereError(Exception):
-    """Ranks have come to another kind of device than the study's slots are: until that is mended, none can measure."""
+    """Ranks run on another kind of device than the study's slots. Until that is fixed, no trial can measure."""
 
 
 def stays_open(result: TrialResult) -> bool:
-    """Returns whether a trial is to run again as if it never had: it was cut short, or came to another kind of device;
-    or it was killed from outside, and is the profile, which all the rest stands on, or the user's configuration,
-    which all gains are against.
+    """Returns whether a trial must run again.
+
+    It must if it was cut short or ran on another kind of device. The profile trial and the trial of the user's
+    configuration also run again if they were killed from outside, because everything else depends on them.
     """
     is_stood_on = result.purpose in (Purpose.PROFILE, Purpose.SUBMITTED)
     return result.outcome is Outcome.CANCELLED or result.elsewhere or (is_stood_on and result.from_outside)
 
 
 def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
-    """Yields the results of trials that had ended when the study died, and of which its history had not heard yet.
+    """Yields the results of trials that had ended when the study died, but whose ends its history lacks.
 
     Args:
         paths: the study's files.
-        numbers: of the trials that were decided on and have no end in the history.
+        numbers: of the trials without an end in the history.
     """
     for number in sorted(numbers):
         with contextlib.suppress(OSError, ValueError):
@@ -40,13 +41,13 @@ def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
 def left_of(
     decided: Sequence[Decided], results: Mapping[int, TrialResult], withdrawn: Mapping[int, Withdrawal]
 ) -> tuple[list[Decided], list[Withdrawn]]:
-    """Returns what is to be run, and the sizes of sweeps that are not measured after all.
+    """Returns the choices that still have to run, and the sizes of sweeps that are given up.
 
-    A sweep goes on only where its process group would have: not beyond a size that failed, nor to one that its group
-    would have foreseen not to fit.
+    A sweep continues only as far as its process group would have: not beyond a size that failed, and not to a size that
+    the group would have predicted not to fit.
 
     Args:
-        decided: all that the search has asked for, in order.
+        decided: the choices of the search, in order.
         results: of the trials that have ended, by number.
         withdrawn: why sizes were not measured, by number.
     """
@@ -71,9 +72,9 @@ def _end_of_group(
     results: Mapping[int, TrialResult],
     withdrawn: Mapping[int, Withdrawal],
 ) -> Withdrawal | None:
-    """Returns why a sweep's process group would have measured nothing more; None where it would."""
+    """Returns why a sweep's process group would have measured no further size; None if it would have."""
     next_number, next_candidate = rest.numbered[0]
-    # A later size may have ended before all others: one that was known already.
+    # A later size may have ended first, because its result was known already.
     measured = [
         (candidate.micro_batch_size, results[number])
         for number, candidate in decision.numbered

@@ -49,18 +49,18 @@ def test_a_model_of_which_no_sample_fits_is_told_so() -> None:
 
 def test_batches_that_do_not_follow_are_told_as_that() -> None:
     said = failure(Outcome.INVALID, IN_INITIALIZE, True, arrived=8)
-    assert said == "The program's batches do not follow what is asked of it. This is why."
+    assert said == "The program's batches do not have the requested size. This is why."
 
 
 def test_a_configuration_that_is_handed_over_twice_is_told_and_nothing_else_is() -> None:
     (note,) = program_notes(ProgramProfile(hands_over_two_configs=True))
-    assert "`config` counts here" in note
+    assert "Trials use `config`" in note
     assert program_notes(ProgramProfile()) == program_notes(None) == []
 
 
 @pytest.mark.parametrize(
     ("uncounted", "said"),
-    [([], None), (["flash_attn::forward"], "flash_attn::forward compute"), (list("abcdef"), "a, b, c, d and 2 more")],
+    [([], None), (["flash_attn::forward"], "of flash_attn::forward are"), (list("abcdef"), "a, b, c, d and 2 more")],
 )
 def test_work_that_nobody_could_count_is_named(uncounted: list[str], said: str | None) -> None:
     profile = ModelProfile(

@@ -1,1 +1,1 @@
-"""Earlier studies of the same experiment, and what a new one takes from them."""
+"""Earlier studies of the same experiment, and what a new study takes from them."""

@@ -1,6 +1,6 @@
-"""What the earlier studies of an experiment found, as a new study keeps it when it opens.
+"""Earlier studies of an experiment, as a new study keeps them when it opens.
 
-It is written into the study's folder: whatever happens to the other folders, a resumed study sees what it began with.
+They are written into the new study's folder. A resumed study sees them whatever happens to the other folders.
 """
 
 import json
@@ -22,26 +22,25 @@ from trial_lib.study.state import StudyState
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
 
-# What decides which configurations a study may find, and by what they are measured: where that differs, an answer is
-# one to another question.
+# The arguments that are the study's question: they decide which configurations it may find, and how it measures them.
 _QUESTION = (
     *("metric", "zero_stages", "max_slots", "max_micro_batch", "train_batch_size", "free_batch", "divisible_by"),
     *("memory_headroom", "start_profile_step", "end_profile_step"),
 )
 _MOST_STUDIES = 20
-# Of these the latest whose search is remembered trial by trial.
+# The search of the latest of them is remembered trial by trial.
 _MOST_SEARCHES = 3
 
 
 class KnownTrial(FrozenRecord):
-    """A trial of an earlier study; of its result what a search learns from."""
+    """A trial of an earlier study. Its result holds only what a search learns from."""
 
     candidate: Candidate
     result: TrialResult
 
 
 class EarlierConfirmed(FrozenRecord):
-    """A configuration that an earlier study has measured again and again to confirm it.
+    """A configuration that an earlier study has confirmed.
 
     Attributes:
         candidate: the configuration.
@@ -59,18 +58,18 @@ class EarlierConfirmed(FrozenRecord):
 
 
 class EarlierStudy(FrozenRecord):
-    """What one earlier study found.
+    """An earlier study.
 
     Attributes:
         study_id: its id.
         ended_at: seconds since the epoch.
-        fingerprint: what the experiment was then.
-        profile: what the profile trial found.
-        own: the user's configuration; None where it did not complete.
+        fingerprint: the experiment at that time.
+        profile: the model, as its profile trial found it.
+        own: the user's configuration; None if it did not complete.
         other: the best of the others.
-        winner: which of the two it is that the study chose.
-        regressed: whether its winner was slower than the last known one beyond the noise.
-        trials: those of its search; none of the older studies'.
+        winner: which of the two the study chose.
+        regressed: whether its winner was slower than the winner known before, beyond the noise.
+        trials: the trials of its search. Older studies have none here.
     """
 
     study_id: str
@@ -93,27 +92,27 @@ _STUDIES = TypeAdapter(tuple[EarlierStudy, ...])
 
 
 def keep_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments, paths: StudyPaths) -> None:
-    """Writes what the earlier studies of an experiment found into a new study's folder.
+    """Writes the earlier studies of an experiment into a new study's folder.
 
     Args:
-        studies_dir: the folder that studies stand in.
+        studies_dir: the folder that contains the studies.
         name: the experiment's.
         arguments: the new study's.
-        paths: its files.
+        paths: the new study's files.
     """
     found = find_earlier_studies(studies_dir, name, arguments)
     write_whole(paths.earlier_studies, _STUDIES.dump_json(found, exclude_defaults=True).decode())
 
 
 def earlier_studies_of(paths: StudyPaths) -> tuple[EarlierStudy, ...]:
-    """Returns the earlier studies that a study knows of, oldest first; none where it was not to learn from them."""
+    """Returns the earlier studies of a study, oldest first; none if it does not learn."""
     if not paths.earlier_studies.exists():
         return ()
     return _STUDIES.validate_json(paths.earlier_studies.read_bytes())
 
 
 def find_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments) -> tuple[EarlierStudy, ...]:
-    """Returns the latest completed studies of an experiment that were asked the same and confirmed a winner."""
+    """Returns the latest completed studies with the same question and a confirmed winner, oldest first."""
     found: list[EarlierStudy] = []
     for paths, record in _records(studies_dir, name):
         if _is_same_question(record, arguments):
@@ -127,7 +126,7 @@ def find_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments
 
 
 def _records(studies_dir: Path, name: str) -> Iterator[tuple[StudyPaths, StudyRecord]]:
-    """Yields the completed studies of that name, the latest first."""
+    """Yields the completed studies of a name, the latest first."""
     known = ((paths, record_of(paths)) for paths in map(StudyPaths, studies_dir.glob("*")))
     completed = [
         (paths, record)
@@ -138,7 +137,7 @@ def _records(studies_dir: Path, name: str) -> Iterator[tuple[StudyPaths, StudyRe
 
 
 def record_of(paths: StudyPaths) -> StudyRecord | None:
-    """Returns the record of a study; None where there is none that this version can read."""
+    """Returns the record of a study; None if this version cannot read it."""
     try:
         return StudyRecord.model_validate_json(paths.record.read_text())
     except (OSError, ValueError):
@@ -154,8 +153,9 @@ def _is_same_question(record: StudyRecord, arguments: StudyArguments) -> bool:
 
 
 def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierStudy | None:
-    """Returns what a study found; None where it confirmed nothing, is of several experiments, damaged, or of an
-    older version.
+    """Returns a study.
+
+    It is None if it confirmed nothing, is of several experiments, is damaged, or is of an older version.
     """
     try:
         fingerprint = Fingerprint.model_validate_json(paths.fingerprint.read_text())
@@ -198,12 +198,12 @@ def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> EarlierCon
 
 
 def is_measured(result: TrialResult) -> bool:
-    """Returns whether a trial has a throughput to compare."""
+    """Returns whether a trial has a throughput."""
     return result.outcome is Outcome.COMPLETED and result.metrics.get("throughput", 0.0) > 0.0
 
 
 def _brief(trial: KnownTrial) -> KnownTrial:
-    """Returns a trial without what only its own study has a use for."""
+    """Returns a trial without the parts that only its own study uses."""
     own_study_s: dict[str, object] = {
         "step_times": [],
         "losses": [],
@@ -220,7 +220,7 @@ def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
 
     Raises:
         InputError: its history is damaged.
-        KeyError: it is of a version that wrote it otherwise.
+        KeyError: its history is of another version.
     """
     state = StudyState(read_history(paths.history))
     return {
@@ -232,7 +232,7 @@ def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
 def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
     """Returns the last study and those right before it that measured the same winner under the same conditions.
 
-    None from before a regression: what they measured lies where the winner was before, and is no noise.
+    They end at a regression. Studies before it measured another level, which is not noise.
     """
     last = studies[-1]
     same: list[EarlierStudy] = []

@@ -1,4 +1,4 @@
-"""What an experiment is today: its code, configuration, hardware and versions, and what of that has changed since."""
+"""The fingerprint of an experiment: its code, configuration, hardware and versions, and their changes."""
 
 import contextlib
 import hashlib
@@ -28,20 +28,20 @@ SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versio
 
 # What says how a search goes about it, and not which configurations it may find.
 _SEARCH = ("method", "settings", "max_trials", "max_minutes", "random_seed")
-# What programs and configurations are written in; data, logs and checkpoints are not, but for some.
+# Names of files that hold programs and configurations. Data, logs and checkpoints have others, with some exceptions.
 _SUFFIXES = frozenset(
     {".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".jinja"}
     | {".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp"}
 )
-# Of the texts these; others hold what a program, `tee` or a shell has written.
+# Of text files only these are code. Others hold the output of a program, `tee` or a shell.
 _TEXTS = ("requirements", "constraints", "CMakeLists")
 _MOST_BYTES = 2**20  # what is larger is data, whatever it is called
 _MOST_ENTRIES = 2000  # of a folder; one with more holds data
 _MOST_FILES = 20_000  # of code, of one folder: that many are hashed in seconds
-# What trainings, tools and ZeroTune itself leave behind beside the code.
+# Folders that trainings, tools and ZeroTune itself leave beside the code.
 _LEFT_BEHIND = ("zerotune-", "mlruns", "mlartifacts", "wandb", "runs", "logs", "lightning_logs", "checkpoint", "output")
 _NO_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
-# Variables that libraries read, and training's speed depends on.
+# Variables of libraries that decide how fast a training is.
 _VARIABLES = (
     "OMP_",
     "MKL_",
@@ -62,17 +62,17 @@ _MOST_SAID = 8
 
 
 class Fingerprint(FrozenRecord):
-    """An experiment as one study found it; each section by name.
+    """An experiment at the time of one study, in sections.
 
     Attributes:
-        code: a hash of each file of code in the model directory, and of what was included.
-        configuration: the YAML's values and the DeepSpeed configuration's, without secrets.
+        code: a hash of each file of code in the model directory and of the included files.
+        configuration: the values of the YAML and of the DeepSpeed configuration, without secrets.
         environment: variables of the ranks that decide how fast libraries are.
-        model: sizes that the profile trial found; empty before.
-        hardware: the devices, their memory and driver, the processor.
-        versions: of python, torch, deepspeed and the like, from the profile trial; empty before.
-        search: what says how thoroughly was searched.
-        is_mixed: whether the study was resumed after some of that had changed, so that its trials are of several.
+        model: sizes that the profile trial found; empty before it.
+        hardware: the devices, their memory and driver, and the processor.
+        versions: of python, torch, deepspeed and others, from the profile trial; empty before it.
+        search: the settings that decide how thorough the search is.
+        is_mixed: whether the study was resumed after a change, so that its trials are of several experiments.
     """
 
     code: dict[str, str] = Field(default_factory=dict)
@@ -86,20 +86,20 @@ class Fingerprint(FrozenRecord):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether there may be more code than was looked at."""
+        """Whether there may be more code than was hashed."""
         return len(self.code) >= _MOST_FILES
 
     def with_profile(self, profiled: TrialResult) -> "Fingerprint":
-        """Returns it with what a profile trial found."""
+        """Returns the fingerprint with the findings of a profile trial."""
         model = {} if profiled.profile is None else _model(profiled.profile)
         return self.model_copy(update={"versions": profiled.versions, "model": model})
 
     def changed_since(self, earlier: "Fingerprint") -> list[str]:
-        """Returns the sections that are not what they were."""
+        """Returns the names of the sections that differ."""
         return [section for section in SECTIONS if getattr(self, section) != getattr(earlier, section)]
 
     def changes_since(self, earlier: "Fingerprint") -> list[str]:
-        """Returns what has changed, each in some words, such as `torch 2.6.0 -> 2.7.0`; the rest of many is counted."""
+        """Returns the changes in a few words each, such as `torch 2.6.0 -> 2.7.0`. Further ones are counted."""
         changes = [
             said
             for section in self.changed_since(earlier)
@@ -121,7 +121,7 @@ def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host) -> Fingerprint:
-    """Returns what is known of an experiment before its first trial.
+    """Returns the fingerprint of an experiment before its first trial.
 
     Args:
         experiment: what the user submitted.
@@ -147,12 +147,12 @@ def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host
 
 
 def code_file(name: str, model_dir: Path, include: Sequence[Path]) -> Path:
-    """Returns the file that has a name in the code of a fingerprint.
+    """Returns the file of a name in the code of a fingerprint.
 
     Args:
-        name: of the file there.
+        name: its name there.
         model_dir: the model directory.
-        include: what was included, which goes before a file of the same name in the model directory.
+        include: the included files and folders. They go before a file of the same name in the model directory.
     """
     for path in reversed(include):
         within = name.removeprefix(path.name).lstrip("/")
@@ -167,7 +167,7 @@ def _included_name(path: Path, within: str) -> str:
 
 
 def fingerprint_in(paths: StudyPaths) -> Fingerprint:
-    """Returns what a study kept when it opened; an empty one where it is of a version that kept none."""
+    """Returns the fingerprint of a study at its opening; an empty one if its version kept none."""
     try:
         return read_record_file(paths.fingerprint, Fingerprint, "the study's fingerprint", "Restore it, or remove it.")
     except FileNotFoundError:
@@ -175,10 +175,10 @@ def fingerprint_in(paths: StudyPaths) -> Fingerprint:
 
 
 def _submitted(experiment: Experiment) -> dict[str, str]:
-    """Returns the YAML's values but for those that are for people, and for DeepSpeed's, which stand for themselves."""
+    """Returns the values of the YAML, without those that are only for people and without DeepSpeed's."""
     config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
     config["hyperparameters"].pop("deepspeed_config", None)
-    # A secret may stand elsewhere, too, without the name that gives it away.
+    # A secret may also be elsewhere, without a name that gives it away.
     secrets = KnownSecrets.of_experiment(experiment)
     return {name: secrets.hide(value) for name, value in _flat(redact(config), "").items()}
 
@@ -215,13 +215,13 @@ def _is_small_file(path: Path) -> bool:
         found = path.stat()
     except OSError:
         return False
-    # Reading a pipe waits for somebody to write into it. Where this process writes to is no code, whatever its name.
+    # Reading a pipe would wait for a writer. A file that this process writes to is no code, whatever its name.
     is_own_output = any(os.path.samestat(found, own) for own in _own_output())
     return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES and not is_own_output
 
 
 def _own_output() -> list[os.stat_result]:
-    """Returns what standard output and standard error are, where they are open."""
+    """Returns the files of standard output and standard error, if they are open."""
     found = []
     for number in (1, 2):
         with contextlib.suppress(OSError):
@@ -234,7 +234,7 @@ def file_hash(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        # It is not the study's to fail over: a file that turns readable has changed.
+        # The study does not fail because of it. A file that becomes readable counts as changed.
         return type(error).__name__
 
 
@@ -242,7 +242,7 @@ def _hardware(host: Host) -> dict[str, str]:
     found = {
         "device": host.device,
         "slots": str(len(host.slots)),
-        # What a system leaves of its memory differs by some pages from boot to boot.
+        # The memory that a system leaves differs by some pages from boot to boot.
         "memory of a slot (GiB)": f"{host.memory_per_slot / 2**30:.1f}",
         "processor": _processor(),
         "cores": str(psutil.cpu_count() or 0),

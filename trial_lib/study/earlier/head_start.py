@@ -1,4 +1,4 @@
-"""What earlier studies of an experiment give a search to begin with."""
+"""The head start that earlier studies of an experiment give to a search."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from trial_lib.search.space_coordinates import SpaceCoordinates
 from trial_lib.study.earlier.earlier_studies import EarlierStudy
 from trial_lib.study.earlier.fingerprint import Fingerprint
 
-# Activations of a sample (as a share) that may differ from run to run of the same model: its data do.
+# The activations of a sample may differ by this share between runs of the same model, because its data differ.
 _SAME_ACTIVATIONS = 0.01
-# What of an earlier search may be told to a search where only these have changed.
+# The sections that may have changed if a trial's speed, or its memory, is still valid.
 _SAME_SPEED = {"search"}
 _SAME_MEMORY = {"search", "code"}
 _TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
@@ -19,11 +19,11 @@ _TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
 
 @dataclass(frozen=True)
 class HeadStart:
-    """What is known of an experiment before its search.
+    """The knowledge about an experiment before its search.
 
     Attributes:
         earlier: the studies that this one may learn from, oldest first.
-        begun: what the experiment was when this study began.
+        begun: the experiment when this study began.
         profile: the profile trial; None before it has ended.
     """
 
@@ -33,17 +33,17 @@ class HeadStart:
 
     @property
     def last(self) -> EarlierStudy | None:
-        """The last of the earlier studies; None where there is none to learn from."""
+        """The last of the earlier studies; None if there is none to learn from."""
         return self.earlier[-1] if self.earlier else None
 
     @property
     def now(self) -> Fingerprint:
-        """What the experiment is, as far as it is known."""
+        """The experiment now, as far as it is known."""
         return self.begun if self.profile is None else self.begun.with_profile(self.profile)
 
     @property
     def has_changed(self) -> bool:
-        """Whether anything that is known of has changed since the last study. The profile trial has ended."""
+        """Whether a known part of the experiment has changed since the last study. The profile trial has ended."""
         return self.last is None or bool(self.now.changed_since(self.last.fingerprint))
 
     def winner(self, problem: SearchProblem) -> Candidate | None:
@@ -73,14 +73,15 @@ class HeadStart:
         )
 
     def trials(self) -> list[tuple[Candidate, TrialResult]]:
-        """Returns the trials of earlier studies that still hold, oldest first, for a search to learn from.
+        """Returns the trials of earlier studies that are still valid, oldest first, for a search to learn from.
 
-        All of a trial holds where nothing but the search itself has changed. Where the code has, and the model needs
-        what it needed, what is known of its memory does. After any other change nothing is left but the winner. What a
-        host had left for a trial is another day's.
+        A trial is valid as a whole if only the search itself has changed. If the code has changed but the model needs
+        the same memory, only the trial's memory is valid. After any other change nothing is. Failures for lack of host
+        memory are never valid, because the host's free memory varies.
         """
         known: list[tuple[Candidate, TrialResult]] = []
-        # A search that nothing has led to but a winner that is not what it was: nobody knows what else is not.
+        # If nothing has changed but the known winner is slower than before, the other results are doubtful as
+        # well.
         is_doubtful = not self.has_changed
         for study in self.earlier:
             changed = set(self.now.changed_since(study.fingerprint))

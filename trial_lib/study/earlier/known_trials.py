@@ -1,4 +1,4 @@
-"""What is known of an experiment's memory: from its earlier studies, or from a profile trial run for the purpose."""
+"""The known trials of an experiment: from its earlier studies, or from a profile trial run for the purpose."""
 
 import json
 import platform
@@ -28,11 +28,11 @@ class KnownTrials:
     """Trials of one experiment on this host.
 
     Attributes:
-        model_profile: what the profile trial found.
+        model_profile: the model, as the profile trial found it.
         profile: the profile trial.
-        base_config: the user's DeepSpeed configuration, completed by what the profile trial found.
+        base_config: the user's DeepSpeed configuration, completed by the profile trial.
         trials: the others that ended.
-        studies: ids of the studies that they come from, the profile's first; empty where only a profile trial was run.
+        studies: ids of their studies, that of the profile first. Empty if only a profile trial was run.
     """
 
     model_profile: ModelProfile
@@ -43,7 +43,7 @@ class KnownTrials:
 
 
 class ProfileFailedError(Exception):
-    """The profile trial did not complete; the message says what that means."""
+    """The profile trial did not complete. The message says why."""
 
 
 def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None:
@@ -76,7 +76,7 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
 
 
 def run_profile(study: OpenStudy) -> KnownTrials:
-    """Runs the profile trial of a study that has nothing else to do.
+    """Runs the profile trial of a study, and nothing else.
 
     Raises:
         ProfileFailedError: it did not complete.
@@ -113,7 +113,7 @@ def _plain(config: Mapping[str, Any]) -> Any:
 
 
 def _trials_of(record: StudyRecord, paths: StudyPaths) -> KnownTrials | None:
-    """Returns the trials of one study; None where its history is damaged or has no completed profile trial of here."""
+    """Returns the trials of one study; None if its history is damaged or lacks a completed profile trial here."""
     try:
         ended = [(trial.candidate, trial.result) for trial in trials_of(paths).values()]
     except (InputError, KeyError):

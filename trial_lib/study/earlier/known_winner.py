@@ -1,6 +1,6 @@
-"""A study that learns from earlier ones: whether their winner still holds, so that it has not to search at all.
+"""A study that learns: if the winner of the last study holds, it needs no search.
 
-Each of these is read from the study's folder alone, so that a resumed study decides the same.
+Every function reads the study's folder alone, so a resumed study decides the same.
 """
 
 from trial_lib.launch.trial import TrialPlan
@@ -13,18 +13,18 @@ from trial_lib.study.earlier.since_last import since_last
 
 
 def starting_from(driver: StudyDriver) -> str:
-    """Returns in a sentence what a study starts from, and why it searches; empty where it does not learn."""
+    """Returns a sentence about the start of a study and the reason for its search; empty if it does not learn."""
     last = driver.head_start.last
     if last is None:
         return "No earlier study of this experiment can be learned from." if driver.setup.arguments.from_earlier else ""
     if not driver.head_start.has_changed:
-        return f"Nothing has changed since {last.study_id}: its winner is measured again."
+        return f"Nothing has changed since {last.study_id}, so its winner is measured again."
     changes = "; ".join(driver.head_start.now.changes_since(last.fingerprint))
-    return f"Searching again, from the winner of {last.study_id} on. Changed since: {changes}."
+    return f"The search runs again, from the winner of {last.study_id}. Changed since then: {changes}."
 
 
 def known_confirmation(driver: StudyDriver) -> Confirmation | None:
-    """Returns the confirmation of the last study's winner, as far as it has come; None where something has changed."""
+    """Returns the confirmation of the last study's winner, as far as it has come; None if something has changed."""
     last, profile = driver.head_start.last, driver.state.profile
     if last is None or profile is None or profile.outcome is not Outcome.COMPLETED or driver.head_start.has_changed:
         return None
@@ -45,14 +45,14 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
 
 
 def next_known_plan(driver: StudyDriver) -> TrialPlan | None:
-    """Returns the next trial to measure the last winner or the user's configuration again; None when that is over."""
+    """Returns the next trial of the last winner or of the user's configuration; None when that is over."""
     confirmation = known_confirmation(driver)
     candidate = None if confirmation is None else confirmation.next
     return None if candidate is None else driver.plan_again(Purpose.CONFIRM, candidate)
 
 
 def holds(driver: StudyDriver) -> bool:
-    """Returns whether the last study's winner has been measured again, has won again, and is as fast as it was."""
+    """Returns whether the last study's winner was measured again, has won again, and is as fast as it was."""
     confirmation, last = known_confirmation(driver), driver.head_start.last
     if confirmation is None or last is None or confirmation.next is not None:
         return False
@@ -66,7 +66,7 @@ def holds(driver: StudyDriver) -> bool:
 
 
 def ended_on_known_winner(driver: StudyDriver) -> bool:
-    """Returns whether a study has come to its answer without a search: the winner held, or no time was left for one."""
+    """Returns whether a study has its answer without a search: the winner held, or no time was left."""
     if not driver.state.has_searched or _first_of_search(driver) is not None:
         return False
     confirmation = known_confirmation(driver)
@@ -74,7 +74,7 @@ def ended_on_known_winner(driver: StudyDriver) -> bool:
 
 
 def confirmed_after_search(driver: StudyDriver) -> list[TrialResult]:
-    """Returns the trials that confirm what a search has found; those of a known winner came before it."""
+    """Returns the trials that confirm the result of the search. Those of a known winner come before it."""
     first = _first_of_search(driver)
     return [
         result for result in driver.state.of_purpose(Purpose.CONFIRM) if first is not None and result.number > first
@@ -82,7 +82,7 @@ def confirmed_after_search(driver: StudyDriver) -> list[TrialResult]:
 
 
 def _first_of_search(driver: StudyDriver) -> int | None:
-    """Returns the number of the first trial that the search has asked for."""
+    """Returns the number of the search's first trial."""
     return min((number for number, purpose in driver.state.purposes.items() if purpose is Purpose.SEARCH), default=None)
 
 

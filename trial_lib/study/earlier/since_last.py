@@ -1,4 +1,4 @@
-"""The winner's throughput beside the last known one: both numbers, how surely they differ, and what changed between."""
+"""The winner's throughput beside the last known one: both numbers, their difference, and the changes between."""
 
 import statistics
 import time
@@ -13,10 +13,10 @@ from trial_lib.study.confirm.finding import Confirmed, Estimate
 from trial_lib.study.earlier.earlier_studies import EarlierStudy, is_measured, levels_of
 from trial_lib.study.earlier.fingerprint import Fingerprint
 
-# How much one configuration varies from study to study (standard deviation, a share) while too few studies tell it:
-# others use a processor's caches and a host's time, and seldom a GPU.
+# The variation of one configuration from study to study (standard deviation, a share) while too few studies show it.
+# Other programs use a processor's caches and a host's time, but seldom a GPU.
 _GPU, _PROCESSOR_TIME, _CLOCK_ON_A_CPU = 0.01, 0.05, 0.10
-_NEGLIGIBLE = 0.02  # less than that is nobody's business, however surely it is measured
+_NEGLIGIBLE = 0.02  # A smaller change is not reported, however surely it is measured.
 
 
 class SinceLast(FrozenRecord):
@@ -24,12 +24,12 @@ class SinceLast(FrozenRecord):
 
     Attributes:
         last_study_id: the last study.
-        last_ended_at: when that ended, in seconds since the epoch.
+        last_ended_at: when it ended, in seconds since the epoch.
         throughput: of the winner (samples/s), the median of its confirming trials.
         last_throughput: of the last study's winner, likewise.
-        quantity: what was compared, in words.
-        ratio: how many times the last known throughput this one is.
-        changes: what has changed between the two studies.
+        quantity: the compared quantity, in words.
+        ratio: this throughput divided by the last one.
+        changes: the changes of the experiment between the two studies.
     """
 
     last_study_id: str
@@ -47,7 +47,7 @@ class SinceLast(FrozenRecord):
 
     @property
     def sentence(self) -> str:
-        """All of it for people."""
+        """The comparison in words."""
         beside = "below" if self.is_regression else "beside"
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last_ended_at))
         return (
@@ -58,7 +58,7 @@ class SinceLast(FrozenRecord):
     @property
     def _changes(self) -> str:
         if not self.changes:
-            return "Between them nothing has changed that ZeroTune knows of."
+            return "ZeroTune knows of no change between them."
         return f"Changed between them: {'; '.join(self.changes)}."
 
     def document(self) -> dict[str, object]:
@@ -73,16 +73,16 @@ def since_last(
     winner: Confirmed,
     device: str,
 ) -> SinceLast | None:
-    """Returns a winner beside that of the last study; None where there is no such study, or nothing to compare.
+    """Returns a winner beside that of the last study; None if there is no such study, or nothing to compare.
 
-    On a CPU the processor time of a sample is compared, as where a winner is confirmed; and where the wall clock surely
-    says something else, because the training waits, the wall clock.
+    On a CPU the processor time of a sample is compared, as in a confirmation. If the wall clock surely says something
+    else, because the training waits, the wall clock is compared.
 
     Args:
         earlier: the earlier studies, oldest first.
-        fingerprint: what the experiment is now.
+        fingerprint: the experiment now.
         results: the study's trials.
-        winner: what the study has confirmed.
+        winner: the confirmed winner.
         device: `cuda` or `cpu`.
     """
     now = [results[number] for number in winner.trials if is_measured(results[number])]

@@ -1,1 +1,1 @@
-"""A study's folder: finding it, its history, copies of it, the room on its disk."""
+"""The study's folder: finding it, its history, copies of it, and the room on its disk."""

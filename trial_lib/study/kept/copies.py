@@ -1,12 +1,12 @@
-"""Telling a copy of a study's folder, or of a full experiment's, from the original: a copy is a study of its own.
+"""Copies of folders of studies and full experiments. A copy is a study of its own.
 
-Both would else be known by one id, and MLflow would mix their runs. A record keeps where its folder stood when it was
-last opened. A folder that stands elsewhere was moved, or is a copy:
+Otherwise both would have one id, and MLflow would mix their runs. A record holds where its folder was when it was last
+opened. A folder in another place was moved, or is a copy:
 
     the original can be seen         it is a copy
     it cannot, on the same host      it was moved
-    ... on another host              one cannot know: it may be resumed beside the original, so it is a copy. If it
-                                     is only sent to MLflow, it keeps the original's id
+    ... on another host              unknown. If it is resumed it counts as a copy, because the original may be resumed
+                                     as well. If it is only sent to MLflow, it keeps the original's id
 """
 
 import hashlib
@@ -24,15 +24,15 @@ _DIGITS = 6
 
 
 def told_apart(record: _RecordT, file: Path, resumes: bool) -> tuple[_RecordT, str]:
-    """Returns a folder's record as its own: that of a copy has another id, and no flow run that resumes it.
+    """Returns a folder's record with its own id. The record of a copy has another id, and no flow run.
 
     Args:
-        record: of a study, or of a full experiment that is no study's; written by whoever opens it.
-        file: that the record stands in.
-        resumes: whether the work is to be resumed, rather than sent to MLflow as it is.
+        record: of a study, or of a full experiment without a study. The caller writes it.
+        file: the record's file.
+        resumes: whether the work will be resumed. If not, it is sent to MLflow as it is.
 
     Returns:
-        The record, and what people are to be told of it; empty where it is no copy.
+        The record, and a note for the user; the note is empty if the folder is no copy.
     """
     its_name = "study_id" if isinstance(record, StudyRecord) else "experiment_id"
     own_id: str = getattr(record, its_name)
@@ -40,10 +40,10 @@ def told_apart(record: _RecordT, file: Path, resumes: bool) -> tuple[_RecordT, s
     if kept is None or not is_copy(kept, file, own_id, resumes):
         return record, ""
     now = whereabouts_of(file.parent)
-    # The same each time that the original is copied to this place again.
+    # Another copy of the original to this place gets the same id.
     new_id = f"{own_id}-{hashlib.sha256(f'{now.host}:{now.path}'.encode()).hexdigest()[:_DIGITS]}"
     changes = {its_name: new_id, "flow_run_id": None, "whereabouts": now}
-    note = f"this folder is a copy of {own_id} ({kept.path} on {kept.host}): it has runs of its own, as {new_id}."
+    note = f"this folder is a copy of {own_id} ({kept.path} on {kept.host}), so it has runs of its own, as {new_id}."
     return record.model_copy(update=changes), note
 
 
@@ -51,10 +51,10 @@ def is_copy(kept: Whereabouts, file: Path, own_id: str, resumes: bool) -> bool:
     """Returns whether a folder is a copy.
 
     Args:
-        kept: where it stood when it was last opened.
-        file: its record.
-        own_id: what the record is known by.
-        resumes: see `told_apart`.
+        kept: where it was when it was last opened.
+        file: its record's file.
+        own_id: the id in the record.
+        resumes: as for `told_apart`.
     """
     now = whereabouts_of(file.parent)
     # A copy on another file system may have the original's number by chance.
@@ -66,13 +66,13 @@ def is_copy(kept: Whereabouts, file: Path, own_id: str, resumes: bool) -> bool:
 
 
 def _has_another(original: Path, file: Path, own_id: str) -> bool:
-    """Returns whether a folder other than the record's stands where that was, and has the same id."""
+    """Returns whether another folder is in the record's old place and has the same id."""
     try:
         if original.samefile(file.parent):
             return False
         text = (original / file.name).read_text(encoding="utf-8")
     except PermissionError:
-        # Another user's.
+        # The folder is another user's.
         return True
     except (OSError, ValueError):
         return False

@@ -1,4 +1,4 @@
-"""ZeroTune's own folder: Prefect's database, what `zerotune up` keeps, and ops that fit nowhere else."""
+"""ZeroTune's own folder: Prefect's database, the files of `zerotune up`, and operators without another place."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ _REMEDY = "Mend its permissions, or name another one by XDG_DATA_HOME."
 
 
 def data_folder() -> Path:
-    """Returns the folder; it need not be there yet. Where nobody knows of a home, its path is not absolute."""
+    """Returns the folder, which may not exist yet. Its path is relative if there is no home folder."""
     try:
         return platformdirs.user_data_path("zerotune")
     except RuntimeError:
@@ -19,7 +19,7 @@ def data_folder() -> Path:
 
 
 def require_data_folder(name: str) -> None:
-    """Makes sure that a folder in it can be made and written, and makes nothing.
+    """Checks that a folder in it can be made and written. It makes nothing.
 
     Args:
         name: of the folder.
@@ -41,7 +41,7 @@ def can_be_written(folder: Path) -> bool:
 
 
 def _nearest(folder: Path) -> Path:
-    """Returns the folder, or what of those above it is there."""
+    """Returns the folder, or the nearest folder above it that exists."""
     return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
@@ -49,7 +49,7 @@ def _in_data_folder(name: str) -> Path:
     folder = data_folder() / name
     if not folder.is_absolute():
         raise InputError(
-            "nobody knows of a home folder: the variable is not set, and this user is not in the password database.",
+            "there is no home folder: the variable is not set, and this user is not in the password database.",
             where="HOME",
             remedy="Set it, or XDG_DATA_HOME, to a folder that you may write to.",
         )
@@ -57,7 +57,7 @@ def _in_data_folder(name: str) -> Path:
 
 
 def made_in_data_folder(name: str) -> Path:
-    """Returns a folder in it, made where it is not there yet.
+    """Returns a folder in it, and makes it if it does not exist.
 
     Args:
         name: of the folder.

@@ -1,6 +1,6 @@
-"""A full disk: a study stops before it loses anything, says so, and can be resumed once there is room.
+"""A full disk. The study stops before it loses anything, says so, and can be resumed when there is room.
 
-A trial that fails for want of room has said nothing about its configuration: it is not told, and runs again.
+A trial that failed for lack of room says nothing about its configuration. It is not recorded, and runs again.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.units import bytes_shown
 
-# So that the records of how a study ended, and the lines of its history, always find room.
+# With this reserve, the study's records and the lines of its history always find room.
 _RESERVE = 32 * 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -29,7 +29,7 @@ class DiskFullError(Exception):
 
 
 def check_room(root: Path) -> None:
-    """Looks for room for a trial's files.
+    """Checks that there is room for a trial's files.
 
     Args:
         root: the study's folder.
@@ -42,9 +42,9 @@ def check_room(root: Path) -> None:
 
 
 def check_end(root: Path, result: TrialResult) -> None:
-    """Looks at whether a trial may have failed for want of room.
+    """Checks whether a trial may have failed for lack of room.
 
-    One that has filled the disk by itself, and has left room again, has failed like any other: its reason says why.
+    A trial that has filled the disk by itself, and has left room again, failed like any other. Its reason says why.
 
     Args:
         root: the study's folder.
@@ -59,7 +59,7 @@ def check_end(root: Path, result: TrialResult) -> None:
 
 @contextlib.contextmanager
 def disk_full_told(root: Path) -> Iterator[None]:
-    """Raises DiskFullError for whatever the disk has no room for inside.
+    """Raises DiskFullError if the disk has no room for a write of the body.
 
     Args:
         root: the study's folder.

@@ -1,4 +1,4 @@
-"""What somebody edits while a study runs: each trial starts from the files as they are then."""
+"""Edits of the user's files while a study runs. Each trial starts from the files as they are at that time."""
 
 import logging
 import threading
@@ -14,13 +14,13 @@ _MOST_SAID = 8
 
 
 class Edits:
-    """Notices edits of the code and of the experiment's file, by a look at their sizes and times before each trial.
+    """Notices edits of the code and of the experiment's file. It looks at sizes and times before each trial.
 
     Args:
         experiment: what was submitted.
         include: files and folders that the code imports from outside the model directory.
         paths: the study's files.
-        log: where an edit is told.
+        log: the study's log, which gets each edit.
     """
 
     def __init__(self, experiment: Experiment, include: Sequence[Path], paths: StudyPaths, log: logging.Logger) -> None:
@@ -31,7 +31,7 @@ class Edits:
         named = {name: code_file(name, experiment.model_dir, include) for name in self._begun.code}
         self._files = {name: path for name, path in named.items() if not _is_same(path, self._config)}
         self._hashes = dict(self._begun.code)
-        # A file that no fingerprint has is as it was when the study was opened.
+        # A file without a fingerprint counts from the study's opening.
         for path in filter(None, (self._config, _config_elsewhere(experiment))):
             self._files[str(path)] = path
             self._hashes[str(path)] = file_hash(path)
@@ -41,7 +41,7 @@ class Edits:
 
     @property
     def sentence(self) -> str:
-        """What has been edited; empty where nothing has."""
+        """The edited files, in a sentence; empty if there are none."""
         if not self._told:
             return ""
         names = list(self._told.values())
@@ -54,7 +54,7 @@ class Edits:
         return self.sentence
 
     def look(self) -> None:
-        """Tells what has been edited since the last look. Callable from any thread."""
+        """Logs the edits since the last look. It may be called from any thread."""
         with self._lock:
             now = {name: _signature(path) for name, path in self._files.items()}
             touched = [name for name, signature in now.items() if signature != self._seen[name]]
@@ -72,17 +72,17 @@ class Edits:
     def _tell(self, name: str) -> None:
         if self._files[name] == self._config:
             self._log.warning(
-                "%s was edited while the study runs: the study continues with the file as it was at its start.", name
+                "%s was edited while the study runs. The study continues with the file as it was at its start.", name
             )
         else:
             self._log.warning(
-                "%s was edited while the study runs: the trials from before are compared with those from now on as if "
-                "they were of the same training. A new study is surer.",
+                "%s was edited while the study runs. Earlier trials were measured before the edit, so results may not "
+                "be comparable. Start a new study to be safe.",
                 self._told[name],
             )
 
     def _mix(self) -> None:
-        """Has later studies learn nothing from this one."""
+        """Marks the study's fingerprint, so that later studies learn nothing from it."""
         mixed: Fingerprint = self._begun.model_copy(update={"is_mixed": True})
         write_whole(self._paths.fingerprint, mixed.model_dump_json(indent=2))
 
@@ -92,7 +92,7 @@ def _is_same(path: Path, other: Path | None) -> bool:
 
 
 def _config_elsewhere(experiment: Experiment) -> Path | None:
-    """Returns the file of the DeepSpeed configuration where the code has none of it: a fingerprint has the rest."""
+    """Returns the file of the DeepSpeed configuration if it is outside the code. A fingerprint has the code."""
     source = experiment.config_source
     is_elsewhere = source.is_file() and not source.resolve().is_relative_to(experiment.model_dir)
     return None if not is_elsewhere or _is_same(source, experiment.path) else source

@@ -1,4 +1,4 @@
-"""Finding a study's folder by what people call it."""
+"""Finds a study's folder by what the user types."""
 
 import contextlib
 from pathlib import Path
@@ -11,14 +11,14 @@ def find_study(named: str | None, work_dir: Path) -> Path:
     """Returns the folder of a study.
 
     Args:
-        named: its folder, its id, or its experiment's name, of which the newest study is meant; None for the newest.
-        work_dir: the folder that the studies stand in.
+        named: its folder, its id, or the name of its experiment, whose newest study is meant. None is the newest study.
+        work_dir: the folder that contains the studies.
 
     Raises:
         InputError: there is none.
     """
     if named is not None and ("/" in named or (Path(named) / "study.json").is_file()):
-        # What it lacks, reading it says.
+        # Reading the study reports what its folder lacks.
         return Path(named)
     folder = work_dir / STUDIES
     records = [record for record in folder.glob("*/study.json") if record.is_file()]

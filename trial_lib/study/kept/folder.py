@@ -1,4 +1,4 @@
-"""What the folders of studies and of full experiments have in common, and what is checked before there is one."""
+"""The common part of the folders of studies and full experiments, and the checks before there is one."""
 
 import contextlib
 import json
@@ -24,17 +24,17 @@ from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
 
 INTERRUPTED = "interrupted"
-"""Why a study, or a full experiment, ended that somebody has interrupted."""
+"""The reason of an interrupted study or full experiment."""
 
-_LONG_LINE = 100_000  # a value that is broken into lines cannot be searched
+_LONG_LINE = 100_000  # A value that is broken into lines cannot be searched.
 
 
 class FinishedError(InputError):
-    """There is nothing of a study, or of a full experiment, left to do."""
+    """Nothing of a study, or of a full experiment, is left to do."""
 
 
 def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
-    """Returns the folder of what a Prefect flow run has begun, if it has: a retried flow run resumes that.
+    """Returns the folder that a Prefect flow run has begun, if any. A retried flow run resumes it.
 
     Args:
         flow_run_id: the flow run.
@@ -56,7 +56,7 @@ def _is_copy(begun: dict[str, Any], record: Path) -> bool:
 
 
 def new_id(name: str) -> str:
-    """Returns an id for a study or a full experiment of that name: unique, and fit for a folder's name."""
+    """Returns a unique id for a study or full experiment of that name. It is a valid name of a folder."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "study"
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -65,11 +65,11 @@ def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown
     """Makes a folder that keeps the experiment's YAML.
 
     Args:
-        path: the folder, or one in it, made with all above it.
-        what: `study`, say.
+        path: the folder, or one in it. Folders above it are made as well.
+        what: such as `study`, for messages.
         experiment: what was submitted.
-        whole: where in it the YAML goes as it is.
-        shown: where it goes without the values that look like secrets.
+        whole: the file for the YAML as it is.
+        shown: the file for the YAML without values that look like secrets.
 
     Raises:
         InputError: it cannot be written.
@@ -87,19 +87,20 @@ def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown
 
 
 def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
-    """Keeps the YAML as it is, for this user alone, and without its secrets, for everybody who sees the folder.
+    """Keeps the YAML twice: as it is for this user alone, and without its secrets for all who see the folder.
 
     Args:
         experiment: what was submitted.
-        whole: where the YAML goes as it is; it may stand there already, and may be what was submitted.
-        shown: where it goes without the values that look like secrets, and without comments, which may hold any.
+        whole: the file for the YAML as it is. It may exist, and may be the submitted file.
+        shown: the file for the YAML without values that look like secrets. It has no comments, because they may hold
+            secrets.
     """
     text = experiment.text
     if not whole.exists() or whole.read_text(encoding="utf-8") != text:
         write_whole(whole, text, mode=0o600)
     written = read_yaml(whole).data
     shown_text = yaml.safe_dump(redact(written), sort_keys=False, allow_unicode=True, width=_LONG_LINE)
-    # A secret may stand elsewhere, too: as a bare argument of the command, say.
+    # A secret may also be elsewhere, such as a bare argument of the command.
     for value in KnownSecrets.within(written).values:
         shown_text = shown_text.replace(value, REDACTED)
     write_whole(shown, shown_text)
@@ -110,11 +111,11 @@ class _LogFile(logging.FileHandler):
         return open_own(Path(self.baseFilename), self.mode, encoding=self.encoding, errors=self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leaves out a line that the disk has no room for: the study itself says so."""
+        """Leaves out a line that the disk has no room for. The study itself reports the full disk."""
 
 
 def file_logger(name: str, path: Path) -> logging.Logger:
-    """Returns a logger that writes to a file; whoever shows it to people adds a handler."""
+    """Returns a logger that writes to a file. A command adds a handler to show it."""
     logger = logging.Logger(name, logging.DEBUG)
     file = _LogFile(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -123,9 +124,9 @@ def file_logger(name: str, path: Path) -> logging.Logger:
 
 
 def remove_folder(root: Path, log: logging.Logger) -> None:
-    """Removes a study's folder with its log, and the folder of all studies if it was the only one."""
+    """Removes a study's folder with its log, and the folder of all studies if no other study is in it."""
     for handler in [handler for handler in log.handlers if isinstance(handler, logging.FileHandler)]:
-        # It would open its file anew.
+        # Otherwise it would open its file again.
         log.removeHandler(handler)
         handler.close()
     shutil.rmtree(root, ignore_errors=True)
@@ -137,11 +138,11 @@ def hold_lock(path: Path, what: str) -> FileLock:
     """Returns the lock of a folder's one driver, held.
 
     Args:
-        path: the lock.
-        what: `study`, say.
+        path: the lock's file.
+        what: such as `study`, for messages.
 
     Raises:
-        InputError: another process has it.
+        InputError: another process holds it.
     """
     lock = FileLock(path, mode=OWNERS_FILE, thread_local=False)
     try:

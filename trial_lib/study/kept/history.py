@@ -1,4 +1,4 @@
-"""The history of a study: one line for each ask, tell, withdrawal and stop, in order. Resuming is replaying it."""
+"""The history of a study: one line for each ask, tell, withdrawal and stop. A resumed study replays it."""
 
 import json
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from trial_lib.wire.json_lines import Line, LineReader, append, drop_torn_tail
 
 @dataclass(frozen=True)
 class Asked:
-    """A trial was decided on."""
+    """The driver has decided on a trial."""
 
     number: int
     purpose: Purpose
@@ -28,7 +28,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class AskedSweep:
-    """Trials were decided on that one process group is to measure; their numbers count up from the first one's."""
+    """The driver has decided on trials of one process group. Their numbers count up from the first."""
 
     first: int
     sweep: Sweep
@@ -46,18 +46,18 @@ class AskedSweep:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a search has asked for at once.
+    """One choice of the search.
 
     Attributes:
-        numbered: its candidates, each with its trial's number.
-        sweep: what asked for them together; None for a single candidate.
+        numbered: its candidates, each with the number of its trial.
+        sweep: the sweep that they belong to; None for a single candidate.
     """
 
     numbered: list[tuple[int, Candidate]]
     sweep: Sweep | None = None
 
     def without(self, numbers: Collection[int]) -> "Decided":
-        """Returns what is left of it when some trials are not to run."""
+        """Returns the choice without some of its trials."""
         return Decided(
             [(number, candidate) for number, candidate in self.numbered if number not in numbers], self.sweep
         )
@@ -65,7 +65,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """A size of a sweep is not measured after all."""
+    """A size of a sweep is not measured."""
 
     number: int
     reason: Withdrawal
@@ -90,19 +90,19 @@ Event = Asked | AskedSweep | Withdrawn | Told | Stopped
 
 
 _REMEDY = "Restore the file, or start a new study."
-# The user's configuration has this number, whenever it is measured; what a search decides on counts from the next.
+# The user's configuration always has this number. The candidates of the search count from the next one.
 _PROFILE, _SUBMITTED = 0, 1
 
 
 class _Order:
-    """What has to be so of a history's lines together: a line that somebody has lost, or has twice, shows."""
+    """The order of a history's lines. A line that is missing or doubled breaks it."""
 
     def __init__(self) -> None:
         self._asked: set[int] = set()
         self._ended: set[int] = set()
 
     def take(self, event: Event) -> str | None:
-        """Takes the next event in; returns in some words what is wrong with it, or None."""
+        """Takes the next event. Returns what is wrong with it in a few words, or None."""
         if isinstance(event, Asked):
             return self._ask([event.number], event.purpose)
         if isinstance(event, AskedSweep):
@@ -114,31 +114,32 @@ class _Order:
     def _ask(self, numbers: list[int], purpose: Purpose) -> str | None:
         for number in numbers:
             expected = max(self._asked | {_SUBMITTED}) + 1
-            # What the profile trial runs with is known for good when it has ended: it may be asked for again till then.
+            # The candidate of the profile trial is settled when the trial has ended. Until then it may be
+            # asked for again.
             is_settled = number != _PROFILE or purpose is not Purpose.PROFILE or number in self._ended
             if number in self._asked and is_settled:
-                return f"This line asks for trial {number}, as one before it does"
+                return f"This line asks for trial {number}, but an earlier line has asked for it"
             if number > _SUBMITTED and number != expected:
-                return f"This line asks for trial {number}, and trial {expected} was to be next"
+                return f"This line asks for trial {number}, but trial {expected} comes next"
             self._asked.add(number)
         if purpose is Purpose.SEARCH and _PROFILE not in self._ended:
-            return "This line asks for a trial of the search, and none before it says how the profile trial ended"
+            return "This line asks for a trial of the search, but no earlier line has the end of the profile trial"
         return None
 
     def _end(self, event: "Told | Withdrawn") -> str | None:
         number = event.number
         if number not in self._asked:
-            return f"This line tells how trial {number} ended, and none before it asks for that"
+            return f"This line has the end of trial {number}, but no earlier line asks for it"
         if number in self._ended:
-            return f"This line tells how trial {number} ended, as one before it does"
+            return f"This line has the end of trial {number}, but an earlier line has it already"
         if isinstance(event, Told) and event.result.number != number:
-            return f"This line tells how trial {number} ended by the result of trial {event.result.number}"
+            return f"This line has the end of trial {number}, but the result of trial {event.result.number}"
         self._ended.add(number)
         return None
 
 
 class History:
-    """Appends events to the file, each flushed to the disk before the study acts on it."""
+    """Appends events to the file. Each is on the disk before the study acts on it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -150,16 +151,16 @@ class History:
         """Adds one event.
 
         Raises:
-            OSError: the disk is full; nothing was added.
+            OSError: the disk is full. Nothing was added.
         """
         append(self._path, json.dumps(_line(event)), fsync=True)
 
 
 class HistoryReader:
-    """Reads a history as it grows, each event once: a study of thousands of trials is not read from its start again.
+    """Reads a growing history, each event once. A long history is not read from its start again.
 
     Args:
-        path: the file; it need not exist yet.
+        path: the file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,10 +174,10 @@ class HistoryReader:
         return self._lines.end
 
     def read(self) -> list[Event]:
-        """Returns the events since the last call; a torn last line is left for later.
+        """Returns the events since the last call. A torn last line is left for later.
 
         Raises:
-            InputError: a line but for a torn last one is not a record, or does not fit those before it.
+            InputError: a line is no record, or does not fit the lines before it.
         """
         try:
             return [self._event(line) for line in self._lines.read()]
@@ -190,17 +191,17 @@ class HistoryReader:
         try:
             event = _event(json.loads(line.content))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            what = "This line is damaged, and a study is resumed by replaying them all."
+            what = "This line is damaged, and resuming a study needs all lines."
             raise InputError(what, where=where, remedy=_REMEDY) from error
         wrong = self._order.take(event)
         if wrong is not None:
-            what = f"{wrong}, and a study is resumed by replaying all lines in order."
+            what = f"{wrong}. Resuming a study needs all lines in order."
             raise InputError(what, where=where, remedy=_REMEDY)
         return event
 
 
 def read_history(path: Path) -> list[Event]:
-    """Returns the events so far; a torn last line is left out."""
+    """Returns the events so far, without a torn last line."""
     return HistoryReader(path).read()
 
 

@@ -1,4 +1,4 @@
-"""Reading what ZeroTune has written itself, and what somebody or a disk may have damaged since."""
+"""Reads files that ZeroTune has written, and that a person or a disk may have damaged since."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,7 @@ def read_own_text(path: Path, what: str, remedy: str) -> str:
     Args:
         path: the file.
         what: what it is, such as `the study's record`.
-        remedy: what to do where it is damaged.
+        remedy: what to do if it is damaged.
 
     Raises:
         FileNotFoundError: there is none.
@@ -36,7 +36,7 @@ def read_own_text(path: Path, what: str, remedy: str) -> str:
 
 
 def read_record_file(path: Path, model: type[_RecordT], what: str, remedy: str) -> _RecordT:
-    """Returns a record that ZeroTune has written; the rest as `read_own_text`.
+    """Returns a record that ZeroTune has written. The arguments are those of `read_own_text`.
 
     Raises:
         FileNotFoundError: there is none.
@@ -55,7 +55,7 @@ def read_record(paths: StudyPaths) -> StudyRecord:
     """Returns a study's record.
 
     Raises:
-        InputError: the folder is none of a study, or its record is damaged.
+        InputError: the folder is not a study's, or its record is damaged.
     """
     if not paths.record.is_file():
         raise InputError(
@@ -67,5 +67,5 @@ def read_record(paths: StudyPaths) -> StudyRecord:
 
 
 def write_study_record(paths: StudyPaths, record: StudyRecord) -> None:
-    """Writes a study's record, for this user alone: its arguments and its configuration may hold secrets."""
+    """Writes a study's record for this user alone, because arguments and configuration may hold secrets."""
     write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)

@@ -329,8 +329,8 @@ def _note_changes(study: OpenStudy, now: Fingerprint) -> None:
     if not changes or begun == Fingerprint():
         return
     study.driver.log.warning(
-        "changed since the study began: %s. Its trials from before are compared with those from now on as if they were "
-        "of the same training: a new study is surer.",
+        "changed since the study began: %s. Its earlier trials were measured before that, so results may not be "
+        "comparable. Start a new study to be safe.",
         changes,
     )
     with disk_full_told(study.paths.root):

@@ -52,7 +52,7 @@ def test_a_home_that_nobody_knows_of_is_a_finding(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", _nobody)
-    with pytest.raises(InputError, match="HOME: nobody knows"):
+    with pytest.raises(InputError, match="HOME: there is no home folder"):
         made_in_data_folder("prefect")
     (check,) = check_write_access({DATA: Path("~/.local/share/zerotune")})
     assert (check.verdict.value, "Set HOME" in str(check.remedy)) == ("fail", True)

@@ -66,7 +66,7 @@ def test_an_edited_configuration_does_not_pass_in_silence_and_does_not_count(
 ) -> None:
     (tmp_path / "experiment.yaml").write_text(YAML + "name: other\n")
     edits.look()
-    assert "the study continues with the file as it was at its start" in caplog.text
+    assert "The study continues with the file as it was at its start" in caplog.text
     assert not fingerprint_in(StudyPaths(tmp_path / "study")).is_mixed
 
 
@@ -80,7 +80,7 @@ def test_an_edited_configuration_beside_the_code_is_named_once(
     edits.look()
     assert edits.sentence == f"Edited while the study ran: {config}."
     (message,) = caplog.messages
-    assert "the study continues with the file as it was at its start" in message
+    assert "The study continues with the file as it was at its start" in message
 
 
 def test_edited_code_that_was_included_is_named(tmp_path: Path) -> None:

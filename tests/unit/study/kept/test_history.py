@@ -87,7 +87,7 @@ def test_the_profile_trial_may_be_asked_for_anew_until_it_has_ended(tmp_path: Pa
         history.append(event)
     assert read_history(tmp_path / "history.jsonl") == [asked, larger, told]
     history.append(larger)
-    with pytest.raises(InputError, match="line 4: This line asks for trial 0, as one before it does"):
+    with pytest.raises(InputError, match="line 4: This line asks for trial 0, but an earlier line has asked for it"):
         read_history(tmp_path / "history.jsonl")
 
 
@@ -119,12 +119,16 @@ def test_a_damaged_line_before_the_last_is_named(path: Path, damage: bytes) -> N
 @pytest.mark.parametrize(
     ("change", "line", "said"),
     [
-        (lambda lines: [*lines[:2], *lines[3:]], 3, "tells how trial 2 ended, and none before it asks for that"),
-        (lambda lines: [*lines[:4], lines[3], *lines[4:]], 5, "tells how trial 2 ended, as one before it does"),
-        (lambda lines: [*lines[:3], lines[2], *lines[3:]], 4, "asks for trial 2, as one before it does"),
-        (lambda lines: [lines[0], *lines[2:]], 2, "none before it says how the profile trial ended"),
-        (lambda lines: [*lines[:2], *lines[4:]], 3, "asks for trial 3, and trial 2 was to be next"),
-        (lambda lines: [*lines[:6], lines[5]], 7, "tells how trial 4 ended, as one before it does"),
+        (lambda lines: [*lines[:2], *lines[3:]], 3, "has the end of trial 2, but no earlier line asks for it"),
+        (
+            lambda lines: [*lines[:4], lines[3], *lines[4:]],
+            5,
+            "has the end of trial 2, but an earlier line has it already",
+        ),
+        (lambda lines: [*lines[:3], lines[2], *lines[3:]], 4, "asks for trial 2, but an earlier line has asked for it"),
+        (lambda lines: [lines[0], *lines[2:]], 2, "no earlier line has the end of the profile trial"),
+        (lambda lines: [*lines[:2], *lines[4:]], 3, "asks for trial 3, but trial 2 comes next"),
+        (lambda lines: [*lines[:6], lines[5]], 7, "has the end of trial 4, but an earlier line has it already"),
         (lambda lines: [lines[0], lines[1].replace(b'"tell": 0', b'"tell": true'), *lines[2:]], 2, "is damaged"),
         (lambda lines: [lines[0], lines[1].replace(b'"number": 0', b'"number": 7'), *lines[2:]], 2, "of trial 7"),
         (lambda lines: [lines[0], b'"ask"\n', *lines[1:]], 2, "is damaged"),

@@ -291,7 +291,7 @@ def test_where_the_configuration_is_in_the_code_the_best_command_is_one_that_nee
     experiment = read(folder, "python train.py")
     setup = setup_of(experiment, paths.root)
     *told, command = training_command(setup, KnownProgram.of(experiment), config).splitlines()
-    assert f"# The DeepSpeed configuration stands in the code. Set there, as {paths.best_ds_config} has it:" in told
+    assert f"# The DeepSpeed configuration is in the code. Set these values there, from {paths.best_ds_config}:" in told
     assert {f"#   {MICRO_BATCH}: 8", "#   zero_optimization.stage: 2"} <= set(told)
     assert any(line.endswith("python train.py") for line in told)
     assert all(line.startswith("#") for line in told)
@@ -361,7 +361,7 @@ def test_where_the_training_arguments_are_in_the_code_the_best_command_says_what
     known = KnownProgram.of(experiment).learned(ProgramProfile(batch={MICRO_BATCH: 8}))
     assert known.is_batch_in_code
     written = training_command(setup_of(experiment, paths.root), known, config)
-    assert "set per_device_train_batch_size=8, gradient_accumulation_steps=2." in written
+    assert "Set per_device_train_batch_size=8, gradient_accumulation_steps=2." in written
     assert written.splitlines()[-1].endswith(f"--ds-config {paths.best_ds_config}")
 
 
