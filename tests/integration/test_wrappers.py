@@ -72,7 +72,7 @@ def test_the_launcher_that_a_wrapper_starts_is_what_is_tuned(folder: Path, comma
     assert sorted(found.words[:2]) == sorted(words.split()[:2])
     assert list(found.words)[2:] == words.split()[2:]
     assert found.folder == (folder / "code" if command == "make train" else folder)
-    assert f"`{' '.join(found.words)}`: that is what is tuned." in found.notes[0]
+    assert f"`{' '.join(found.words)}`. ZeroTune tunes that command." in found.notes[0]
     assert (folder / "prepared").exists() == ("launcher.py" in command)
 
 

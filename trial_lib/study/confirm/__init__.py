@@ -1,1 +1,1 @@
-"""Confirming: the best few and the user's configuration are measured again in fresh processes."""
+"""Confirmation: the best few and the user's configuration are measured again in fresh processes."""

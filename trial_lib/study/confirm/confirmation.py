@@ -1,21 +1,22 @@
-"""Confirming: the best few and the user's configuration are measured again until their intervals part. Pure.
+"""Confirmation: the best few and the user's configuration are measured again until their intervals separate. Pure.
 
-The best of many readings is the luckiest. What a person is promised is measured anew: each contender once a
-round, one at a time, each in fresh processes, the order another in each round. After some rounds (`_LOOKS`) the
-intervals are looked at. It ends when the best of the candidates has parted from the user's configuration, or the
-rounds are over: as many as cost half of what the search took (or a minute), at least three and at most eight.
+The best of many readings is the luckiest one, so the promised gain is measured again. Each contender is measured once a
+round, alone and in fresh processes, in another order each round. After some rounds (`_LOOKS`) the intervals are looked
+at. The confirmation ends when the best candidate has separated from the user's configuration, or when the rounds are
+over. They may cost half of the search's time (or a minute), with at least `_LEAST_ROUNDS` and at most `_MOST_ROUNDS`
+rounds.
 
-Two contenders that are the same are to be called different in at most 5 of 100 confirmations. So the intervals' error
-is divided by the number of looks and of candidates (Bonferroni).
+Two equal contenders may be called different in at most 5 of 100 confirmations. So the error of the intervals is divided
+by the number of looks and of candidates (Bonferroni).
 
-On a CPU `throughput` and `FLOPS_per_gpu` are compared by the processor time of a sample: from process to process it
-varies by 2 to 3 %, the wall clock by 13 % and more, and both are the same where the training computes. Where it waits
-(for a disk, say) they are not, and the intervals do not meet: then the wall clock decides. And a candidate that is no
-faster by the wall clock is not chosen.
+On a CPU `throughput` and `FLOPS_per_gpu` are compared by the processor time of a sample. It varies by 2 to 3 % from
+process to process, and the wall clock by 13 % and more. Both are the same while the training computes. If it waits, for
+a disk say, the two intervals do not meet. Then the wall clock decides. A candidate that is no faster by the wall clock
+is not chosen either.
 
-What ran in the search may run out of memory in another process: a CPU's resident memory varies by some 10 % from
-process to process. After a heat that such ends have left empty, the next has those that filled clearly less of their
-memory, where there are any.
+A configuration that ran in the search may run out of memory in another process. A CPU's resident memory varies by some
+10 % from process to process. If a heat has lost all its candidates that way, the next heat prefers those that filled
+clearly less of their memory.
 """
 
 import math
@@ -35,18 +36,18 @@ from trial_lib.study.confirm.finding_devices import said_of_devices
 from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
 
 ERROR = 0.05
-_NEAR = 0.05  # what is so much below the best may be as good
+_NEAR = 0.05  # a candidate that is this share below the best may be as good
 _MOST_CANDIDATES = 3
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
-_LOOKS = (4, 6, 8)  # a fourth round halves what three leave open: Student's t has few degrees of freedom there
+_LOOKS = (4, 6, 8)  # a fourth round halves the intervals of three: Student's t has few degrees of freedom
 _SHARE_OF_SEARCH = 0.5
-_FLOOR_S = 60.0  # a search that took seconds leaves no time to part anything
-_PRECISE = 0.05  # half the interval that a promise needs; for more there are rounds within the share alone
+_FLOOR_S = 60.0  # half of a search of seconds would be too short to separate anything
+_PRECISE = 0.05  # a half interval of this size is enough; more rounds must fit the share
 _MOST_HEATS = 3
-_CLEARLY_LESS = 0.85  # of the memory that one filled which ran out of it the next time
+_CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
 _WINS = ("faster", "uncompared")
-# What comes of the size, and not by chance.
+# Outcomes that follow from the size, and not from chance.
 _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
 _NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
 
@@ -58,8 +59,8 @@ class Contender:
     Attributes:
         candidate: the configuration, with its slots.
         config: the complete DeepSpeed configuration.
-        reading: how it ended in the search, or as the user's configuration.
-        expected: what the search expects the metric to be, in its unit; None where it believes the reading.
+        reading: its trial in the search, or the trial of the user's configuration.
+        expected: the metric that the search expects, in its unit; None if it expects the reading.
     """
 
     candidate: Candidate
@@ -69,18 +70,18 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """Names the configuration in its trials."""
+        """The name of the configuration in its trials."""
         return self.reading.config_hash
 
     def worth(self, metric: str) -> float:
-        """Returns what is expected of it, in the metric's unit."""
+        """Returns its expected metric, in the metric's unit."""
         return self.reading.metrics[metric] if self.expected is None else self.expected
 
 
 def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
-    """Returns the configurations that have completed in the search, best first, each once, without the user's.
+    """Returns the configurations that completed in the search, each once, best first, without the user's.
 
-    Those that have failed another time come last.
+    Configurations that failed in another trial come last.
     """
     sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
     doubtful = {one.key for one in readings if not one.reading.from_outside and one.reading.outcome not in _NO_FAILURE}
@@ -97,18 +98,18 @@ def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -
 
 
 class Confirmation:
-    """Which configuration to measure again next, and what that has found.
+    """The confirmation of a study: which configuration is measured next, and the finding.
 
-    A function of its arguments and of what it was told: a resumed study tells it the same results, and continues.
+    It depends only on its arguments and on the results that it is told. A resumed study tells it the same results.
 
     Args:
-        own: the user's configuration; None where it did not complete.
-        ranked: the search's, best first.
-        metric: what the study optimises.
+        own: the user's configuration; None if it did not complete.
+        ranked: the configurations of the search, best first.
+        metric: the metric of the study.
         device: `cuda` or `cpu`.
-        search_seconds: what the search took.
-        submitted: the user's configuration, whether it completed or not.
-        formats: of the numbers that the program computes with, as `ProgramProfile` has them.
+        search_seconds: the time of the search.
+        submitted: the user's configuration, completed or not.
+        formats: the number formats that the program computes in, as in `ProgramProfile`.
     """
 
     def __init__(
@@ -132,30 +133,30 @@ class Confirmation:
         self._tried: list[Contender] = []
         self._results: dict[str, list[TrialResult]] = {}
         self._out: dict[str, tuple[ConfirmationVerdict, str]] = {}
-        self._lost: set[str] = set()  # those that were killed from outside, or failed by chance, once
-        self._disturbed: set[str] = set()  # those that have been measured again because they had had company
-        self._too_full = math.inf  # the least share of its memory that one had filled which then ran out of it
+        self._lost: set[str] = set()  # killed from outside, or failed by chance, once
+        self._disturbed: set[str] = set()  # measured again because other processes used the devices
+        self._too_full = math.inf  # the least memory share of a candidate that then ran out
         self._heats = 0
         self._next_heat()
 
     @property
     def next(self) -> Candidate | None:
-        """What to measure now; None when it is over."""
+        """The candidate to measure now; None when the confirmation is over."""
         return self._queue[0].candidate if self._queue else None
 
     def tell(self, result: TrialResult) -> None:
-        """Takes in a trial. One that it does not wait for, of a record of another version, is passed over."""
+        """Takes a trial. A trial that it does not expect, from a record of another version, is ignored."""
         contender = next((one for one in self._queue if one.key == result.config_hash), None)
         if contender is None:
             return
         self._queue.remove(contender)
         if contender.key not in self._lost and (result.from_outside or self._is_bad_luck(contender, result)):
-            # Nothing is known of it by that; who is killed each time is out, though.
+            # A killed trial says nothing about its configuration. A second kill rules it out.
             self._lost.add(contender.key)
             self._queue.insert(0, contender)
             return
         if result.had_company and contender.key not in self._disturbed:
-            # Who stays is there the next time as well, and for all alike.
+            # Processes that stay will be there the next time as well, for all contenders alike.
             self._disturbed.add(contender.key)
             self._queue.insert(0, contender)
             return
@@ -168,21 +169,21 @@ class Confirmation:
             self._end_round()
 
     def _is_bad_luck(self, contender: Contender, result: TrialResult) -> bool:
-        """Returns whether the user's configuration, without which nothing is compared, failed by chance perhaps."""
+        """Returns whether the user's configuration may have failed by chance. Nothing can be compared without it."""
         is_failure = result.outcome not in _NO_CHANCE and not self._is_measured(result)
         return contender is self._own and is_failure
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
     def _next_heat(self) -> None:
-        """Chooses who is measured; after a heat that nobody has come through, the next best."""
+        """Chooses the contenders of the next heat: the next best, if none of the last heat is left."""
         self._queue: list[Contender] = []
         self._round = 0
         self._candidates: list[Contender] = []
         if not self._left or self._heats == _MOST_HEATS:
             return
         self._heats += 1
-        # What had to make room in its memory all the time is another's only rival where there is none.
+        # A candidate that was short of memory all the time is a contender only if there is no other.
         left = [one for one in self._left if not one.reading.memory.was_short] or self._left
         emptier = [one for one in left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
         ranked = self._cut_as_own(emptier or left)
@@ -201,9 +202,9 @@ class Confirmation:
         self._begin_round()
 
     def _cut_as_own(self, left: list[Contender]) -> list[Contender]:
-        """Returns those that cut the batch as the user's does, if any, where another cut has trained otherwise.
+        """Returns the contenders that cut the batch as the user does, if another cut trained differently.
 
-        The loss may depend on the micro-batch, as one that sets the samples of a micro-batch against each other does.
+        The loss may depend on the micro-batch, for example if it compares the samples of a micro-batch with each other.
         """
         own = self._own
         apart = [one for one in self._tried if self._out.get(one.key, ("",))[0] == "disagrees"]
@@ -212,7 +213,7 @@ class Confirmation:
         return [one for one in left if cuts_alike(one.candidate, own.candidate)] or left
 
     def _cost(self, candidates: Sequence[Contender]) -> float:
-        """Returns the seconds of a round: a swept reading has not paid for its start, which the user's has."""
+        """Returns the seconds of a round. A swept reading did not pay for its start, and the user's reading did."""
         seconds = [sum(one.reading.phases.values()) for one in self._with_own(candidates)]
         own = sum(self._own.reading.phases.values()) if self._own is not None else 0.0
         return sum(max(own, each) for each in seconds)
@@ -247,7 +248,7 @@ class Confirmation:
         next_look = next(look for look in self._looks if look > self._round)
         return best.low <= 1.0 or best.spread <= _PRECISE or next_look * self._cost(self._live) > self._share_s
 
-    # -- who is in it --------------------------------------------------------------------------------------------
+    # -- contenders --------------------------------------------------------------------------------------------
 
     @property
     def _living_own(self) -> Contender | None:
@@ -260,7 +261,7 @@ class Confirmation:
     def _with_own(self, candidates: Sequence[Contender]) -> list[Contender]:
         return [*candidates] if self._living_own is None else [self._living_own, *candidates]
 
-    # -- what was measured ---------------------------------------------------------------------------------------
+    # -- measurements ---------------------------------------------------------------------------------------
 
     def _is_measured(self, result: TrialResult) -> bool:
         return _is_good(result, self._metric) and (
@@ -268,7 +269,7 @@ class Confirmation:
         )
 
     def _rounds(self, contenders: Sequence[Contender], metric: str, smaller_is_better: bool) -> list[dict[str, float]]:
-        """Returns what the whole rounds of this heat measured, by contender: the larger, the better."""
+        """Returns the measurements of the complete rounds of this heat, by contender. Larger is better."""
         power = -1 if smaller_is_better else 1
         kept = {one.key: self._results[one.key][-self._round :] for one in contenders}
         return [
@@ -277,7 +278,7 @@ class Confirmation:
         ]
 
     def _gains(self) -> tuple[dict[str, Ratio], dict[str, Ratio]]:
-        """Returns the gains over the user's configuration by what decides, and by the metric if that is not it."""
+        """Returns the gains over the user's configuration: by the deciding quantity, and by the metric."""
         assert self._living_own is not None
         own, members = self._living_own.key, self._with_own(self._live)
         metric = SEARCH_METRICS[self._metric]
@@ -304,7 +305,7 @@ class Confirmation:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def finding(self) -> Finding:
-        """Returns what the results so far say; when `next` is None, what the study says."""
+        """Returns the finding of the results so far. When `next` is None, it is that of the study."""
         own = self._living_own
         gains, clock_gains = self._gains() if own is not None and self._live and self._round else ({}, {})
         confirmed = [
@@ -362,7 +363,7 @@ class Confirmation:
         )
 
     def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:
-        """Returns what sorts the best first, and those that are out last."""
+        """Returns a sort key: the best first, and excluded ones last."""
         if confirmed.verdict in ("failed", "disagrees"):
             return True, 0.0
         if confirmed.gain is not None:
@@ -392,7 +393,7 @@ def _is_good(result: TrialResult, metric: str) -> bool:
 
 
 def _filled(reading: TrialResult) -> float:
-    """Returns how much the steps took of what initialisation had left, as a fraction; infinite where nobody knows."""
+    """Returns the share that the steps took of the memory left by initialisation; infinite if it is not known."""
     memory = reading.memory
     ranks = zip(memory.above_initialize, memory.available, strict=False)
     return max((above / left if left > 0 else math.inf for above, left in ranks), default=math.inf)

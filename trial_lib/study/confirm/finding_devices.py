@@ -1,4 +1,4 @@
-"""What of the devices may have told the trials of a comparison apart: others on them, other cards, clocks held down."""
+"""Differences between devices that may influence a comparison: other processes, other cards, slower clocks."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from trial_lib.records.result import TrialResult
 
 
 def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
-    """Returns a sentence for each thing that a person has to know of the trials that were compared.
+    """Returns a sentence for each difference between devices that matters for the compared trials.
 
     Args:
         results: of these trials.
@@ -19,15 +19,15 @@ def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
             {each.name or "a process" for one in beside for device in one.devices for each in device.company}
         )
         said.append(
-            f"In {len(beside)} of {len(results)} of these trials others computed on the same devices "
-            f"({', '.join(names)}): they are slower than they would be alone."
+            f"In {len(beside)} of {len(results)} of these trials other processes computed on the same devices "
+            f"({', '.join(names)}). These trials are slower than they would be alone."
         )
-    # Cores are alike, and chosen anew for each trial.
+    # Cores are alike, and are chosen again for each trial.
     sets = {tuple(sorted(device.device for device in one.devices if device.model)) for one in results if one.devices}
     if len(sets) > 1:
         said.append(
-            f"These trials ran on {len(sets)} different sets of devices, as others held some meanwhile: cards of one "
-            "model differ by a few percent."
+            f"These trials ran on {len(sets)} different sets of devices, because other processes held some meanwhile. "
+            "Cards of one model differ by a few percent."
         )
     held = [one for one in results if _reasons_of(one)]
     if held:
@@ -37,5 +37,5 @@ def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
 
 
 def _reasons_of(result: TrialResult) -> list[str]:
-    """Returns what has held a device's clock down in a trial, beyond what is usual."""
+    """Returns the unusual reasons that slowed a device's clock in a trial."""
     return [reason for device in result.devices for reason in unusual_reasons(device)]

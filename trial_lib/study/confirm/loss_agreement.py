@@ -19,33 +19,33 @@ from typing import Any
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.frozen_record import FrozenRecord
 
-_TOLERANCE = 1e-3  # of the first step's loss, where all is float32
-_TOLERANCE_HALF = 2e-2  # ... where a part is bfloat16, float16, or narrower
-_TOLERANCE_TF32 = _TOLERANCE_HALF / 8  # ... where matrices are multiplied in TF32, and all else is float32
-_STEPS_GROWN = 10  # the tolerance grows by itself with each step, up to so many times
+_TOLERANCE = 1e-3  # of the first step's loss, if all is float32
+_TOLERANCE_HALF = 2e-2  # ... if a part is bfloat16, float16, or narrower
+_TOLERANCE_TF32 = _TOLERANCE_HALF / 8  # ... if matrices are multiplied in TF32, and all else is float32
+_STEPS_GROWN = 10  # each step adds the tolerance once, up to this many times
 _HALF_PRECISION = ("bf16", "fp16", "amp", "torch_autocast")
 _WIDE = ("float32", "float64", "tf32")
-# What else changes the numbers themselves, and not only where they are computed.
+# Other settings that change the numbers, and not only where they are computed.
 _OTHER_NUMBERS = (*_HALF_PRECISION, "data_types", "communication_data_type", "compression_training")
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 _NOISE_WIDTH = 4.0  # standard errors
-_SPREADS = 2.0  # times what repeats of the user's configuration differ by, at most
-# Of the ratio of two accumulations: what a program's losses may change by. A sum over samples, a division that is left
-# out or made twice each count for one.
+_SPREADS = 2.0  # at most this many times the difference between repeats of the user's configuration
+# Powers of the ratio of two accumulations by which a program's losses may change. A sum over samples, a missing
+# division and a doubled division count one each.
 _POWERS = (0, 1, -1, 2, -2)
-# Of the losses of two draws of initial weights, the one to the other, before any update. Draws of networks with a
-# hidden layer came to 1.9 at most; an initialisation that has no effect on partitioned parameters may bring ten.
+# The largest ratio of the losses of two draws of initial weights, before any update. Draws of networks with a hidden
+# layer reached 1.9. An initialisation without an effect on partitioned parameters may reach ten.
 _MOST_APART = 3.0
-_SAME_WEIGHTS = 1e-6  # of their norm: the sums are of the same numbers, added in another order
+_SAME_WEIGHTS = 1e-6  # of their norm, because the same numbers are added in another order
 
 
 class LossAgreement(FrozenRecord):
-    """What the losses say.
+    """The comparison of two configurations by their losses.
 
     Attributes:
-        is_compared: whether they were compared; they are not where the candidate is meant to change the training.
-        agrees: False if they were compared and differ, or one is not finite.
-        said: one sentence or two, with both numbers where they differ.
+        is_compared: whether they were compared. They are not if the candidate is meant to change the training.
+        agrees: False if they were compared and differ, or if a loss is not finite.
+        said: one or two sentences, with both numbers if they differ.
     """
 
     is_compared: bool
@@ -55,16 +55,16 @@ class LossAgreement(FrozenRecord):
 
 @dataclass(frozen=True)
 class LossCourse:
-    """How a configuration has trained.
+    """The losses of a configuration.
 
     Attributes:
         candidate: the configuration.
         config: the complete DeepSpeed configuration.
         losses: of each repeat, from step 1 on.
-        weights: of each repeat, what tells its initial weights from others; empty where unknown.
-        formats: of the numbers that the program's model is kept in and computes with, by its code and by the user's
-            configuration, as `ProgramProfile` has them.
-        skipped: of each repeat, the steps that have changed no weight, from 1 on.
+        weights: of each repeat, numbers that identify its initial weights; empty if unknown.
+        formats: the number formats that the program keeps its model in and computes in, by its code and by the user's
+            configuration, as in `ProgramProfile`.
+        skipped: of each repeat, the steps that changed no weight, from 1 on.
     """
 
     candidate: Candidate
@@ -79,13 +79,13 @@ class LossCourse:
         return [[repeat[step] for repeat in self.losses] for step in range(steps)]
 
     def updates_before(self, steps: int) -> list[list[int]]:
-        """Returns of each repeat how often the weights have changed before each of the first steps."""
+        """Returns for each repeat the number of weight updates before each of the first steps."""
         numbers = range(1, steps + 1)
         skips = self.skipped or [()] * len(self.losses)
         return [[number - 1 - sum(each < number for each in skipped) for number in numbers] for skipped in skips]
 
     def by_updates(self) -> "_Steps":
-        """Returns the losses after no update, one, two, ...: of a step that was taken again the last one."""
+        """Returns the losses after no update, one update, and so on. Of a repeated step the last one counts."""
         updates = self.updates_before(min(map(len, self.losses)))
         kept = [dict(zip(counts, losses, strict=False)) for counts, losses in zip(updates, self.losses, strict=True)]
         return [[repeat[count] for repeat in kept] for count in range(min(map(len, kept)))]
@@ -103,7 +103,7 @@ def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def _said(section: Any) -> Any:
-    """Returns a section of a configuration; None for one that is not enabled."""
+    """Returns a section of a configuration; None if it is not enabled."""
     return None if isinstance(section, Mapping) and not section.get("enabled", True) else section
 
 
@@ -114,7 +114,7 @@ def global_batch(candidate: Candidate) -> int:
 
 
 def cuts_alike(one: Candidate, other: Candidate) -> bool:
-    """Returns whether two candidates cut the batch of an optimizer step alike, and so draw alike for each part."""
+    """Returns whether two candidates cut the batch of an optimizer step alike, and so draw the same random numbers."""
     return (one.micro_batch_size, one.gradient_accumulation_steps) == (
         other.micro_batch_size,
         other.gradient_accumulation_steps,
@@ -124,22 +124,23 @@ def cuts_alike(one: Candidate, other: Candidate) -> bool:
 def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     """Returns whether a candidate's losses agree with those of the user's configuration.
 
-    What a program draws at random (dropout, the order of its data) is drawn alike only where the micro-batches are
-    alike. Where these differ and the first losses do too, the comparison is of the mean over the steps, with the noise
-    that the losses show from batch to batch. A program without a seed differs from itself: what its repeats differ by
-    is allowed for.
+    A program draws the same random numbers (dropout, the order of its data) only if the micro-batches are alike. If
+    they are not and the first losses differ, the means over the steps are compared, with the noise of the losses from
+    batch to batch. A program without a seed differs from itself, so the difference between its repeats is allowed.
 
-    A program that divides its losses by the accumulation once too often or not at all, or sums over the samples of a
-    micro-batch, has losses that change with these by one factor at every step, before the first update already. That
-    is no doing of the candidate: they are compared without it.
+    Some programs divide their losses by the accumulation once too often or not at all, or sum over the samples of a
+    micro-batch. Then the losses change by one factor at every step, even before the first update. The candidate does
+    not cause that, so the losses are compared without the factor.
 
-    Initial weights may depend on the candidate, as within `deepspeed.zero.Init`, or be drawn anew in each trial. Then
-    the means are compared, and what the losses of step 1 differ by is allowed for. So is that one start learns faster
-    than another: up to twice as fast, by which one that learns nothing still shows. Losses of step 1 that no draws of
-    one initialisation have are another training's: a program's own initialisation may have had no effect.
+    Initial weights may depend on the candidate, as within `deepspeed.zero.Init`, or be drawn again in each trial. Then
+    the means are compared, and the difference of the losses of step 1 is allowed. One start may also learn up to twice
+    as fast as the other, which still shows a program that learns nothing. If the losses of step 1 are further apart
+    than two draws of one initialisation can be, they are of different trainings. The program's own initialisation may
+    have had no effect.
 
-    In fp16 the loss scaling may skip other steps, and so the same data meet weights of more updates or of fewer. Up to
-    there the losses are compared one by one; from there those after as many updates, as far as their noise shows.
+    In fp16 the loss scaling may skip other steps, so that the same data meet weights of more or fewer updates. Up to
+    that step the losses are compared one by one. From there the losses after equal numbers of updates are compared,
+    with their noise.
     """
     if any(not math.isfinite(loss) for repeat in other.losses for loss in repeat):
         return _differ("a loss is not finite")
@@ -185,7 +186,7 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
 
 
 def _steps_alike(own: LossCourse, other: LossCourse, steps: int) -> int:
-    """Returns how many of the first steps have had as many updates before them, in all repeats of both."""
+    """Returns how many of the first steps had equal numbers of updates before them, in all repeats of both."""
     counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
     return sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
 
@@ -197,7 +198,7 @@ def _by_updates(own: LossCourse, other: LossCourse) -> tuple[_Steps, _Steps]:
 
 
 def _tolerance(course: LossCourse) -> float:
-    """Returns what rounding may do to a loss, as a share of it: the code may round more than the configuration says."""
+    """Returns the largest share of a loss that rounding may change. The code may round more than the configuration."""
     narrow = any(each not in _WIDE for each in course.formats)
     if narrow or any(_said(course.config.get(key)) for key in _HALF_PRECISION):
         return _TOLERANCE_HALF
@@ -225,7 +226,7 @@ def _from_other_weights(
 
 
 def _learnt(course: _Steps) -> float:
-    """Returns how far the losses have come from that of step 1, on average."""
+    """Returns the mean change of the losses since step 1."""
     return abs(fmean(fmean(step) for step in course) - fmean(course[0]))
 
 
@@ -243,7 +244,7 @@ def _differ(said: str) -> LossAgreement:
 
 
 def _start_alike(weights: Sequence[Sequence[float]]) -> bool:
-    """Returns whether trials have started from the same weights, as far as is known."""
+    """Returns whether trials started from the same weights, as far as is known."""
     return not all(weights) or all(_same_weights(each, weights[0]) for each in weights)
 
 
@@ -253,7 +254,7 @@ def _same_weights(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _factor(own: Candidate, candidate: Candidate, theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """Returns the factor by which the program's losses change with the accumulation, as step 1 tells it."""
+    """Returns the factor by which the program's losses change with the accumulation, from step 1."""
     ratio = candidate.gradient_accumulation_steps / own.gradient_accumulation_steps
     wanted, found = fmean(theirs), fmean(ours)
     factors = [ratio**power for power in _POWERS]
@@ -269,7 +270,7 @@ def _times(course: _Steps, factor: float) -> _Steps:
 
 
 def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, float, float] | None:
-    """Returns the first step, from 1, whose losses differ by more than they may, with both means; None for none."""
+    """Returns the first step, from 1, whose losses differ by more than the tolerance, with both means; or None."""
     spread = max(max(repeats) - min(repeats) for repeats in theirs)
     for step, (wanted, found) in enumerate(zip(theirs, ours, strict=True), 1):
         mine, other = fmean(wanted), fmean(found)
@@ -280,13 +281,13 @@ def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, f
 
 
 def _means_agree(theirs: _Steps, ours: _Steps, tolerance: float, gap: float = 0.0) -> bool:
-    """Returns whether two courses of losses on different draws are of one training, as far as their noise shows.
+    """Returns whether the losses of two courses with different random numbers agree within their noise.
 
     Args:
-        theirs: one of them.
-        ours: the other.
+        theirs: one course.
+        ours: the other course.
         tolerance: of the losses, for rounding.
-        gap: what they may differ by besides.
+        gap: a further difference that is allowed.
     """
     mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
     if len(mine) < 3:
@@ -299,18 +300,18 @@ def _means_agree(theirs: _Steps, ours: _Steps, tolerance: float, gap: float = 0.
 
 
 def _step_agrees(theirs: _Steps, ours: _Steps) -> bool:
-    """Returns whether the losses of step 1 differ by no more than those of two batches do."""
+    """Returns whether the losses of step 1 differ by no more than those of two batches."""
     if len(theirs) < 3:
         return False
     return abs(fmean(theirs[0]) - fmean(ours[0])) <= _noise_of_a_step(theirs, ours)
 
 
 def _noise_of_a_step(theirs: _Steps, ours: _Steps) -> float:
-    """Returns what the losses of two batches differ by at most."""
+    """Returns the largest difference between the losses of two batches."""
     mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
     return _NOISE_WIDTH * math.sqrt(_noise(mine) + _noise(other)) if len(mine) > 1 else math.inf
 
 
 def _noise(course: Sequence[float]) -> float:
-    """Returns the variance of a loss from batch to batch, by its steps' differences: a trend counts little in them."""
+    """Returns the variance of a loss from batch to batch, from differences between steps. A trend matters little."""
     return fmean((after - before) ** 2 for before, after in itertools.pairwise(course)) / 2.0

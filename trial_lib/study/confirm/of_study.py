@@ -1,4 +1,4 @@
-"""A study's last step: which trial confirms next, and what its answer is. Read from its results and its search."""
+"""The last step of a study: the trial that confirms next, and the answer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +58,7 @@ class Answer:
         return self.finding.winner.gain.low, self.finding.winner.gain.high
 
     def document(self, driver: StudyDriver) -> dict[str, Any]:
-        """Returns what was measured, as JSON."""
+        """Returns the measurements, as JSON."""
         submitted = driver.state.submitted
         own = {} if submitted is None else submitted.metrics
         if self.finding is not None and self.finding.own is not None:
@@ -75,9 +75,9 @@ class Answer:
 
 
 def confirmation_of(driver: StudyDriver) -> Confirmation | None:
-    """Returns the confirmation of a study whose search has ended, as far as it has come; None where there is none.
+    """Returns the confirmation of a study, as far as it has come; None before its search has ended.
 
-    A search for micro-batch sizes has sizes to tell, and no winner to confirm.
+    It is also None for a search for micro-batch sizes, which has no winner to confirm.
     """
     if (
         not METHODS[driver.setup.arguments.method].confirms_winner
@@ -112,14 +112,14 @@ def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None
 
 
 def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
-    """Returns the trial that confirms next, in fresh processes and with nothing beside it; None when it is over."""
+    """Returns the next confirming trial, in fresh processes and alone; None when the confirmation is over."""
     confirmation = confirmation_of(driver)
     candidate = None if confirmation is None else confirmation.next
     return None if candidate is None else driver.plan_again(Purpose.CONFIRM, candidate)
 
 
 def answer_of(driver: StudyDriver) -> Answer | None:
-    """Returns what a study says; None where nothing completed, or nothing did so again."""
+    """Returns the answer of a study; None if nothing completed, or nothing completed again."""
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is not None:
         best = best_result(driver.state.results.values(), driver.metric)
@@ -143,7 +143,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
 
 
 def since_last_study(driver: StudyDriver) -> SinceLast | None:
-    """Returns the confirmed winner beside that of the last study; None where the study does not learn from any."""
+    """Returns the confirmed winner beside that of the last study; None if the study does not learn from one."""
     answer = answer_of(driver)
     winner = None if answer is None or answer.finding is None else answer.finding.winner
     if winner is None:
@@ -154,7 +154,7 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
 
 
 def untried(driver: StudyDriver) -> str:
-    """Returns, in two sentences, why the search has tried nothing at all; empty where it has, or had the time to."""
+    """Returns why the search tried nothing; empty if it tried something, or had the time to."""
     minutes = driver.setup.arguments.max_minutes
     if (
         minutes is None

@@ -20,7 +20,7 @@ def starting_from(driver: StudyDriver) -> str:
     if not driver.head_start.has_changed:
         return f"Nothing has changed since {last.study_id}, so its winner is measured again."
     changes = "; ".join(driver.head_start.now.changes_since(last.fingerprint))
-    return f"The search runs again, from the winner of {last.study_id}. Changed since then: {changes}."
+    return f"The search runs again, from the winner of {last.study_id}. Changed since: {changes}."
 
 
 def known_confirmation(driver: StudyDriver) -> Confirmation | None:

@@ -1,1 +1,1 @@
-"""Opening a study: from what was typed to a driver, and what is checked on the way."""
+"""Opening a study: from the typed command to a driver, with the checks on the way."""

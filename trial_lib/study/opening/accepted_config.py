@@ -1,4 +1,4 @@
-"""No study of a configuration that the user's own DeepSpeed refuses."""
+"""No study starts with a configuration that the user's own DeepSpeed refuses."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ from trial_lib.study.opening.open_study import OpenStudy
 from trial_lib.wire.errors import InputError
 
 Wait = Callable[[Callable[[], InputError | None]], InputError | None]
-"""Calls what waits, and returns what that returns."""
+"""Calls a function that waits, and returns its result."""
 
 
 def require_accepted_config(study: OpenStudy, wait: Wait = lambda work: work()) -> None:
-    """Waits until DeepSpeed has been asked about the configuration.
+    """Waits for DeepSpeed's answer about the configuration.
 
     Args:
-        study: that is open, and of which nothing runs yet.
+        study: an open study of which nothing runs yet.
         wait: how to wait.
 
     Raises:
-        InputError: it refuses it; the study is closed, and a new one is gone without a trace.
+        InputError: DeepSpeed refuses it. The study is closed, and the folder of a new one is removed.
     """
     refusal = wait(study.config_check.refusal)
     if refusal is None:

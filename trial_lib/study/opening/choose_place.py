@@ -1,4 +1,4 @@
-"""Where a study's trials run: this host, the hosts that one trial spans, or those of a Ray cluster."""
+"""The place of a study's trials: this host, the hosts of a hostfile, or a Ray cluster."""
 
 import importlib.util
 import signal
@@ -24,7 +24,7 @@ from trial_lib.wire.errors import InputError
 
 
 def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bool = False) -> Host:
-    """Returns the slots that trials may have: of this host, of all that one trial spans, or of a whole cluster.
+    """Returns the slots of trials: on this host, on all hosts that one trial spans, or on a whole cluster.
 
     Args:
         experiment: what the user submitted.
@@ -32,7 +32,7 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
         trains: whether a full experiment follows.
 
     Raises:
-        InputError: the experiment names devices that are not there, or there is no such cluster.
+        InputError: the experiment names devices that do not exist, or there is no such cluster.
     """
     hosts, entrypoint = experiment.config.resources.hosts, experiment.entrypoint
     if ray_address is None:
@@ -43,7 +43,7 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
         return replace(host, notes=(*host.notes, *company_now(host)))
     if hosts or entrypoint.devices is not None or entrypoint.excluded_devices:
         raise InputError(
-            "the experiment says on which hosts or devices its trials run, and with --ray Ray does.",
+            "the experiment names hosts or devices for its trials, but with --ray Ray chooses them.",
             where=experiment.source,
             remedy="Leave one of the two out.",
         )
@@ -62,38 +62,38 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
 
 
 def connect_to_ray(address: str) -> None:
-    """Connects this process to a Ray cluster, unless it is already.
+    """Connects this process to a Ray cluster, unless it is connected.
 
     Raises:
         InputError: there is none, or Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("prefect_ray") is None:
         raise InputError(
-            "Ray, or Prefect's part for it, is not installed.",
+            "Ray, or Prefect's integration for it, is not installed.",
             where=f"--ray {address}",
             remedy="Install it on every host: pip install 'zerotune[ray]'.",
         )
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        # Only such a study needs it.
+        # Other studies do not need Ray.
         from trial_lib.launch.ray.cluster import connect
 
         connect(address)
     finally:
-        # Ray has one of its own, by which the study would not hear that it is cancelled.
+        # Ray installs its own handler of SIGTERM, and the study would miss its cancellation.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def starter_of(experiment: Experiment, arguments: StudyArguments, host: Host, log: str, note: Note) -> RankStarter:
-    """Returns what starts trials on this host, or on all that one trial spans; it comes up in the background.
+    """Returns the starter of trials on this host, or on all hosts of a hostfile. It starts in the background.
 
     Args:
         experiment: what the user submitted.
         arguments: the study's.
         host: the slots.
         log: path of the fork server's own output.
-        note: told what takes its time.
+        note: called with a sentence when something takes long.
     """
     interpreter = interpreter_of(experiment)
     environment = environment_of(experiment, arguments.include, host.device)
@@ -110,14 +110,14 @@ def starter_of(experiment: Experiment, arguments: StudyArguments, host: Host, lo
 
 
 def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, study_id: str, note: Note) -> Place:
-    """Returns the hosts of the cluster that this process is connected to; their starters come up in the background.
+    """Returns the cluster that this process is connected to. The starters of its hosts start in the background.
 
     Args:
         experiment: what the user submitted.
         arguments: the study's.
         host: the slots of all hosts.
         study_id: the study's.
-        note: told what the trials ask Ray for.
+        note: called with a sentence about the resources that trials request from Ray.
     """
     from trial_lib.launch.ray.cluster import RayCluster, share_of
     from trial_lib.launch.ray.host import HostSetup
@@ -142,9 +142,9 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
 
 
 def _ops(experiment: Experiment, arguments: StudyArguments, device: str) -> tuple[list[str], list[str]]:
-    """Returns the ops that a starter builds before all trials, and those that it builds beside the profile trial.
+    """Returns the operators that a starter builds before all trials, and those that it builds beside the profile trial.
 
-    On a CPU they are few, and a fork server loads them for its forks. What is built for a GPU takes minutes each.
+    On a CPU they are few, and a fork server loads them for its forks. On a GPU each takes minutes to build.
     """
     ops = supposed_ops(experiment, arguments, device)
     return (ops, []) if kind_of(device).computes_on_the_processor else ([], ops)

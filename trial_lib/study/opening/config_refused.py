@@ -1,7 +1,7 @@
-"""What the user's own DeepSpeed refuses of their configuration, asked for while the servers come up.
+"""The user's own DeepSpeed judges their configuration while the servers start.
 
-A refusal ends the command only where the file is surely what DeepSpeed gets: a program may mend in its code what it
-has read. Anywhere else it is a warning, and the program's run as typed, with which a study begins, decides.
+A refusal ends the command only if DeepSpeed surely gets that file. A program may change in its code what it has read.
+Then the refusal is a warning, and the study's first run decides.
 """
 
 import logging
@@ -23,14 +23,14 @@ from trial_lib.wire.errors import InputError
 
 
 class ConfigCheck:
-    """One question, asked once.
+    """One question to DeepSpeed, asked once.
 
-    A configuration in the code is judged when its program runs: here there is nothing to ask then.
+    A configuration in the code is judged when its program runs, so nothing is asked here.
 
     Args:
         experiment: what the user submitted.
-        starter: of its trials; None where they run elsewhere.
-        log: for what DeepSpeed may refuse, and for what goes wrong with the asking: the trials will tell.
+        starter: of its trials; None if they run elsewhere.
+        log: gets refusals that may not apply, and failures of the question itself.
     """
 
     def __init__(self, experiment: Experiment, starter: RankStarter | None, log: logging.Logger) -> None:
@@ -42,7 +42,7 @@ class ConfigCheck:
         self._has_warned = False
 
     def ask(self) -> None:
-        """Asks, and returns at once: other servers can start meanwhile."""
+        """Asks and returns at once, so that other servers can start meanwhile."""
         if self._thread is None and self._starter is not None and self._experiment.ds_config:
             self._thread = threading.Thread(target=self._ask, daemon=True, name="check-config")
             self._thread.start()
@@ -56,9 +56,9 @@ class ConfigCheck:
             self._log.debug("DeepSpeed was not asked about the configuration", exc_info=True)
 
     def refusal(self) -> InputError | None:
-        """Waits for the answer; returns what the user is to mend, None where DeepSpeed has no objection.
+        """Waits for the answer. Returns what the user has to correct; None if DeepSpeed does not object.
 
-        An objection to a file that the program may mend is told as a warning, once.
+        A refusal of a file that the program may change is logged once, as a warning.
         """
         self.ask()
         if self._thread is not None:
@@ -71,12 +71,14 @@ class ConfigCheck:
         if not self._has_warned:
             self._has_warned = True
             sentences = " ".join(map(str, errors))
-            self._log.warning("%s Your program runs all the same: it may hand DeepSpeed something else.", sentences)
+            self._log.warning(
+                "%s Your program still runs, because it may hand DeepSpeed another configuration.", sentences
+            )
         return None
 
 
 def _judged_part(experiment: Experiment) -> dict[str, Any]:
-    """Returns the configuration as far as it is decided: the command may set the batch."""
+    """Returns the decided part of the configuration. The command may set the batch."""
     config = without_tuning_keys(experiment.ds_config)
     if experiment.config.arg_mappings:
         return {key: value for key, value in config.items() if key not in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
@@ -102,7 +104,7 @@ def _shown(refusal: Refusal) -> Refusal:
 
 
 def _place(experiment: Experiment, keys: Sequence[str]) -> str:
-    """Returns the file that the keys stand in: the experiment's own where that overwrites one of them."""
+    """Returns the file of the keys: the experiment's own if it overwrites one of them."""
     overwrites = experiment.config.hyperparameters.overwrite_deepspeed_args
     is_overwritten = any(_stands_in(key.split("."), overwrites) for key in keys)
     return experiment.source if is_overwritten else str(experiment.config_source)

@@ -1,4 +1,4 @@
-"""A command that starts its training by way of others is followed: what it comes to is what is tuned."""
+"""Following a wrapper: ZeroTune runs it up to the launcher, and tunes the command that it starts."""
 
 import importlib.util
 import os
@@ -35,7 +35,7 @@ class Followed:
     Attributes:
         words: of the command.
         folder: its working directory.
-        notes: what there is to say of it.
+        notes: notes for the user, a sentence each.
     """
 
     words: tuple[str, ...]
@@ -46,19 +46,19 @@ class Followed:
 def followed(
     command: Sequence[str], folder: Path, tell: Callable[[str], None], check: Callable[[], None] = lambda: None
 ) -> Followed:
-    """Returns the command that a typed one comes to; the same where it trains by itself.
+    """Returns the command that a typed one starts; the typed one itself if it trains.
 
-    A shell, make, uv and the like are run up to the point where they start a launcher or a training; so is a Python
-    program whose code may do so.
+    A shell, make, uv and other wrappers are run up to the point where they start a launcher or a training. So is a
+    Python program whose code may start others.
 
     Args:
-        command: what was typed.
+        command: the typed words.
         folder: its working directory.
-        tell: told what takes its time.
-        check: called again and again meanwhile; what it raises ends the waiting.
+        tell: called with a sentence when something takes long.
+        check: called repeatedly while the wrapper runs. Its error ends the waiting.
 
     Raises:
-        InputError: the command ended without a training, or starts its ranks in a way that no launcher has.
+        InputError: the command ended without a training, or starts its ranks as no launcher does.
     """
     words = list(command)
     as_typed = Followed(tuple(words), folder)
@@ -81,25 +81,27 @@ def followed(
     end = follow_wrapper(words, folder, environment, still_waiting, check)
     if isinstance(end, NoLaunch):
         if in_python:
-            # The profile trial says what is wrong with it.
+            # The profile trial reports what is wrong with the program.
             return as_typed
         raise _came_to_nothing(shown, end)
     if end.is_worker:
         raise InputError(
             f"{shown} starts its {end.ranks} ranks within Python (torch.multiprocessing or the like).",
             where=_WHERE,
-            remedy="Let the program train as one rank of those that RANK, LOCAL_RANK and WORLD_SIZE tell of, and type "
+            remedy="Let the program train as the one rank that RANK, LOCAL_RANK and WORLD_SIZE describe, and type "
             f"`zerotune tune -- torchrun --nproc_per_node {end.ranks} SCRIPT ARGUMENTS`.",
         )
     if in_python and end.ranks == 1 and list(end.words[1:]) == words[1:]:
         return as_typed
     set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
     found = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
-    notes = [f"{shown} starts `{redact_text(_joined(found))}`: that is what is tuned."]
+    notes = [f"{shown} starts `{redact_text(_joined(found))}`. ZeroTune tunes that command."]
     if end.folder != folder:
         notes.append(f"It does so in {end.folder}.")
     if end.unset:
-        notes.append(f"It unsets {', '.join(end.unset)} before, which the trials have: unset it for zerotune.")
+        notes.append(
+            f"It unsets {', '.join(end.unset)} first, but the trials keep it. Unset it before you type zerotune."
+        )
     return Followed(tuple(found), end.folder, tuple(notes))
 
 
@@ -113,7 +115,7 @@ def _take_assignments(words: list[str]) -> dict[str, str]:
 
 
 def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
-    """Returns whether a command may start its training by way of others."""
+    """Returns whether a command may start its training through other commands."""
     program = words[0]
     launcher = launcher_of(words)
     if launcher is not None and launcher.is_environment:
@@ -141,7 +143,7 @@ def _is_read(program: str) -> bool:
 
 
 def _installed(module: str) -> tuple[Path, ...]:
-    """Returns the folder that an installed module's package stands in."""
+    """Returns the folder of an installed module's package."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
@@ -152,19 +154,19 @@ def _installed(module: str) -> tuple[Path, ...]:
 
 
 def _command_of(launch: Launch, shown: str) -> list[str]:
-    """Returns the words that a person would have typed in the place of the wrapper."""
+    """Returns the words that a person would have typed instead of the wrapper."""
     words = list(launch.words)
     if launch.ranks is not None and launch.ranks > 1:
         words = _torchrun(words, launch.ranks, shown)
     folder, _, program = words[0].rpartition(os.sep)
     if folder and os.path.realpath(folder) == os.path.realpath(Path(sys.executable).parent):
-        # As it is found in ZeroTune's own environment.
+        # The program as ZeroTune's own environment finds it.
         words[0] = "python" if is_python(program) else program
     return words
 
 
 def _torchrun(words: Sequence[str], ranks: int, shown: str) -> list[str]:
-    """Returns the command by which torchrun starts the ranks of a program that starts them itself."""
+    """Returns the torchrun command for a program that starts its ranks itself."""
     position = python_target(words)
     of_rank = next((word for word in words if _RANK_ARGUMENT.fullmatch(word)), None)
     if position is None or of_rank is not None:
@@ -190,7 +192,7 @@ def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
 
 
 def _shown(words: Sequence[str]) -> str:
-    """Returns a wrapper as people name it, in short."""
+    """Returns the short name of a wrapper."""
     text = redact_text(_joined([Path(words[0]).name, *words[1:]]))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 

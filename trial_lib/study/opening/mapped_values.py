@@ -1,4 +1,4 @@
-"""Whether the mapped places of a command say what the program's engine had as it was typed."""
+"""Compares the mapped places of a command with the batch that the program's engine had when it ran as typed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,28 +11,28 @@ from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 
 
 def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> list[BatchPlace]:
-    """Returns the batch keys that an experiment maps, each with what its command says there.
+    """Returns the mapped batch keys of an experiment, each with the value in its command.
 
     Args:
         experiment: what the user submitted.
-        environment: what its ranks start from.
+        environment: the environment of its ranks.
     """
     mappings, folder = experiment.config.arg_mappings, experiment.model_dir
     return batch_places(experiment.entrypoint.arguments, environment, mappings, folder)
 
 
 def held_against(result: TrialResult, places: Sequence[BatchPlace], arg_mappings: Mapping[Any, str]) -> TrialResult:
-    """Returns how the run of the program as typed ended, held against what the command says of its batch.
+    """Returns the result of the run as typed, compared with the batch in its command.
 
     Args:
         result: of that run.
         places: the mapped batch keys of the command.
-        arg_mappings: what sets each DeepSpeed key; an option among it that was not typed has its default.
+        arg_mappings: the place that sets each DeepSpeed key. An option among them that was not typed has its default.
     """
     if result.program is None:
         return result
     options = result.program.options
-    # What a default says may not be meant, so that it contradicts nothing; but what it says may be what is fed.
+    # A default may not be meant, so it contradicts nothing. But it may be the size that the program feeds.
     defaults = [
         BatchPlace(str(key), options[target], f"{target} {options[target]}")
         for key, target in arg_mappings.items()
@@ -47,13 +47,13 @@ def held_against(result: TrialResult, places: Sequence[BatchPlace], arg_mappings
 
 
 def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramProfile:
-    """Returns what a run of the program as typed has found, with the micro-batch that it really feeds.
+    """Returns the findings of a run as typed, with the micro-batch that the program really feeds.
 
-    A program may leave its engine at a size that it does not feed: DeepSpeed does not compare them. Where as many rows
-    arrive as its mapped micro-batch says, that one is the user's.
+    A program may leave its engine at a size that it does not feed, because DeepSpeed does not compare them. If as many
+    rows arrive as the mapped micro-batch has, that is the user's micro-batch.
 
     Args:
-        program: what the run has found.
+        program: the findings of the run.
         places: the mapped batch keys of the command.
     """
     typed = program.typed_batch
@@ -73,10 +73,10 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
 
 
 def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace]) -> str | None:
-    """Returns what a mapped place says that the program's engine did not have; None where they agree.
+    """Returns how a mapped value differs from that of the program's engine; None if all agree.
 
     Args:
-        program: what a run of the program as typed has found, as it is mapped.
+        program: the findings of a run as typed, from `as_mapped`.
         places: the mapped batch keys of the command.
     """
     typed = program.typed_batch
@@ -90,9 +90,13 @@ def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace]) -> str 
     for place in places:
         if place.value != had[place.key]:
             others = [key for key, value in had.items() if value == place.value]
-            remedy = f"If it is the {others[0]}, map that to it." if others else "Map what sets it, or nothing."
+            remedy = (
+                f"If it sets the {others[0]}, map that key to it."
+                if others
+                else "Map the place that sets it, or nothing."
+            )
             return (
-                f"{place.key} is mapped to {place.shown}, and the program's engine has {had[place.key]} there as it "
-                f"was typed, so that trials would not be what you train. {remedy}"
+                f"{place.key} is mapped to {place.shown}, but as typed the program's engine has {had[place.key]}. "
+                f"Trials would differ from your training. {remedy}"
             )
     return None

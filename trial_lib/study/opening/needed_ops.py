@@ -1,4 +1,4 @@
-"""Which of DeepSpeed's ops a study needs: supposed before the profile trial, known after it; and what lacks one."""
+"""The operators of DeepSpeed that a study needs: assumed before the profile trial, and known after it."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,17 +20,17 @@ from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
 from trial_lib.wire.errors import InputError
 
-# Of a model of which nothing is known: no op depends on it.
+# The size of a model that is not known yet. No operator depends on it.
 _PARAMETERS = 10**9
-# Where the configuration stands in the code, that shows in the profile trial; mostly it is this.
+# If the configuration is in the code, the profile trial shows the optimizer. Usually it is this one.
 _USUAL_OPTIMIZER = "adam"
 
 
 def own_ops(experiment: Experiment, device: str) -> list[str]:
-    """Returns the ops that the user's configuration needs.
+    """Returns the operators that the user's configuration needs.
 
     Args:
-        experiment: what they submitted.
+        experiment: what the user submitted.
         device: `cuda` or `cpu`.
     """
     config = experiment.ds_config
@@ -39,7 +39,7 @@ def own_ops(experiment: Experiment, device: str) -> list[str]:
 
 
 def supposed_ops(experiment: Experiment, arguments: StudyArguments, device: str) -> list[str]:
-    """Returns the ops that the trials of a study may need, as far as that is known before the profile trial.
+    """Returns the operators that the trials of a study may need, as far as is known before the profile trial.
 
     Args:
         experiment: what the user submitted.
@@ -66,20 +66,20 @@ def supposed_ops(experiment: Experiment, arguments: StudyArguments, device: str)
 def with_ops_built(
     profiled: TrialResult, setup: StudySetup, build: Callable[[Sequence[str]], dict[str, str]]
 ) -> TrialResult:
-    """Has the ops built that the arms of a study need, once its profile trial has shown which these are, and waits.
+    """Builds the operators that the arms of a study need, as the profile trial shows them, and waits.
 
     Args:
-        profiled: how that trial ended.
+        profiled: the result of the profile trial.
         setup: the study's.
         build: as `Place.build`.
 
     Returns:
-        It, with the ops that cannot be built.
+        The result, with the operators that cannot be built.
     """
     if profiled.outcome is not Outcome.COMPLETED or profiled.profile is None or profiled.program is None:
         return profiled
     base_config = KnownProgram.of(setup.experiment).learned(profiled.program).base_config
-    # What is wrong with the space is said where it is searched.
+    # A wrong space is reported where the search opens.
     with contextlib.suppress(InputError):
         space = study_space(setup, base_config, profiled)
         ops = {op for _, ops in _known_by_arm(space, base_config, profiled) for op in ops}
@@ -108,12 +108,13 @@ def study_space(setup: StudySetup, base_config: Mapping[str, Any], profiled: Tri
 def without_unbuildable(
     space: SearchSpace, base_config: Mapping[str, Any], profiled: TrialResult
 ) -> tuple[SearchSpace, list[str]]:
-    """Returns a space without the arms that need an op that cannot be built, and a sentence for each such op.
+    """Returns a space without the arms whose operators cannot be built, and a sentence for each such operator.
 
-    What the user's configuration needs is left: its trials say what is wrong. So it is where nothing would be left.
+    Operators of the user's configuration do not count, because its trials show what is wrong. The space stays whole if
+    no arm would be left.
 
     Args:
-        space: what a study may search.
+        space: the configurations that a study may try.
         base_config: the user's DeepSpeed configuration, as far as it is known.
         profiled: the profile trial.
     """
@@ -128,7 +129,7 @@ def without_unbuildable(
         arms = [arm.label for arm, ops in needed if op in ops]
         if arms:
             told.append(
-                f"Not tried, for DeepSpeed's {shown_op(op)} cannot be built here ({why.rstrip('. ')}): "
+                f"Not tried, because DeepSpeed's {shown_op(op)} cannot be built here ({why.rstrip('. ')}): "
                 f"{', '.join(arms)}. `zerotune doctor` says what is missing."
             )
     return SearchSpace.of_arms(kept), told
@@ -141,7 +142,7 @@ def _known_by_arm(
 
 
 def _by_arm(space: SearchSpace, base_config: Mapping[str, Any], **known: Any) -> list[tuple[Arm, tuple[str, ...]]]:
-    """Returns the arms, each with the ops that it needs."""
+    """Returns the arms, each with the operators that it needs."""
     return [(arm, ops_of(overwrite_deepspeed_config(base_config, arm.knobs), **known)) for arm in space.arms]
 
 

@@ -1,4 +1,4 @@
-"""What a study's search is about: its space, the batch it has to keep, and what is known before it begins."""
+"""The search of a study: its space, the batch that it keeps, and the trials that are known before it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,8 @@ def open_search(
     Raises:
         InputError: no candidate satisfies the batch policy.
     """
-    # In this process from here on: the search's matrices are small, and threads would wait for one another, on cores
-    # that the ranks have.
+    # This holds for the whole process from here on. The search's matrices are small, so its threads would wait for
+    # each other, and they would use the ranks' cores.
     threadpool_limits(1, "blas")
     arguments, method = setup.arguments, METHODS[setup.arguments.method]
     _, profile_trial = known[0]
@@ -72,19 +72,19 @@ def open_search(
 
 
 def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:
-    """Returns the micro-batch size that stays, where the batches of a program vary by a rule of its own."""
+    """Returns the one micro-batch size, if the program sets the samples of its batches by its own rule."""
     if program is None or not program.batch_varies or program.typed_batch is None:
         return None
     if not METHODS[arguments.method].has_batch_policy:
         raise InputError(
-            "the number of samples differs from micro-batch to micro-batch, and this method varies just that number.",
+            "the number of samples differs from micro-batch to micro-batch, and this method varies only that number.",
             where=arguments.method,
             remedy="Use `zerotune tune` or `zerotune adaptive`, which leave the batches as they are, or map the flag "
             "that sets them.",
         )
     log.info(
-        "The number of samples differs from micro-batch to micro-batch: something else sets it, such as a number of "
-        "tokens. Batches stay as they are, samples are counted as they arrive, and everything else is tuned."
+        "The number of samples differs from micro-batch to micro-batch, because the program sets it by another rule, "
+        "such as a number of tokens. Batches stay as they are, and everything else is tuned."
     )
     return program.typed_batch.micro_batch_size
 
@@ -92,13 +92,13 @@ def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None,
 def kept_batch(
     arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile, log: logging.Logger
 ) -> int | None:
-    """Returns the samples of an optimizer step that every candidate has to have; None where they are free.
+    """Returns the global batch, in samples, that every candidate keeps; None if it is free.
 
     Args:
         arguments: the study's.
         base_config: the user's DeepSpeed configuration, as far as it is known.
-        profile: what the profile trial found.
-        log: for people: that the batch is free because nothing says how large it is.
+        profile: the model, as the profile trial found it.
+        log: the study's log. It gets a warning if the global batch is not known.
     """
     if not METHODS[arguments.method].has_batch_policy or arguments.free_batch:
         return None
@@ -108,7 +108,7 @@ def kept_batch(
         return resolve_batch(base_config, profile.data_parallel_size).train_batch_size
     except InputError as error:
         log.warning(
-            "the global batch is not kept, for nothing says how large it is (--train-batch-size does): %s", error
+            "the global batch is not kept, because its size is not known. --train-batch-size sets it. %s", error
         )
         return None
 

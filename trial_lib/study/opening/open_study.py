@@ -1,4 +1,4 @@
-"""Opening a study: its folder, its lock, its starter and its tracker; and closing all of them, however it ended."""
+"""Opening a study, with its folder, lock, starter and tracker, and closing all of them."""
 
 import contextlib
 import json
@@ -50,16 +50,16 @@ from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
 
 _TRACKING_CLOSE_S = 30.0
-_TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
+_TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow did not answer
 
 
 class OpenStudy:
     """A study that runs in this process.
 
     Attributes:
-        driver: its trials.
+        driver: runs its trials.
         paths: its files.
-        tracker: sends them on.
+        tracker: sends its records to MLflow.
         config_check: asks DeepSpeed about the user's configuration.
         is_new: whether it was opened for the first time.
     """
@@ -88,23 +88,23 @@ class OpenStudy:
 
     @property
     def is_down(self) -> bool:
-        """Whether nothing of it is left to do: closing waits a while for the tracking server."""
+        """Whether nothing of it is left to do. Closing waits a while for the tracking server."""
         return self._is_down
 
     @property
     def record(self) -> StudyRecord:
-        """The study's record as it stands on the disk."""
+        """The study's record, as it is on the disk."""
         return self._record
 
     def remove(self) -> None:
-        """Closes a study that is not to be, and removes its folder, and that of all studies if it was the only one."""
+        """Closes a study and removes its folder, and the folder of all studies if no other is in it."""
         self.close()
-        # An interrupt finds nothing to write.
+        # An interrupt has nothing to write any more.
         self._record = self._record.model_copy(update={"status": StudyStatus.FAILED})
         remove_folder(self.paths.root, self.driver.log)
 
     def begin(self) -> None:
-        """Writes the record of a study that runs (again), starts sending it on, and primes what it knows of.
+        """Writes that the study runs, starts its tracker, and primes the fork server of a resumed study.
 
         Raises:
             KeyboardInterrupt: it was interrupted before.
@@ -117,7 +117,7 @@ class OpenStudy:
         self.driver.prime()
 
     def profiled(self) -> None:
-        """Writes what the profile trial has changed of the study: the metric that it goes by."""
+        """Writes the metric that the study goes by. The profile trial may have replaced it."""
         if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
@@ -125,7 +125,7 @@ class OpenStudy:
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how the study ended. If the disk is full, the record stays as it was, and the study can be resumed."""
         answer = answer_of(self.driver)
-        # What an interrupted search has found so far is no answer.
+        # The best of an interrupted search is no answer.
         is_answered = answer is not None and (status is StudyStatus.COMPLETED or answer.finding is not None)
         compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
         with contextlib.suppress(DiskFullError):
@@ -141,9 +141,10 @@ class OpenStudy:
             )
 
     def interrupt(self) -> None:
-        """Writes into the record of a study that has not ended that it is interrupted, and has its trials end.
+        """Writes that the study is interrupted, if it has not ended, and ends its trials.
 
-        It returns at once, and may be called from any thread: what ends this process from now on finds it written.
+        It returns at once and may be called from any thread. The record is on the disk before anything can end this
+        process.
         """
         with self._writing:
             self._interrupted = True
@@ -153,7 +154,7 @@ class OpenStudy:
         self.driver.cancel()
 
     def close(self) -> bool:
-        """Ends all that runs, and waits a while for the tracking server; returns whether that has everything."""
+        """Ends everything that runs, and waits a while for the tracking server. Returns whether that has everything."""
         if self._closed:
             return True
         self._closed = True
@@ -180,24 +181,23 @@ def new_study(
     flow_run_id: str | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> OpenStudy:
-    """Checks the arguments and opens a new study; its servers come up in the background.
+    """Checks the arguments and opens a new study. Its servers start in the background.
 
     Args:
-        arguments: the study's. A command that starts its training by way of others is followed: the study is of what it
-            comes to.
-        work_dir: the folder that studies and the tracking store stand in.
+        arguments: the study's. If its command is a wrapper, the study is of the command that the wrapper starts.
+        work_dir: the folder of the studies and of the tracking store.
         flow_run_id: the Prefect flow run that begins it; None for a command.
-        tell: told what takes its time before the study has a log.
+        tell: called with a sentence when something takes long, before the study has a log.
 
     Raises:
-        InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
+        InputError: the arguments, the experiment or this host do not fit. Nothing was started or written.
     """
     return open_planned(plan_study(arguments, tell), work_dir, flow_run_id)
 
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study that could begin: nothing of it has been started or written."""
+    """A study that can begin. Nothing of it has been started or written."""
 
     arguments: StudyArguments
     experiment: Experiment
@@ -214,8 +214,8 @@ def plan_study(
 
     Args:
         arguments: the study's.
-        tell: told what takes its time.
-        check: called again and again meanwhile; what it raises ends the waiting.
+        tell: called with a sentence when something takes long.
+        check: called repeatedly meanwhile. Its error ends the waiting.
 
     Raises:
         InputError: the arguments, the experiment or this host do not fit.
@@ -231,7 +231,7 @@ def plan_study(
 
 
 def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None = None) -> OpenStudy:
-    """Opens a study that was found good; the rest as `new_study`."""
+    """Opens a planned study. The other arguments are those of `new_study`."""
     arguments, experiment, host, fingerprint = planned.arguments, planned.experiment, planned.host, planned.fingerprint
     study_id = new_id(known_here().hide(experiment.name))
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
@@ -254,14 +254,14 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
     )
     study = _open(record, arguments, experiment, host, paths, tracking_uri, is_new=True)
     if fingerprint.is_cut_off:
-        study.driver.log.warning("There is more code than a study looks at: not every change of it will be noticed.")
+        study.driver.log.warning("There is more code than a study hashes, so some changes will not be noticed.")
     return study
 
 
 def _followed(
     arguments: StudyArguments, tell: Callable[[str], None], check: Callable[[], None]
 ) -> tuple[StudyArguments, tuple[str, ...]]:
-    """Returns the arguments with the command that the typed one comes to, and what there is to say of it."""
+    """Returns the arguments with the command that the typed one starts, and notes about it."""
     if not arguments.command:
         return arguments, ()
     found = followed(arguments.command, arguments.model_dir, tell, check)
@@ -301,7 +301,7 @@ def resume_study(root: Path) -> OpenStudy:
                 where=str(root),
                 remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
             )
-        # No trial is left to run: nothing for a fork server to do.
+        # No trial is left to run, so a fork server has nothing to do.
         arguments = arguments.model_copy(update={"start": "cold"})
     keep_secret(KnownSecrets.of_study(paths))
     experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include)
@@ -322,10 +322,10 @@ def resume_study(root: Path) -> OpenStudy:
 
 
 def _note_changes(study: OpenStudy, now: Fingerprint) -> None:
-    """Says what of the experiment has changed since the study began, and has later studies learn nothing from it."""
+    """Logs the changes of the experiment since the study began. Later studies then learn nothing from it."""
     begun = fingerprint_in(study.paths)
     changes = "; ".join(now.changes_since(begun))
-    # A study of an older version has kept none.
+    # A study of an older version has no fingerprint.
     if not changes or begun == Fingerprint():
         return
     study.driver.log.warning(
@@ -338,7 +338,7 @@ def _note_changes(study: OpenStudy, now: Fingerprint) -> None:
 
 
 def _has_trained(paths: StudyPaths) -> bool:
-    """Returns whether a study's full experiment has come to its end."""
+    """Returns whether a study's full experiment has completed."""
     record = FullExperimentPaths(paths.full_experiment.root).record
     with contextlib.suppress(FileNotFoundError, ValueError):
         return FullExperimentRecord.model_validate_json(record.read_text()).status is StudyStatus.COMPLETED
@@ -346,11 +346,11 @@ def _has_trained(paths: StudyPaths) -> bool:
 
 
 def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Host) -> None:
-    """Refuses arguments that cannot work on this host.
+    """Checks the arguments against this host.
 
     Raises:
-        InputError: too few trials, more slots than there are, something to include that does not exist, or a full
-            experiment without a length.
+        InputError: too few trials, more slots than there are, a missing file to include, or a full experiment without a
+            length.
     """
     slots = experiment.config.resources.slots_per_trial
     check_slots(experiment, host)
@@ -391,7 +391,7 @@ def _open(
     lock = hold_lock(paths.lock, "study")
     record, copied = told_apart(record, paths.record, resumes=True)
     record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
-    # From here on `resume` finds it, whatever ends this process.
+    # From here on `resume` finds the study, however this process ends.
     with disk_full_told(paths.root):
         write_study_record(paths, record)
     log = file_logger(record.study_id, paths.log)
@@ -407,7 +407,7 @@ def _open(
         place = cluster_of(experiment, arguments, host, record.study_id, log.info)
     setup = StudySetup.now(record.study_id, time.time(), experiment, arguments, paths, host)
     driver = StudyDriver(setup, place, log)
-    # A study whose training alone is left has its answer.
+    # A study with only its training left has its answer.
     asked = None if record.status is StudyStatus.COMPLETED else starter
     check = ConfigCheck(experiment, asked, log)
     return OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)

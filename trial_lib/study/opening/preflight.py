@@ -1,4 +1,4 @@
-"""What is checked before a study, or a full experiment, has a folder."""
+"""Checks before a study, or a full experiment, has a folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from trial_lib.wire.errors import InputError
 
 
 def check_slots(experiment: Experiment, host: Host) -> None:
-    """Refuses an experiment that this host has too few slots for, and a host whose slots cannot be locked.
+    """Checks that this host has enough slots for an experiment, and that they can be locked.
 
     Raises:
-        InputError: it has.
+        InputError: it has not, or they cannot.
     """
     own_folder(host_lock_dir())
     slots = experiment.config.resources.slots_per_trial
@@ -41,10 +41,10 @@ def check_slots(experiment: Experiment, host: Host) -> None:
 
 
 def check_include(include: Sequence[Path]) -> None:
-    """Refuses something to include that does not exist.
+    """Checks that the files and folders to include exist.
 
     Raises:
-        InputError: it does not.
+        InputError: one does not.
     """
     for path in include:
         if not path.exists():
@@ -54,10 +54,10 @@ def check_include(include: Sequence[Path]) -> None:
 
 
 def check_length(experiment: Experiment) -> None:
-    """Refuses a trial class that is to be trained at full length and does not say how long that is.
+    """Checks that a trial class has a length to train at full length.
 
     Raises:
-        InputError: it does not.
+        InputError: it has none.
     """
     if experiment.entrypoint.trial_class is not None and experiment.config.searcher.max_length is None:
         raise InputError(

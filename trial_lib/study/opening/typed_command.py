@@ -1,4 +1,4 @@
-"""A command that was typed in the place of an experiment's YAML: turned into one, and read."""
+"""A typed command instead of an experiment's YAML. It is turned into a YAML and read."""
 
 import os
 import re
@@ -23,23 +23,23 @@ from trial_lib.experiment.read_experiment import Experiment, read_typed_experime
 from trial_lib.wire.errors import InputError
 
 _WHERE = "the command"
-_NEVER_FOLDED = 1_000_000_000  # columns: a line break within quotes would be a space
+_NEVER_FOLDED = 1_000_000_000  # columns, because a line break within quotes would become a space
 
 
 def read_command(
     command: Sequence[str], arg_mappings: Mapping[str, str], folder: Path, host: Host, include: Sequence[Path] = ()
 ) -> Experiment:
-    """Returns the experiment that a command describes, as a shell in this environment would run it.
+    """Returns the experiment of a command, as a shell in this environment would run it.
 
     Args:
         command: its words.
-        arg_mappings: the flag or the environment variable by which its program takes each DeepSpeed key.
+        arg_mappings: the option or the environment variable that sets each DeepSpeed key.
         folder: its working directory.
         host: this host's devices.
         include: files and folders that its code imports from outside the folder.
 
     Raises:
-        InputError: the command cannot be followed, or names something that does not exist.
+        InputError: the command cannot be read, or names something that does not exist.
     """
     for word in command:
         try:
@@ -53,7 +53,7 @@ def read_command(
     entrypoint = experiment.entrypoint
     if entrypoint.trial_class is not None:
         raise InputError(
-            f"{entrypoint.trial_class} is a trial class, which an experiment's YAML describes.",
+            f"{entrypoint.trial_class} is a trial class, which needs an experiment's YAML.",
             where=_WHERE,
             remedy="Write it as the entrypoint of one, and tune by `zerotune asha CONFIG_PATH MODEL_DIR`.",
         )
@@ -70,7 +70,7 @@ def read_command(
 
 
 def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
-    """Returns the host with the devices alone that a command may use.
+    """Returns the host with only the devices that a command may use.
 
     Raises:
         InputError: it names a device that the host lacks.
@@ -106,7 +106,7 @@ def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
     if not left:
         raise InputError("the launcher is left no device.", where=_WHERE, remedy="Exclude fewer.")
     if _names_devices(entrypoint) and len(set(host.models.values())) > 1:
-        # The launcher hands the numbers to CUDA.
+        # The launcher passes the numbers to CUDA.
         return this_host(",".join(map(str, left)), {**os.environ, **entrypoint.environment})
     return replace(host, slots=[host.slots[number] for number in left])
 
@@ -119,7 +119,7 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
     """Returns `--map KEY=TARGET` as a mapping.
 
     Raises:
-        InputError: a key is none that a program can take, a target names no place in a command, or one stands twice.
+        InputError: a key cannot be mapped, a target is no place in a command, or one occurs twice.
     """
     found: dict[str, str] = {}
     for mapping in mappings:
@@ -144,9 +144,9 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
 
 
 def _as_found(command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the command with its program as the shell would find it: by its path, but in ZeroTune's own environment.
+    """Returns the command with the path of its program, unless the program is in ZeroTune's own environment.
 
-    The words of a study's record mean the same in another shell.
+    So the words in a study's record mean the same in another shell.
     """
     words = list(command)
     position = 0
@@ -176,12 +176,12 @@ def _as_found(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def _is_python(program: str) -> bool:
-    """Returns whether a program, by its name alone, is a Python or comes with one."""
+    """Returns whether a program, by its name, is a Python or belongs to one."""
     return program in python_programs() or re.fullmatch(r"python3\.\d+", program) is not None
 
 
 def _ranks(entrypoint: Entrypoint, host: Host) -> int:
-    """Returns how many ranks a command starts on this host."""
+    """Returns the number of ranks that a command starts on this host."""
     slots = entrypoint.slots
     if slots is None:
         return 1
@@ -200,7 +200,7 @@ def _ranks(entrypoint: Entrypoint, host: Host) -> int:
 
 
 def _memory_nodes() -> int:
-    """Returns how many ranks DeepSpeed starts on processors, one for each memory node, as numactl tells it of them."""
+    """Returns the number of ranks that DeepSpeed starts on processors: one for each memory node of numactl."""
     if os.environ.get("LOCAL_SIZE", "0").isdecimal() and int(os.environ.get("LOCAL_SIZE", "0")) > 0:
         return int(os.environ["LOCAL_SIZE"])
     try:
@@ -221,6 +221,6 @@ def _experiment_text(words: Sequence[str], arg_mappings: Mapping[str, str], fold
 
 
 def _quoted(text: str) -> str:
-    """Returns a text as YAML reads it back to the last character, whatever it looks like."""
+    """Returns a text as a YAML scalar that reads back exactly."""
     quoted: str = yaml.safe_dump(text, default_style='"', width=_NEVER_FOLDED)
     return quoted.rstrip("\n")

@@ -52,9 +52,9 @@ def test_a_sample_of_several_rows_stays_one() -> None:
     ("key", "value", "remedy"),
     [
         (MICRO_BATCH, 32, f"If it is the {TRAIN_BATCH}, map that to it."),
-        (MICRO_BATCH, 16, "Map what sets it, or nothing."),
+        (MICRO_BATCH, 16, "Map the place that sets it, or nothing."),
         (ACCUMULATION, 8, f"If it is the {MICRO_BATCH}, map that to it."),
-        (TRAIN_BATCH, 16, "Map what sets it, or nothing."),
+        (TRAIN_BATCH, 16, "Map the place that sets it, or nothing."),
     ],
 )
 def test_a_mapping_that_the_engine_contradicts_is_told_with_a_remedy(key: str, value: int, remedy: str) -> None:

@@ -122,7 +122,7 @@ def test_arms_that_need_an_op_that_cannot_be_built_are_left_out_in_one_sentence(
     assert out
     assert all("quantized" in label for label in out)
     assert not any("quantized" in label for label in left)
-    assert told.startswith(f"Not tried, for DeepSpeed's Quantizer cannot be built here ({NO_NVCC}): ")
+    assert told.startswith(f"Not tried, because DeepSpeed's Quantizer cannot be built here ({NO_NVCC}): ")
     assert all(label in told for label in out)
 
 
