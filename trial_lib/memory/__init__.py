@@ -1,1 +1,1 @@
-"""The memory model: what a configuration needs of a device and of its host."""
+"""The memory model: the memory that a configuration needs on a device and on its host."""

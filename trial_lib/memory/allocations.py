@@ -1,8 +1,8 @@
-"""What DeepSpeed allocates on a device, when, and how much: the analytic part of the memory model.
+"""DeepSpeed's allocations on a device, with their sizes and times: the analytic part of the memory model.
 
 Read from DeepSpeed 0.19.8 (`deepspeed/runtime`): `engine.py` for stage 0, `zero/stage_1_and_2.py` for stages 1 and 2,
-`zero/stage3.py` with `zero/partitioned_param_coordinator.py` for stage 3. Sizes that follow from the layers of a model
-(its largest parameter, say) are not known, and left to what is measured.
+`zero/stage3.py` with `zero/partitioned_param_coordinator.py` for stage 3. Sizes that depend on the layers of a model,
+such as its largest parameter, are not known. Measured peaks cover them.
 """
 
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from trial_lib.records.result import ModelProfile
 
 # `engine.buffered_allreduce_fallback`: elements that stage 0 flattens at a time.
 _ALLREDUCE_ELEMENTS = 500_000_000
-# Bytes for each parameter of a tensor that PyTorch's Adam takes while it updates it: on a CPU a square root and what it
-# is divided by, on CUDA, where all tensors are updated at once, the root alone (torch/optim/adam.py, 2.13).
+# Bytes for each parameter of a tensor that PyTorch's Adam needs to update it. On a CPU these are a square root and a
+# divisor. On CUDA, where all tensors are updated at once, it is the root alone (torch/optim/adam.py, 2.13).
 _ADAM_UPDATE_BYTES = {"cpu": 8, "cuda": 4}
-# What reducing gradients takes, in flat copies of them (`allreduce_bucket`, `reduce_scatter_coalesced`): on a CPU the
-# collective has pieces of its own, half as much again by the recorded tables.
+# The memory of reducing gradients, in flat copies of them (`allreduce_bucket`, `reduce_scatter_coalesced`). On a CPU
+# the collective adds pieces of its own. By the recorded tables they are half as much again.
 _FLAT_COPIES = {"cpu": 1.5, "cuda": 1.0}
 
 
@@ -25,22 +25,22 @@ _FLAT_COPIES = {"cpu": 1.5, "cuda": 1.0}
 class Allocations:
     """Bytes on one device.
 
-    A CPU's memory limit counts an allocation when it is made, a peak counts what has been written to. On CUDA they are
-    the same.
+    A CPU's memory limit counts an allocation when it is made, and a peak counts written memory. On CUDA the two are the
+    same.
 
     Attributes:
-        initialize: what is allocated when `deepspeed.initialize` returns.
-        states: what the first steps add and keep: optimizer states, and gradients until the optimizer's step.
-        buffers: what comes and goes in a step beside these: buckets, gathered parameters, flat copies of gradients,
-            temporaries of the optimizer's update.
-        activations: what the forward pass keeps for the backward pass.
-        limit_correction: what the limit counts in the steps beyond what they write to; negative where they write to
-            what initialisation has allocated.
-        early_buffers: the part of `initialize` that is buckets.
-        late_states: the part of `states` that comes as the activations go: gradients.
-        late_buffers: the part of `buffers` that is there when they have gone: flat copies of gradients, temporaries of
+        initialize: allocated when `deepspeed.initialize` returns.
+        states: added and kept by the first steps: optimizer states, and gradients until the optimizer's step.
+        buffers: used for a time in each step: buckets, gathered parameters, flat copies of gradients, temporaries of
+            the optimizer's update.
+        activations: kept by the forward pass for the backward pass.
+        limit_correction: counted by the limit in the steps beyond the memory that they write. Negative if they write to
+            memory that initialisation has allocated.
+        early_buffers: the buckets in `initialize`.
+        late_states: the part of `states` that grows while the activations shrink: gradients.
+        late_buffers: the part of `buffers` that exists after the activations: flat copies of gradients, temporaries of
             the update.
-        passing_buffers: the part of `buffers` that has gone with them: gathered parameters.
+        passing_buffers: the part of `buffers` that is freed with the activations: gathered parameters.
     """
 
     initialize: float
@@ -61,9 +61,10 @@ class Allocations:
 
 @dataclass(frozen=True)
 class _Case:
-    """What the sizes of all stages follow from: elements, but for two that are bytes of one.
+    """One configuration of one model, from which the sizes of all stages follow, in elements.
 
-    These are `size`, in the model's precision, and `gradient_size`, as ZeRO adds gradients up.
+    Two sizes are in bytes: `size` of a parameter in the model's precision, and `gradient_size` of a gradient that ZeRO
+    adds up.
     """
 
     settings: ZeroSettings
@@ -76,16 +77,16 @@ class _Case:
 
     @property
     def share(self) -> float:
-        """How many trainable elements ZeRO leaves a device where it partitions them."""
+        """Trainable elements of one device if ZeRO partitions them."""
         return self.trainable / self.shards
 
     @property
     def states_here(self) -> bool:
-        """Whether the optimizer's states are in the device's memory: on a CPU they are, offloaded or not."""
+        """Whether the optimizer's states are in the device's memory. On a CPU they are, offloaded or not."""
         return self.on_cpu or self.settings.offload_optimizer == "none"
 
     def update(self, elements: float) -> float:
-        """Returns what the optimizer's update takes beside states and gradients.
+        """Returns the memory of the optimizer's update beside states and gradients.
 
         Args:
             elements: of the tensors that it updates at once.
@@ -94,19 +95,19 @@ class _Case:
         return elements * per_element if self.settings.torch_adam and self.states_here else 0.0
 
     def bucket(self, buffers: int) -> tuple[float, float]:
-        """Returns the bytes of the buckets that gradients are copied into: as allocated, and as written to."""
+        """Returns the bytes of the gradient buckets: allocated, and written."""
         elements = buffers * self.settings.reduce_bucket_size
-        # A backward pass copies each gradient once, and turns to the other bucket when one is full.
+        # A backward pass copies each gradient once, and changes to the other bucket when one is full.
         written = min(elements, self.trainable) if self.on_cpu else elements
-        # Stage 2 takes gradients in as they are, and adds up what is reduced.
+        # Stage 2 takes the gradients unchanged, and adds up the reduced ones.
         size = self.size if self.settings.stage == 2 else self.gradient_size
         return elements * size, written * size
 
     def reduction(self, elements: int | None = None) -> float:
-        """Returns what reducing gradients takes beside them and the buckets that they are in.
+        """Returns the memory of reducing gradients, beside the gradients and their buckets.
 
         Args:
-            elements: reduced at a time; a bucket's by default.
+            elements: reduced at a time. Default: those of a bucket.
         """
         copies = _FLAT_COPIES["cpu" if self.on_cpu else "cuda"]
         a_bucket = min(self.settings.reduce_bucket_size, self.trainable)
@@ -121,14 +122,14 @@ def allocations(
     device: str,
     micro_batch_size: int,
 ) -> Allocations:
-    """Returns what one configuration allocates.
+    """Returns the allocations of one configuration.
 
     Args:
         settings: the configuration.
-        profiled: the configuration that the profile trial ran with, whose activations are known.
+        profiled: the configuration of the profile trial, whose activations are known.
         profile: the model.
         slots: devices of a trial.
-        device: `cuda` or `cpu`: on a CPU "offloaded" states are in the same memory.
+        device: `cuda` or `cpu`. On a CPU "offloaded" states are in the same memory.
         micro_batch_size: samples.
     """
     own, shards = on_a_device(profile, slots)
@@ -147,19 +148,19 @@ def allocations(
 
 
 def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
-    """Returns the activations of a configuration over those of the profiled one: 16-bit ones take about half."""
+    """Returns the activations of a configuration divided by the profiled ones. 16-bit ones take about half."""
     size, profiled_size = settings.precision.bytes_per_param, profiled.precision.bytes_per_param
     return 1.0 if size == profiled_size else 0.5 if size < profiled_size else 2.0
 
 
 def _plain(case: _Case) -> Allocations:
-    """Stage 0: nothing is partitioned; gradients are reduced in flat copies, and states made at the first step."""
+    """Stage 0: nothing is partitioned. Gradients are reduced in flat copies, and the first step makes the states."""
     has_master = case.settings.precision.master_copies
     master = MASTER_BYTES if has_master else 0
     # Without it PyTorch keeps the states as wide as the parameters.
     states = case.settings.optimizer_bytes * (1 if has_master else case.size / MASTER_BYTES)
     flat = case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS)) if case.shards > 1 else 0.0
-    # On a CPU tensor by tensor, the largest of which nobody knows.
+    # On a CPU the update runs tensor by tensor. The largest tensor's size is unknown, so it is not counted.
     buffers = flat + (0.0 if case.on_cpu else case.update(case.trainable))
     return Allocations(
         initialize=case.total * case.size + case.trainable * master,
@@ -180,7 +181,7 @@ def _partitioned_states(case: _Case) -> Allocations:
         initialize += share * (MASTER_BYTES + size)
     # Stage 1 keeps every gradient until the optimizer's step, stage 2 those of its share.
     kept = case.trainable if settings.stage == 1 else share if case.states_here else 0
-    # Offload copies gradients into the bucket whatever `contiguous_gradients` says.
+    # Offload copies gradients into the bucket, whatever the value of `contiguous_gradients`.
     has_bucket = settings.contiguous_gradients or settings.offload_optimizer != "none"
     buffers = (2 if settings.overlap_comm else 1) if has_bucket else 0
     allocated, written = case.bucket(buffers)
@@ -197,18 +198,18 @@ def _partitioned_states(case: _Case) -> Allocations:
 
 
 def _partitioned_parameters(case: _Case) -> Allocations:
-    """Stage 3: bucket and gradients are allocated at once; parameters are gathered as they are needed."""
+    """Stage 3: bucket and gradients are allocated at once. Parameters are gathered when they are needed."""
     settings, share, size = case.settings, case.share, case.size
     params_here = case.on_cpu or settings.offload_param == "none"
-    # 32-bit parameters are their own master copy, unless that is to be elsewhere.
+    # 32-bit parameters are their own master copy, unless the copy is offloaded.
     has_master = settings.precision != FULL or settings.offload_optimizer != "none"
     parameters = case.total / case.shards * size if params_here else 0
     master = share * MASTER_BYTES if has_master and case.states_here else 0
     gradients = share * case.gradient_size if case.states_here else 0
     allocated, written = case.bucket(1) if settings.contiguous_gradients else (0.0, 0.0)
-    # What the steps write to first, of what there is from the beginning.
+    # Memory that exists from the beginning, and that the steps write first.
     late = written + gradients if case.on_cpu else 0.0
-    # What is gathered ahead counts among them (`PartitionedParameterCoordinator.fetch_sub_module`).
+    # Parameters that are gathered ahead count among them (`PartitionedParameterCoordinator.fetch_sub_module`).
     gathered = min(case.total, settings.max_live_parameters)
     last = case.update(min(share, settings.sub_group_size)) + case.reduction()
     return Allocations(

@@ -1,4 +1,4 @@
-"""What a slot's memory leaves to the steps, and how much more or less than that really fits."""
+"""The memory of a slot that is left to the steps, and the slack: how much more or less than that really fits."""
 
 import math
 from collections.abc import Hashable
@@ -17,15 +17,15 @@ _GRID = np.linspace(-16, 16, 641)  # standard deviations of the prior
 # From there on its tails are those of an exponential: threads that a program starts in its steps, weights that it maps
 # and then writes to put one far off.
 _USUAL = 2.0
-# How exactly a peak is known to have been below a limit, as a share of what is available.
+# The precision of the knowledge that a peak was below a limit, as a share of the available memory.
 _EDGE = 0.02
-# What analytic differences between arms may be wrong by, as a share, and at least as a share of the whole budget.
+# The error of analytic differences between arms, as a share, and at least as a share of the whole budget.
 _DIFFERENCE_ERROR, _LEAST_ERROR = 0.3, 0.03
 
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A number of bytes that is known up to a standard deviation."""
+    """A number of bytes with its standard deviation."""
 
     mean: float
     deviation: float
@@ -35,7 +35,7 @@ class Budget:
     """The memory of a slot, as far as trials have shown it.
 
     Args:
-        total: bytes that the model may use on a slot by the profile; 0 where nobody knows.
+        total: bytes that the model may use on a slot, by the profile; 0 if unknown.
         device: `cuda` or `cpu`.
     """
 
@@ -44,18 +44,19 @@ class Budget:
         self._on_cpu = device == "cpu"
         far = np.abs(_GRID)
         self._log_slack = np.where(far <= _USUAL, -0.5 * far**2, -_USUAL * (far - 0.5 * _USUAL))
-        # Of each arm: how many, and the mean of what was available plus what initialisation takes by its formula.
+        # For each arm: the number of trials, and their mean of the available memory plus the formula's
+        # initialisation.
         self._seen: dict[Hashable, tuple[int, float]] = {}
-        # Of each arm's trial that took most: that, and what the device could not use besides.
+        # For the trial of each arm that took most: its memory, and the unusable memory besides.
         self._unusable: dict[Hashable, tuple[float, float]] = {}
         self._profiled = self._total
 
     def left(self, arm: Hashable, initialize: float) -> Uncertain | None:
-        """Returns what initialisation leaves; None where neither the profile nor a trial has shown any limit.
+        """Returns the memory that initialisation leaves; None if neither the profile nor a trial has shown a limit.
 
         Args:
             arm: the candidate's.
-            initialize: bytes that its initialisation takes by the formula.
+            initialize: bytes of its initialisation, by the formula.
         """
         seen = self._seen.get(arm)
         if seen is not None:
@@ -71,13 +72,13 @@ class Budget:
     def limit(self, arm: Hashable, left: Uncertain, headroom: float) -> Uncertain:
         """Returns the largest peak above initialisation that fits.
 
-        Where some is to stay free, what the device could not use for tensors is no part of that: pieces that the
-        allocator holds, buffers that are not PyTorch's. What merely has to run is given the pieces in need.
+        Some memory is unusable for tensors: pieces that the allocator holds, and buffers that are not PyTorch's. It
+        does not count as headroom. Without a headroom the allocator may use its pieces.
 
         Args:
             arm: the candidate's.
-            left: what initialisation leaves.
-            headroom: share of the slot's memory that is to stay free.
+            left: the memory that initialisation leaves.
+            headroom: the share of the slot's memory that stays free.
         """
         weights, slack = self._weights(), self._slack(left.mean)
         mean = float(weights @ slack)
@@ -86,12 +87,12 @@ class Budget:
         return Uncertain(left.mean + mean - kept, math.hypot(left.deviation, spread))
 
     def observe_fit(self, arm: Hashable, initialize: float, available: int, above: float) -> None:
-        """Takes in a trial that completed.
+        """Learns from a trial that completed.
 
         Args:
             arm: its arm.
-            initialize: bytes that its initialisation takes by the formula.
-            available: bytes that it had left.
+            initialize: bytes of its initialisation, by the formula.
+            available: bytes that initialisation left.
             above: bytes that its steps took.
         """
         count, mean = self._seen.get(arm, (0, 0.0))
@@ -99,7 +100,7 @@ class Budget:
         self._learn_slack((available + self._slack(available) - above) / (_EDGE * max(available, 1)))
 
     def observe_unusable(self, arm: Hashable, above: float, unusable: int) -> None:
-        """Takes in what the device could not use when a trial took most: what lay in pieces, what was not PyTorch's.
+        """Learns the unusable memory at the peak of a trial: pieces of the allocator, and memory that is not PyTorch's.
 
         Args:
             arm: its arm.
@@ -110,27 +111,27 @@ class Budget:
             self._unusable[arm] = above, float(max(0, unusable))
 
     def _unusable_by(self, arm: Hashable) -> float:
-        """Returns what is likely unusable in an arm, by itself or by the others."""
+        """Returns the expected unusable memory of an arm, from its own trials or those of the others."""
         if arm in self._unusable:
             return self._unusable[arm][1]
         return sum(bytes_ for _, bytes_ in self._unusable.values()) / max(1, len(self._unusable))
 
     def observe_profile(self, initialize: float, available: int) -> None:
-        """Takes in the profile trial, which shows the budget better than its size does, though it starts otherwise.
+        """Learns from the profile trial. It shows the budget better than the size does, although its start differs.
 
         Args:
-            initialize: bytes that its initialisation takes by the formula.
-            available: bytes that it had left.
+            initialize: bytes of its initialisation, by the formula.
+            available: bytes that initialisation left.
         """
         self._profiled = available + initialize
 
     def observe_failure(self, left: Uncertain, above: float, deviation: float) -> None:
-        """Takes in a trial that ran out of memory.
+        """Learns from a trial that ran out of memory.
 
         Args:
-            left: what its initialisation left.
+            left: the memory that its initialisation left.
             above: bytes that its steps were expected to take.
-            deviation: how uncertain that was.
+            deviation: the standard deviation of `above`.
         """
         spread = math.hypot(_EDGE * left.mean, math.hypot(deviation, left.deviation))
         self._learn_slack((above - left.mean - self._slack(left.mean)) / max(spread, 1.0))
@@ -141,7 +142,7 @@ class Budget:
         return np.asarray(mean + deviation * _GRID)
 
     def _learn_slack(self, edges: np.ndarray) -> None:
-        """Takes in how far, in standard deviations, each point of the grid is on the side of what was seen."""
+        """Learns from the distance of each grid point to the observed side, in standard deviations."""
         self._log_slack = self._log_slack + np.log([max(normal_below(edge), 1e-12) for edge in edges])
 
     def _weights(self) -> np.ndarray:

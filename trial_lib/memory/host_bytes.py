@@ -1,4 +1,4 @@
-"""What DeepSpeed keeps in the host's memory for a rank whose states are offloaded from a GPU. Pure.
+"""DeepSpeed's memory on the host for a rank that offloads states from a GPU. Pure.
 
 Read from DeepSpeed 0.19.8 (`deepspeed/runtime`): `zero/stage_1_and_2.py`, `zero/stage3.py`,
 `zero/partition_parameters.py` and `swap_tensor/`.
@@ -15,7 +15,7 @@ from trial_lib.records.result import ModelProfile
 from trial_lib.space.knobs import get_knob
 
 _OPTIMIZER, _PARAM = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
-# deepspeed/runtime/zero/offload_config.py: what a configuration leaves out.
+# Defaults of deepspeed/runtime/zero/offload_config.py.
 _DEFAULTS = {
     f"{_OPTIMIZER}.pin_memory": True,
     f"{_OPTIMIZER}.buffer_count": 4,
@@ -26,12 +26,11 @@ _DEFAULTS = {
     f"{_PARAM}.max_in_cpu": 1_000_000_000,
 }
 HOST_KNOBS = frozenset({*_DEFAULTS, "zero_optimization.sub_group_size"})
-"""The settings beside stage and offload that decide it."""
+"""The settings beside stage and offload that decide the memory on the host."""
 
-# Sizes that are spread evenly in their logarithms grow by so much, on average, when they are rounded up to a power of
-# two.
+# The mean growth of sizes that are rounded up to a power of two, if they are spread evenly in their logarithms.
 _ROUNDED_UP = 1 / log(2)
-# What PyTorch's own Adam takes for each parameter of a tensor that it updates (torch/optim/adam.py).
+# Bytes that PyTorch's own Adam needs for each parameter of a tensor that it updates (torch/optim/adam.py).
 _TORCH_ADAM_BYTES = 8
 
 
@@ -40,8 +39,8 @@ class HostBytes:
     """Bytes that one rank moves off its device.
 
     Attributes:
-        held: that it keeps in the host's memory.
-        on_disk: that it writes to an NVMe device.
+        held: kept in the host's memory.
+        on_disk: written to an NVMe device.
     """
 
     held: float = 0.0
@@ -49,15 +48,15 @@ class HostBytes:
 
     @property
     def moved(self) -> float:
-        """All of it: what initialisation fills, and a step goes through."""
+        """Both together. Initialisation fills them, and every step goes through them."""
         return self.held + self.on_disk
 
 
 def host_bytes(ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, accumulates: bool) -> HostBytes:
-    """Returns what a configuration keeps off the device of a rank; nothing where it offloads nothing.
+    """Returns the bytes that a configuration moves off a rank's device; none if it offloads nothing.
 
-    A model that every rank makes on its host before it goes to the device is not in it: the profile trial has shown
-    that there is room for that, and it is gone when states are offloaded.
+    Every rank may build the model on its host first. That is not counted, because the profile trial has shown that
+    there is room, and it is freed before states are offloaded.
 
     Args:
         ds_config: the complete DeepSpeed configuration.
@@ -78,7 +77,7 @@ def host_bytes(ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, 
 
 @dataclass(frozen=True)
 class _Case:
-    """A configuration, with a rank's share of the model's parameters and of the trainable ones (elements)."""
+    """A configuration, with a rank's share of the model's parameters and of the trainable ones, in elements."""
 
     config: Mapping[str, Any]
     settings: ZeroSettings
@@ -86,7 +85,7 @@ class _Case:
     share: float
 
     def option(self, path: str) -> Any:
-        """Returns a setting of the offload, DeepSpeed's own where the configuration has none."""
+        """Returns a setting of the offload, or DeepSpeed's default."""
         value = get_knob(self.config, path)
         return _DEFAULTS[path] if value in (None, "auto") else value
 
@@ -102,14 +101,14 @@ class _Case:
 
     @property
     def update(self) -> float:
-        """What the update takes beside states and gradients: DeepSpeed's own kernels update in place."""
+        """The memory of the update beside states and gradients. DeepSpeed's own kernels update in place."""
         return self.sub_group * _TORCH_ADAM_BYTES if self.settings.torch_adam else 0.0
 
 
 def _partitioned_states(case: _Case, accumulates: bool) -> HostBytes:
     """Stages 1 and 2: master copies, gradients, the updated parameters on their way back, optimizer states."""
     share, pins = case.share, case.option(f"{_OPTIMIZER}.pin_memory")
-    # A micro-batch that ends no step leaves its gradients here.
+    # A micro-batch that does not end a step leaves its gradients here.
     tensors = [share * MASTER_BYTES, share * GRADIENT_BYTES, share * case.size]
     tensors += [share * case.size] if accumulates else []
     states = share * case.settings.optimizer_bytes
@@ -151,5 +150,5 @@ def _params_of_stage_3(case: _Case) -> HostBytes:
 
 
 def _block(size: float) -> float:
-    """Returns what torch locks for a tensor: a power of two (`ATen/core/CachingHostAllocator.h`)."""
+    """Returns the bytes that torch locks for a tensor: a power of two (`ATen/core/CachingHostAllocator.h`)."""
     return float(2 ** (ceil(size) - 1).bit_length()) if size > 1 else size

@@ -1,4 +1,4 @@
-"""Which candidates the host's memory has room for, where states are offloaded to it from GPUs."""
+"""The candidates that the host's memory has room for, if states are offloaded to it from GPUs."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,24 +14,24 @@ from trial_lib.records.units import bytes_shown
 from trial_lib.space.knobs import Arm, Knob
 
 RESERVE = 0.1
-"""Share of the host's memory that stays free: the kernel takes whom it likes, a shell or a server as well as a rank."""
+"""Share of the host's memory that stays free. If it is full, the kernel may kill a server instead of a rank."""
 
 
 class HostMemory:
     """The host's memory as a budget of its own.
 
-    A trial that ran out of it bounds its arm by what it needs of the host, and says nothing of the device. A CPU's slot
+    A trial that ran out of it bounds its arm by the memory on the host, and says nothing about the device. A CPU's slot
     has one memory, and no such budget.
 
     Args:
-        profile: the model, and what its trial found free on the host.
+        profile: the model, and the host's free memory in the profile trial.
         base_config: the user's DeepSpeed configuration, with which that trial ran.
         slots: devices of a trial.
         device: `cuda` or `cpu`.
 
     Attributes:
-        own: bytes that a rank keeps there by the user's configuration, which has run.
-        limit: bytes that a rank may have offloaded; None where that is not known, or there is no such budget.
+        own: bytes that a rank keeps there with the user's configuration, which has run.
+        limit: bytes that a rank may offload; None if that is not known, or if there is no such budget.
     """
 
     def __init__(self, profile: ModelProfile, base_config: Mapping[str, Any], slots: int, device: str) -> None:
@@ -46,15 +46,15 @@ class HostMemory:
         steps = base_config.get(ACCUMULATION)
         accumulates = isinstance(steps, int) and steps > 1
         self.own = host_bytes(base_config, profile, slots, accumulates).held if self._on_cuda else 0.0
-        # What the user's configuration offloads was there while the rest was free.
+        # The states that the user's configuration offloads were there while the rest was free.
         self.limit = (1 - RESERVE) * profile.host_mem + self.own if self._on_cuda and profile.host_mem else None
 
     def needed(self, candidate: Candidate) -> float:
-        """Returns the bytes that a rank of a candidate keeps in the host's memory; 0 where it offloads nothing."""
+        """Returns the bytes that a rank of a candidate keeps in the host's memory; 0 if it offloads nothing."""
         return self._describe(candidate)[0] if self._on_cuda else 0.0
 
     def fits(self, candidate: Candidate) -> bool:
-        """Returns whether the host has room for a candidate, by what is known."""
+        """Returns whether the host has room for a candidate, as far as is known."""
         if not self._on_cuda:
             return True
         needed, arm = self._describe(candidate)
@@ -63,7 +63,7 @@ class HostMemory:
         return needed < self._failed.get(arm, float("inf")) and (self.limit is None or needed <= self.limit)
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a trial ended; only what offloads teaches anything."""
+        """Learns from the end of a trial. Only a trial that offloads teaches anything."""
         if not self.needed(candidate):
             return
         needed, arm = self._describe(candidate)
@@ -73,7 +73,7 @@ class HostMemory:
             self._failed[arm] = min(needed, self._failed.get(arm, needed))
 
     def without_room(self, arms: Iterable[Arm]) -> Iterator[str]:
-        """Yields a sentence for each arm of which no setting fits."""
+        """Yields a sentence for each arm without a setting that fits."""
         for arm in arms:
             asked = [knob for knob in arm.fine if knob.path in HOST_KNOBS]
             settings = (dict(zip((knob.path for knob in asked), values, strict=True)) for values in _values(asked))
@@ -85,7 +85,7 @@ class HostMemory:
                 yield f"{arm.label} is not tried: {self.lack(least)}"
 
     def lack(self, candidate: Candidate) -> str:
-        """Returns why a candidate is not tried, in a clause; empty where nothing is known against it."""
+        """Returns why the host has no room for a candidate, as a clause; empty if it may have."""
         needed, limit = self.needed(candidate), self.limit
         if limit is None or needed <= limit:
             return ""
@@ -95,7 +95,7 @@ class HostMemory:
         )
 
     def _describe(self, candidate: Candidate) -> tuple[float, ArmKey]:
-        # Asked for each size of each candidate, most of which offload nothing.
+        # This runs for each size of each candidate, and most offload nothing.
         if not self._base_offloads and not _names_offload(candidate.knobs):
             return 0.0, ()
         accumulates = candidate.gradient_accumulation_steps > 1

@@ -1,7 +1,7 @@
-"""Which candidate fits, and how sure that is: analytic at first, refitted by every measured peak.
+"""The memory model: which candidate fits, and how sure that is. It starts analytic, and every measured peak refines it.
 
-What is modelled is the memory that the steps take above initialisation: what initialisation takes shows in what it
-leaves (`Memory.available`). Everything is in bytes on one device.
+It models the memory of the steps above initialisation. The memory of initialisation shows in what it leaves
+(`Memory.available`). Everything is in bytes on one device.
 """
 
 import json
@@ -19,9 +19,9 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 
 _LOW, _HIGH = 0.05, 0.95
-# Features of a moment: what is always there, activations, states, buffers.
+# Features of a moment: a constant, activations, states, buffers.
 _Moment: TypeAlias = tuple[float, float, float, float]
-_BACKWARD, _UPDATE = 0, 1  # the moments' places
+_BACKWARD, _UPDATE = 0, 1  # the places of the moments
 
 # Prior of the weights: workspace (in units of the scale below), activations, states, buffers. Of one sample's
 # activations the backward pass needs more than was saved for it: gradients of activations, and temporaries.
@@ -34,13 +34,13 @@ _PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
 _IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0
-# How many standard deviations below what is expected to fit a sweep's group stays.
+# A sweep's group stays this many standard deviations below the memory that is expected to fit.
 _SURELY = 1.5
 
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """What a trial would take above initialisation, in bytes on the rank that takes most.
+    """The memory of a trial above initialisation, in bytes on the rank that takes most.
 
     Attributes:
         value: the expectation.
@@ -57,7 +57,7 @@ class MemoryPrediction:
 
 @dataclass(frozen=True)
 class _Described:
-    """What is the same for all micro-batch sizes of some knobs."""
+    """The part of a candidate that is the same for all micro-batch sizes of some knobs."""
 
     settings: ZeroSettings
     arm: ArmKey
@@ -66,13 +66,13 @@ class _Described:
 
 @dataclass
 class _ArmRecord:
-    """What the trials of an arm have shown.
+    """The trials of an arm.
 
     Attributes:
         measured: completed trials.
-        largest: the largest micro-batch size that completed, by lineage.
-        failed: the smallest that ran out of memory, and what it allocates, by lineage.
-        bound: bytes that are known not to fit, those of initialisation among them; None until they are asked for again.
+        largest: the largest completed micro-batch size, by lineage.
+        failed: the smallest size that ran out of memory, with its allocations, by lineage.
+        bound: bytes that do not fit, including initialisation; None until they are computed again.
     """
 
     measured: int = 0
@@ -81,20 +81,20 @@ class _ArmRecord:
     bound: float | None = None
 
     def fits(self, lineage: str) -> int:
-        """Returns the largest micro-batch size of a lineage that completed, below those that did not each time."""
+        """Returns the largest completed micro-batch size of a lineage below its failed ones."""
         largest = self.largest.get(lineage, 0)
         return min(largest, self.failed[lineage][0] - 1) if lineage in self.failed else largest
 
 
 def measured_above_initialize(memory: Memory) -> int | None:
-    """Returns the bytes above initialisation, on the rank that took most; None where nothing was measured."""
+    """Returns the bytes above initialisation on the rank that took most; None if not measured."""
     return max(memory.above_initialize, default=None)
 
 
 class MemoryModel:
     """The memory of a model's candidates.
 
-    It is a function of its arguments and of what it was told, in that order.
+    It depends only on its arguments and on the observations, in their order.
 
     Args:
         profile: the model and the device.
@@ -116,14 +116,14 @@ class MemoryModel:
         self._described: dict[str, _Described] = {}
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a trial ended; only one that completed or ran out of memory teaches anything."""
+        """Learns from the end of a trial. Only one that completed or ran out of memory teaches anything."""
         if result.outcome is Outcome.COMPLETED:
             self._observe_peak(candidate, result.memory)
         elif result.outcome is Outcome.OUT_OF_MEMORY:
             self._observe_failure(candidate)
 
     def observe_profile(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in the profile trial: its one step shows less than several do, and it is none of its arm's trials."""
+        """Learns from the profile trial. Its one step shows less than several, and it does not count for its arm."""
         above = measured_above_initialize(result.memory)
         if result.outcome is not Outcome.COMPLETED or above is None:
             return
@@ -136,7 +136,7 @@ class MemoryModel:
             self._budget.observe_profile(needed.initialize, min(result.memory.available))
 
     def above_initialize(self, candidate: Candidate) -> MemoryPrediction:
-        """Returns what the steps of a candidate take above initialisation, with its 90 % interval."""
+        """Returns the memory of a candidate's steps above initialisation, with its 90 % interval."""
         described = self._describe(candidate.knobs)
         mixture = self._predict(described, self._allocations(described, candidate.micro_batch_size))
         record = self._arms.get(described.arm)
@@ -148,27 +148,27 @@ class MemoryModel:
         )
 
     def allocations(self, candidate: Candidate) -> Allocations:
-        """Returns what DeepSpeed's own formulas say of a candidate, whatever has been measured."""
+        """Returns a candidate's allocations by DeepSpeed's own formulas, without measurements."""
         return self._allocations(self._describe(candidate.knobs), candidate.micro_batch_size)
 
     def available(self, candidate: Candidate) -> int | None:
-        """Returns what initialisation leaves a candidate, as its arm has shown, or the others and what it allocates.
+        """Returns the memory that initialisation leaves a candidate, from trials of its arm or of others.
 
-        None where a CPU slot has no budget.
+        It is None if a CPU slot has no budget.
         """
         described = self._describe(candidate.knobs)
         left = self._budget.left(described.arm, self._allocations(described, candidate.micro_batch_size).initialize)
         return None if left is None else int(left.mean)
 
     def probability_fits(self, candidate: Candidate, headroom: float) -> float:
-        """Returns how likely a candidate is to run without going out of memory.
+        """Returns the probability that a candidate runs without going out of memory.
 
-        A candidate that is expected to need at least what one of its arm needed that ran out of memory does not fit;
-        one that needs no more than a completed one of its lineage does, whether it keeps the headroom or not.
+        It is 0 if a trial of its arm with no larger need ran out of memory. It is 1 if a trial of its lineage with no
+        smaller need completed, with or without the headroom.
 
         Args:
             candidate: what would run.
-            headroom: share of the device's memory that is to stay free.
+            headroom: the share of the device's memory that stays free.
         """
         described = self._describe(candidate.knobs)
         size = candidate.micro_batch_size
@@ -189,15 +189,15 @@ class MemoryModel:
         if left is None:
             return 1.0
         limit = self._budget.limit(described.arm, left, headroom)
-        # What is not known of one moment is mostly what is not known of the other: the one that is less likely to fit
-        # speaks for both, and a larger size is never likelier to.
+        # The uncertainties of the two moments are mostly the same. So the moment that is less likely to fit
+        # decides for both, and a larger size never becomes likelier.
         moments = [self._predict(described, needed, moment) for moment in (_BACKWARD, _UPDATE)]
         return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
 
     def group_headroom(self, candidate: Candidate, headroom: float) -> float:
-        """Returns what a sweep's group should keep free, as a share of what initialisation leaves.
+        """Returns the share of the memory left by initialisation that a sweep's process group should keep free.
 
-        The group sees for itself what is left and what its sizes take, but not how much less than that really fits.
+        The group sees the memory that is left and the needs of its sizes, but not the slack.
 
         Args:
             candidate: the group's first.
@@ -242,10 +242,11 @@ class MemoryModel:
         return fits
 
     def bytes_per_sample(self, candidate: Candidate) -> float:
-        """Returns what one more sample in the micro-batch takes."""
+        """Returns the memory of one more sample in the micro-batch."""
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate.micro_batch_size)
-        # Where the update is the peak a sample takes nothing, which does not last: the backward pass is asked.
+        # If the update is the peak, a sample seems to take nothing, but larger sizes do. So the backward pass
+        # counts.
         both = (replace(needed, activations=0.0), needed)
         least, most = (self._predict(described, each, _BACKWARD).mean for each in both)
         return max(0.0, (most - least) / candidate.micro_batch_size)
@@ -287,7 +288,7 @@ class MemoryModel:
         self._forget_bounds()
 
     def _bound(self, record: _ArmRecord, described: _Described) -> float:
-        """Returns the least that a candidate of an arm is expected to have needed that ran out of memory."""
+        """Returns the least expected need of an arm's candidate that ran out of memory."""
         if record.bound is None:
             expected = (self._counted(described, needed) for _, needed in record.failed.values())
             record.bound = min(expected, default=math.inf)
@@ -318,7 +319,7 @@ class MemoryModel:
         )
 
     def _moments(self, needed: Allocations) -> tuple[_Moment, _Moment]:
-        """Returns what there is when the activations are at their most, and what when the optimizer updates."""
+        """Returns the memory at the peak of the activations, and at the optimizer's update."""
         early_states, early_buffers = needed.states - needed.late_states, needed.buffers - needed.late_buffers
         last_buffers = needed.buffers - needed.passing_buffers
         unit = self._unit
@@ -328,13 +329,13 @@ class MemoryModel:
         )
 
     def _scale(self, needed: Allocations) -> float:
-        """Returns what the scatter of a measurement is a share of, in units."""
+        """Returns the scale of a measurement's scatter, in units."""
         means = _USUAL.means
         moments = self._moments(needed)
         return max(sum(mean * part for mean, part in zip(means, moment, strict=True)) for moment in moments)
 
     def _predict(self, described: _Described, needed: Allocations, moment: int | None = None) -> Mixture:
-        """Returns the bytes of the largest moment, or of the one in a place."""
+        """Returns the bytes of the largest moment, or of the moment in one place."""
         mixture = self._peaks.predict(self._moments(needed), described.arm, self._scale(needed), moment)
         return Mixture(
             mixture.weights,

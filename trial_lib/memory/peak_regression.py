@@ -1,8 +1,8 @@
-"""Bayesian linear regression of measured peaks, with a prior, groups that depart from it, and censored observations.
+"""Bayesian linear regression of measured peaks, with a prior, groups that differ from it, and censored observations.
 
-The noise of a measurement is not known: a CPU's resident memory scatters by several percent, an allocator's count by
-none. Nor is what kind of a model it is: most are as one prior says, some far off. So one regression runs for each prior
-and noise level, and each counts by how well it foresaw what came.
+The noise of a measurement is not known. A CPU's resident memory scatters by several percent, and an allocator's count
+not at all. The kind of the model is not known either: most are near the prior, and some are far off. So one regression
+runs for each prior and noise level. Each is weighted by how well it predicted the observations.
 """
 
 import math
@@ -23,7 +23,7 @@ class Mixture:
     Attributes:
         weights: they sum to 1.
         means: one of each.
-        deviations: standard deviation of each.
+        deviations: the standard deviation of each.
     """
 
     weights: tuple[float, ...]
@@ -43,7 +43,7 @@ class Mixture:
         return math.sqrt(sum(weight * (sd * sd + (each - mean) ** 2) for weight, each, sd in parts))
 
     def below(self, value: float, deviation: float = 0.0) -> float:
-        """Returns the probability of being below a value, which itself may be uncertain by a standard deviation."""
+        """Returns the probability of being below a value, which may have a standard deviation of its own."""
         parts = zip(self.weights, self.means, self.deviations, strict=True)
         below = sum(weight * normal_below((value - mean) / math.hypot(sd, deviation)) for weight, mean, sd in parts)
         return min(1.0, below)
@@ -65,13 +65,13 @@ def normal_below(z: float) -> float:
 
 @dataclass(frozen=True)
 class Prior:
-    """What the weights may be before anything was measured.
+    """A prior of the weights.
 
     Attributes:
-        weight: how likely it is that this one is right, in proportion to the others'.
+        weight: its probability, in proportion to the others'.
         means: of the shared weights.
         deviations: their standard deviations.
-        at_once: whether the most of each feature is there at the same moment: what is freed serves nothing else.
+        at_once: whether all features peak at the same moment, so that freed memory serves nothing else.
     """
 
     weight: float
@@ -97,17 +97,17 @@ class _Peak(NamedTuple):
 
 
 class PeakRegression:
-    """The largest of some sums of features times weights; each group of observations adds weights to those of all.
+    """The largest of some sums of features times weights. Each group adds its own weights to the shared ones.
 
-    A peak is the most of several moments, each with features of its own. Of two sums that are uncertain, the larger one
-    is normal as well as its mean and variance say (Clark, Operations Research 9 (1961) 145), and what it teaches falls
-    to the weights of each in the share that it is likely to be the larger.
+    A peak is the largest of several moments, each with its own features. The larger of two uncertain sums is treated as
+    normal, with the mean and variance of Clark (Operations Research 9 (1961) 145). An observation updates the weights
+    of each sum by the probability that it is the larger one.
 
     An observation costs the square of the number of weights, however many came before it.
 
     Args:
         priors: of the weights that all groups share.
-        group_deviations: prior standard deviations of what a group's weights add to the first of them.
+        group_deviations: prior standard deviations of the weights that a group adds to the first shared ones.
     """
 
     def __init__(self, priors: Sequence[Prior], group_deviations: Sequence[float]) -> None:
@@ -127,20 +127,20 @@ class PeakRegression:
     def predict(
         self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, only: int | None = None
     ) -> Mixture:
-        """Returns what an observation would be.
+        """Returns the distribution of an observation.
 
         Args:
-            moments: features of each, as many as there are shared weights.
-            group: the group it would belong to; one that is new is as likely above as below the others.
-            scale: what the noise is a share of.
-            only: the place of the one moment that is asked about, where they are apart; all by default.
+            moments: the features of each moment, as many as there are shared weights.
+            group: its group. A new group is as likely above the others as below.
+            scale: the scale of the noise.
+            only: the place of one moment, if only that is predicted. Default: all.
         """
         peak = self._peak(moments, group, only)
         deviations = np.sqrt(peak.variance + np.square(self._noise * scale))
         return Mixture(tuple(self._weights().tolist()), tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
     def observe(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, value: float) -> None:
-        """Takes in a measured value."""
+        """Learns a measured value."""
         self._join(group)
         peak = self._peak(moments, group)
         variance = peak.variance + np.square(self._noise * scale)
@@ -152,10 +152,10 @@ class PeakRegression:
     def observe_above(
         self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, bound: float, deviation: float
     ) -> None:
-        """Takes in that a value was above a bound, which is known up to a standard deviation.
+        """Learns that a value was above a bound, which has a standard deviation.
 
-        What is known afterwards is no normal distribution any more; the one with the same mean and variance takes its
-        place (assumed density filtering).
+        The posterior is not normal. The normal distribution with the same mean and variance replaces it (assumed
+        density filtering).
         """
         self._join(group)
         peak = self._peak(moments, group)
@@ -165,7 +165,7 @@ class PeakRegression:
         z = (peak.mean - bound) / spread
         above = np.maximum([normal_below(each) for each in z], 1e-300)
         ratio = _density(z) / above
-        # Far below the bound, the asymptotes: of the ratio, and of how much it takes from the variance.
+        # Far below the bound these are the asymptotes of the ratio, and of its effect on the variance.
         far = z < -30
         ratio = np.where(far, -z, ratio)
         self._log_weights += np.log(above)
@@ -190,7 +190,7 @@ class PeakRegression:
     def _moment(self, features: Sequence[float], group: Hashable, those: slice) -> _Peak:
         """Returns the sum of a moment in some of the regressions.
 
-        A group that is new has weights as all groups may have them.
+        A new group has the weights of all groups.
         """
         means, covariance = self._mean[those], self._covariance[those]
         levels, size = means.shape

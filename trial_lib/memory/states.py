@@ -1,7 +1,7 @@
-"""The memory that a model's states take under ZeRO, and the first guess of the largest micro-batch beside them.
+"""The memory of a model's states under ZeRO, and a first guess of the largest micro-batch beside them.
 
-The formulas are those of dsat, after ZeRO (arXiv 1910.02054), with two faults mended: bf16 is sized
-as the 16-bit format it is, and the memory of activations is counted once.
+The formulas are those of dsat, after ZeRO (arXiv 1910.02054), with two faults corrected: bf16 counts as a 16-bit
+format, and the memory of activations counts once.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,11 @@ MASTER_BYTES = 4
 
 @dataclass(frozen=True)
 class Precision:
-    """How a model's parameters are held.
+    """The precision of a model's parameters.
 
     Attributes:
-        bytes_per_param: bytes of one parameter of the model that runs.
-        master_copies: whether the configuration has the optimizer hold another, 32-bit copy of each trainable
-            parameter.
+        bytes_per_param: bytes of one parameter of the running model.
+        master_copies: whether the optimizer holds another, 32-bit copy of each trainable parameter.
     """
 
     bytes_per_param: int
@@ -31,7 +30,7 @@ class Precision:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of a gradient that ZeRO adds up and reduces: 32 bits, unless the configuration says 16."""
+        """Bytes of a gradient that ZeRO adds up and reduces: 32 bits, unless the configuration sets 16."""
         return self.bytes_per_param if self.master_copies else MASTER_BYTES
 
 
@@ -40,14 +39,14 @@ HALF = Precision(bytes_per_param=2, master_copies=True)
 
 
 def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> Precision:
-    """Returns the precision that a DeepSpeed configuration asks for, or else that the code has given the model.
+    """Returns the precision of a DeepSpeed configuration, or that of the code if the configuration has none.
 
-    fp16 and bf16 (also under its older name `bfloat16`) are 16-bit where they are enabled; "auto", which only the
-    user's code can resolve, counts as not enabled.
+    fp16 and bf16 (also under its older name `bfloat16`) are 16-bit if they are enabled. "auto" counts as not enabled,
+    because only the user's code can resolve it.
 
     Args:
         ds_config: a complete configuration.
-        bytes_per_param: as `ModelProfile` has it.
+        bytes_per_param: as in `ModelProfile`.
     """
     sections = (ds_config.get(name, {}) for name in ("fp16", "bf16", "bfloat16"))
     if any(section.get("enabled") is True for section in sections):
@@ -56,10 +55,10 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
 
 
 def on_a_device(profile: ModelProfile, slots: int) -> tuple[ModelProfile, int]:
-    """Returns what of a model one device has, and the number of devices over which ZeRO partitions that.
+    """Returns the part of a model on one device, and the number of devices that ZeRO partitions it over.
 
-    A stage of a pipeline has its share of the parameters (layers may differ: it is the mean), and ZeRO partitions them
-    over the pipeline's replicas.
+    A stage of a pipeline has its share of the parameters. Layers may differ, so it is the mean. ZeRO partitions it over
+    the pipeline's replicas.
 
     Args:
         profile: of the whole model.
@@ -79,11 +78,11 @@ def state_bytes(stage: int, num_params: int, trainable_num_params: int, precisio
     """Returns the bytes of parameters, gradients and Adam's states on one device, without activations.
 
     Args:
-        stage: the ZeRO stage, 0 to 3: 1 partitions the optimizer's states, 2 the gradients too, 3 the parameters too.
+        stage: the ZeRO stage. Stage 1 partitions the optimizer's states, 2 also the gradients, 3 also the parameters.
         num_params: parameters of the model, or of a pipeline's stage.
-        trainable_num_params: those that have gradients and optimizer states.
-        precision: how the parameters are held.
-        slots: devices over which the states are partitioned.
+        trainable_num_params: those with gradients and optimizer states.
+        precision: of the parameters.
+        slots: devices that the states are partitioned over.
     """
     params = num_params * precision.bytes_per_param
     gradients = trainable_num_params * GRADIENT_BYTES
@@ -98,10 +97,10 @@ def state_bytes(stage: int, num_params: int, trainable_num_params: int, precisio
 
 
 def first_guess(stage: int, profile: ModelProfile, precision: Precision, slots: int) -> int:
-    """Returns the first guess of the largest micro-batch (samples) that fits on a device.
+    """Returns a first guess of the largest micro-batch (samples) that fits on a device.
 
-    It is the memory that the states leave, over the activations of one sample; at least 1, which the profile trial has
-    shown to run. A profile that saw no activations gives nothing to divide by: 1 again.
+    It is the memory beside the states, divided by the activations of one sample. It is at least 1, which ran in the
+    profile trial, and 1 if the profile has no activations.
     """
     if profile.activation_mem_per_gpu <= 0:
         return 1

@@ -1,4 +1,4 @@
-"""What of a DeepSpeed configuration decides the memory of a rank, with DeepSpeed's own defaults."""
+"""The settings of a DeepSpeed configuration that decide the memory of a rank, with DeepSpeed's defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from trial_lib.memory.states import Precision, precision_of
 
-# deepspeed/runtime/zero/config.py (0.19.8): what a configuration leaves out.
+# Defaults of deepspeed/runtime/zero/config.py (0.19.8).
 _BUCKET = 500_000_000
 _LIVE = _REUSE = _SUB_GROUP = 1_000_000_000
 
@@ -18,19 +18,19 @@ ArmKey = tuple[object, ...]
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """One configuration, as far as it decides memory.
+    """The memory settings of one configuration.
 
     Attributes:
         stage: the ZeRO stage.
-        offload_optimizer: where the optimizer's states are: `none` for the device, else `cpu` or `nvme`.
-        offload_param: where parameters are while they are not needed; `none` below stage 3, which ignores it.
-        precision: how the parameters are held.
-        optimizer_bytes: bytes of the optimizer's states for one trainable parameter, master copies apart.
+        offload_optimizer: the place of the optimizer's states: `none` for the device, else `cpu` or `nvme`.
+        offload_param: the place of parameters that are not needed. `none` below stage 3, which ignores it.
+        precision: of the parameters.
+        optimizer_bytes: bytes of the optimizer's states for one trainable parameter, without master copies.
         torch_adam: whether the optimizer is PyTorch's Adam, which does not update in place as DeepSpeed's kernels do.
-        reduce_bucket_size: elements of a bucket of gradients.
+        reduce_bucket_size: elements of a gradient bucket.
         overlap_comm: whether two such buckets take turns.
         contiguous_gradients: whether gradients are copied into the bucket.
-        max_live_parameters: parameters that stage 3 keeps gathered at most.
+        max_live_parameters: the most parameters that stage 3 keeps gathered.
         sub_group_size: parameters that stage 3 updates at a time.
     """
 
@@ -48,11 +48,11 @@ class ZeroSettings:
 
     @classmethod
     def of(cls, ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> "ZeroSettings":
-        """Returns the settings of a complete configuration; "auto" counts as left out.
+        """Returns the settings of a complete configuration. "auto" counts as absent.
 
         Args:
             ds_config: the configuration.
-            bytes_per_param: as `ModelProfile` has it.
+            bytes_per_param: as in `ModelProfile`.
         """
         zero = ds_config.get("zero_optimization") or {}
         optimizer = ds_config.get("optimizer") or {}
@@ -67,7 +67,7 @@ class ZeroSettings:
             reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),
             overlap_comm=bool(_get(zero, "overlap_comm", stage == 3)),
             contiguous_gradients=bool(_get(zero, "contiguous_gradients", True)),
-            # A parameter is let go when it is neither needed soon nor is there room for it.
+            # A parameter is freed if it is not needed soon, or if there is no room for it.
             max_live_parameters=min(
                 int(_get_of_stage_3(zero, "max_live_parameters", _LIVE)),
                 int(_get_of_stage_3(zero, "max_reuse_distance", _REUSE)),
@@ -77,7 +77,7 @@ class ZeroSettings:
 
 
 def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
-    """Returns what configurations of one arm have in common: the coarse settings that decide memory.
+    """Returns the coarse memory settings, which all configurations of one arm have in common.
 
     Args:
         ds_config: a complete configuration.
@@ -98,7 +98,7 @@ def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
 
 
 def arm_label(ds_config: Mapping[str, Any]) -> str:
-    """Returns what people call an arm, such as `z3-offload-optimizer`; finer differences are left out."""
+    """Returns the label of an arm, such as `z3-offload-optimizer`, without finer differences."""
     settings = ZeroSettings.of(ds_config)
     offloads = {"optimizer": settings.offload_optimizer, "param": settings.offload_param}
     return f"z{settings.stage}" + "".join(f"-offload-{what}" for what, where in offloads.items() if where != "none")
@@ -110,7 +110,7 @@ def _get(section: Mapping[str, Any], key: str, default: Any) -> Any:
 
 
 def _get_of_stage_3(zero: Mapping[str, Any], key: str, default: Any) -> Any:
-    """Returns a setting of stage 3, which goes by its documented name or by that without the stage."""
+    """Returns a setting of stage 3, by its documented name or by its name without the stage."""
     return _get(zero, f"stage3_{key}", _get(zero, key, default))
 
 
@@ -120,7 +120,7 @@ def _offload(zero: Mapping[str, Any], key: str) -> str:
 
 
 def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
-    """Returns the state of one parameter: Adam's where the code, and not the configuration, makes the optimizer."""
+    """Returns the state bytes of one parameter. They are Adam's if the code makes the optimizer."""
     name = str(optimizer.get("type", "")).lower()
     if name == "sgd":
         return 4 if _get(optimizer.get("params") or {}, "momentum", 0) else 0
@@ -128,6 +128,6 @@ def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
 
 
 def _is_torch_adam(optimizer: Mapping[str, Any]) -> bool:
-    """Returns whether PyTorch's own Adam runs: DeepSpeed is asked for it, or the code makes the optimizer."""
+    """Returns whether PyTorch's own Adam runs: the configuration asks for it, or the code makes the optimizer."""
     name = str(optimizer.get("type", "")).lower()
     return not name or (name in ("adam", "adamw") and _get(optimizer.get("params") or {}, "torch_adam", False) is True)

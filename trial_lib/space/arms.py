@@ -1,4 +1,4 @@
-"""The arms of a search space: made of the catalogue, of what the user asks for, and of what has an effect together.
+"""The arms of a search space, from the catalogue, the user's requests, and the effects of settings together.
 
 Pure: standard library only.
 """
@@ -33,12 +33,12 @@ _ALLOW_UNTESTED = "zero_allow_untested_optimizer"
 
 @dataclass(frozen=True)
 class RequestedKnob:
-    """One knob as the user wants it.
+    """A knob of the experiment's `search_space`.
 
     Attributes:
-        path: the catalogue's name of it, or any setting's of DeepSpeed.
-        values: what it may be; one value fixes it.
-        when: coarse settings, by path, that it is varied under: each has one of the values.
+        path: its name in the catalogue, or the path of any DeepSpeed setting.
+        values: the values to try. One value fixes it.
+        when: coarse settings, by path. The knob is varied if each of them has one of the values.
     """
 
     path: str
@@ -49,14 +49,14 @@ class RequestedKnob:
 def build_space(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> SearchSpace:
-    """Returns a space, with what the user asks for in the place of its knobs.
+    """Returns a space, in which the user's requests replace its own knobs.
 
     Args:
-        zero_stages: the stages that may be used, unless the user asks for others.
-        here: what decides on effects.
+        zero_stages: the stages that may be used, unless the user requests others.
+        here: the facts that decide which knobs have an effect.
         requests: the user's.
-        catalogue: whether the space is the catalogue's; else it is dsat's. In the catalogue's every knob has
-            its best guess first: the user's value, else DeepSpeed's default, no larger than the model.
+        catalogue: whether the space is the catalogue's. If not, it is dsat's. In the catalogue's, every knob has its
+            best guess first: the user's value, else DeepSpeed's default, at most the model's size.
     """
     return SearchSpace.of_arms(arm for _, arm in _arms(zero_stages, here, requests, catalogue))
 
@@ -64,7 +64,7 @@ def build_space(
 def without_effect(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> list[str]:
-    """Returns one sentence for each knob of the user's that no candidate has, because nothing would come of it.
+    """Returns one sentence for each requested knob that no candidate has, because it would have no effect.
 
     Args: as for `build_space`.
     """
@@ -78,7 +78,7 @@ def without_effect(
 
 
 def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob]) -> list[str]:
-    """Returns one sentence for each reason for which DeepSpeed refuses stages, in whatever arm, and they are left out.
+    """Returns one sentence for each reason for which DeepSpeed refuses stages in every arm.
 
     Args: as for `build_space`, whose space is the catalogue's.
     """
@@ -103,7 +103,7 @@ def _arms(
     if not catalogue:
         return arms
     accepted = ((setting, _without_refused(arm, setting, asked, here)) for setting, arm in arms)
-    # Where DeepSpeed refuses all that there is, the trials say why.
+    # If DeepSpeed refuses every arm, the trials say why.
     return [(setting, arm) for setting, arm in accepted if arm is not None] or arms
 
 
@@ -129,9 +129,9 @@ def _every_arm(
 def _without_refused(
     arm: Arm, setting: CoarseSetting, asked: Mapping[str, RequestedKnob], here: Surroundings
 ) -> Arm | None:
-    """Returns an arm without the values that DeepSpeed refuses in it; None where it refuses all of the arm.
+    """Returns an arm without the values that DeepSpeed refuses in it; None if it refuses the whole arm.
 
-    What the user asks for is left: the trial's reason tells them.
+    The user's requests stay. The trial's reason shows the refusal.
     """
     free = [knob for knob in arm.fine if catalogues_name(knob.path) not in asked]
     paths = {knob.path for knob in arm.fine}
@@ -141,7 +141,7 @@ def _without_refused(
     if mended is None:
         mends = [{knob.path: value} for knob in free for value in knob.values]
         if _REDUCE_SCATTER not in asked.keys() | paths:
-            mends.append({_REDUCE_SCATTER: False})  # what stages 2 and 3 refuse most; no knob where it has no effect
+            mends.append({_REDUCE_SCATTER: False})  # stages 2 and 3 refuse it most often
         mended = next((mend for mend in mends if not _refuses(arm.knobs, mend, here)), None)
         if mended is None:
             unasked = {path: value for path, value in setting.items() if path == STAGE or path not in asked}
@@ -158,7 +158,7 @@ def _without_refused(
 
 
 def _refuses(knobs: Mapping[str, Any], fine: Mapping[str, Any], here: Surroundings) -> bool:
-    """Returns whether DeepSpeed refuses a candidate for a reason that the user's configuration does not give."""
+    """Returns whether DeepSpeed refuses a candidate for a reason that does not hold for the user's configuration."""
     overrides = copy.deepcopy(dict(knobs))
     for path, value in fine.items():
         set_knob(overrides, path, value)
@@ -187,7 +187,7 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     elif here.repeats_backward and _gradients_of_repeats(here.base_config) != "all":
         reasons["keeps_all"] = (
             "The program calls backward more than once for one step. At your ZeRO stage DeepSpeed loses some of those "
-            "gradients, and here it adds up all of them: the training would be another."
+            "gradients, and here it adds up all of them, so the training would change."
         )
     if get_knob(config, _ZENFLOW) is not None and (stage == 0 or get_knob(config, OFFLOAD_OPTIMIZER) != "cpu"):
         # deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py; at stage 0 the engine has no such optimizer.
@@ -200,9 +200,9 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
 
 
 def _gradients_of_repeats(config: Mapping[str, Any]) -> str:
-    """Returns which gradients DeepSpeed keeps where backward is called again for one step.
+    """Returns the gradients that DeepSpeed keeps if backward is called again for one step.
 
-    See `trial_lib/measure/backward_passes.py`; with offload they are others than without.
+    See `trial_lib/measure/backward_passes.py`. Offload changes them.
     """
     if get_knob(config, STAGE, 0) not in (1, 2):
         return "all"
@@ -231,7 +231,7 @@ def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]
 
 
 def _effective(setting: dict[str, Any], asked: Mapping[str, RequestedKnob], here: Surroundings) -> CoarseSetting:
-    """Returns a setting without what has no effect in it: the user's value stands there."""
+    """Returns a setting without the parts that have no effect in it. They keep the user's values."""
     while True:
         kept = {
             path: value
@@ -247,7 +247,7 @@ def _effective(setting: dict[str, Any], asked: Mapping[str, RequestedKnob], here
 def _fine(
     setting: CoarseSetting, here: Surroundings, unasked: Sequence[Knob], asked: Mapping[str, RequestedKnob]
 ) -> Iterator[Knob]:
-    """Yields the fine knobs of an arm: those it has unasked, the user's in their place, then the user's others."""
+    """Yields the fine knobs of an arm: its own, replaced by the user's requests, then the user's others."""
     mine = {
         spelled(path, here.base_config): request
         for path, request in asked.items()
@@ -264,7 +264,7 @@ def _fine(
 
 
 def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
-    """Returns a setting in the DeepSpeed configuration's own shape; what the configuration says already is left out."""
+    """Returns a setting in the shape of the DeepSpeed configuration, without values that it has already."""
     zero = {"stage": setting[STAGE], **withdrawn(setting[STAGE], here.base_config)}
     knobs: dict[str, Any] = {"zero_optimization": zero}
     for path, value in setting.items():
@@ -282,14 +282,14 @@ def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
 
 
 def _permissions(setting: CoarseSetting, here: Surroundings) -> dict[str, bool]:
-    """Returns what has to be set besides, for DeepSpeed to take the user's optimizer in a setting."""
+    """Returns the settings that DeepSpeed also needs to accept the user's optimizer in a setting."""
     permissions = {}
     named = here.own("optimizer")
     offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
     does_already = here.own(OFFLOAD_OPTIMIZER) not in (None, "none")
     if offloads and not does_already and (here.code_optimizer or not named):
-        # The optimizer is the code's own: DeepSpeed refuses to offload any but its own kind, unless told to; and
-        # Accelerate would put an Adam in its place, whatever it is.
+        # The code makes the optimizer. Unless told to, DeepSpeed refuses to offload any but its own kind. And
+        # Accelerate would replace it by an Adam.
         permissions["zero_force_ds_cpu_optimizer"] = False
     is_permitted = here.by_accelerate or here.own(_ALLOW_UNTESTED) is True
     optimizer = (str(named.get("type", "")).lower() if isinstance(named, Mapping) else "", here.code_optimizer)
@@ -304,7 +304,7 @@ def _is_default(path: str, value: Any) -> bool:
 
 
 def _value_of(path: str, setting: CoarseSetting, here: Surroundings) -> Any:
-    """Returns what a coarse knob is in a candidate of a setting, set there or not."""
+    """Returns the value of a coarse knob in a candidate of a setting, set there or not."""
     if path in setting:
         return setting[path]
     own = here.own(path)
@@ -316,7 +316,7 @@ def _lacks(effect: Effect, setting: CoarseSetting, here: Surroundings) -> tuple[
 
 
 def _effect(path: str, setting: CoarseSetting, here: Surroundings) -> Effect | None:
-    """Returns the effect that a known knob has in a setting."""
+    """Returns the effect of a known knob in a setting."""
     known = KNOBS[path]
     if not has_version(here.deepspeed, known.since):
         return None
@@ -328,7 +328,7 @@ def _effect_or_unknown(path: str, setting: CoarseSetting, here: Surroundings) ->
 
 
 def _acts(path: str, value: Any, setting: CoarseSetting, here: Surroundings) -> bool:
-    """Returns whether a coarse knob has an effect in a setting, and its value one of its own."""
+    """Returns whether a coarse knob has an effect in a setting, with one of its values."""
     if path not in KNOBS:
         return True
     effect = _effect(path, setting, here)
@@ -344,7 +344,7 @@ def _has(path: str, setting: CoarseSetting, arm: Arm, here: Surroundings) -> boo
 
 
 def _why(request: RequestedKnob, settings: Sequence[CoarseSetting], here: Surroundings) -> str:
-    """Returns what keeps a knob out of all settings: of several reasons the one that comes nearest to an effect."""
+    """Returns the reason that keeps a knob out of all settings. Of several it is the one nearest to an effect."""
     known = KNOBS.get(request.path)
     met = [setting for setting in settings if _meets(request, setting, here)]
     if known is None or not met:

@@ -1,6 +1,6 @@
-"""The knobs that are known, each with where DeepSpeed reads it: a knob without effect is not searched.
+"""The known knobs, each with the place where DeepSpeed reads it. A knob without an effect is not searched.
 
-Read in DeepSpeed 0.19.8; each effect names its place below `deepspeed/runtime`. Pure: standard library only.
+Read from DeepSpeed 0.19.8. Each effect names its place below `deepspeed/runtime`. Pure: standard library only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _BUCKETS = (1_000_000_000, 100_000_000, 50_000_000, 10_000_000, 1_000_000)
 
 
 def nvme_path(base_config: Mapping[str, Any]) -> str | None:
-    """Returns the NVMe device that the user's configuration names; None where it names none."""
+    """Returns the NVMe device of the user's configuration; None if it names none."""
     sections = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
     paths = (get_knob(base_config, f"{section}.nvme_path") for section in sections)
     return next((str(path) for path in paths if path), None)
@@ -34,7 +34,7 @@ def _cpu_or_nvme(here: Surroundings, own: Any) -> tuple[str, ...]:
 
 
 def _own(here: Surroundings, own: Any) -> tuple[str, ...]:
-    """Varies the user's own offload and nothing: on a CPU it runs, and gains nothing."""
+    """Varies the user's own offload and nothing else. On a CPU it runs, and gains nothing."""
     return ("none", own) if own in _OFFLOADED else ()
 
 
@@ -43,7 +43,7 @@ def _switch(first: bool) -> ValuesOf:
 
 
 def _copied(here: Surroundings, own: Any) -> tuple[bool, ...]:
-    # Gradients are copied so that a CUDA allocator's memory stays in one piece; a CPU's need not.
+    # The copy of gradients keeps a CUDA allocator's memory in one piece. A CPU does not need that.
     return _switch(here.device == "cuda")(here, own)
 
 
@@ -54,12 +54,12 @@ def _partitioned(here: Surroundings, own: Any) -> tuple[bool, ...]:
 
 
 def _clamped(first: int, others: Iterable[int], most: int) -> tuple[int, ...]:
-    """Returns sizes without repetition: what is above the most does what that does."""
+    """Returns sizes without repetition. A larger one than the most has the effect of the most."""
     return tuple(dict.fromkeys(min(int(elements), most) for elements in (first, *others)))
 
 
 def _buckets(here: Surroundings, own: Any) -> tuple[int, ...]:
-    # DeepSpeed allocates a bucket whole, whether the model fills it or not.
+    # DeepSpeed allocates a whole bucket, whether the model fills it or not.
     return _clamped(own or 500_000_000, (500_000_000, *_BUCKETS), here.num_params)
 
 
@@ -112,9 +112,9 @@ def _accumulates_in_fp32(here: Surroundings) -> bool:
 
 
 def _of_zeros_own(effect: Effect) -> tuple[Effect, ...]:
-    """Returns an effect of the optimizer of stages 1 and 2, which DeepSpeed does not take for some of stage 1.
+    """Returns an effect of the optimizer of stages 1 and 2, which DeepSpeed does not use for some of stage 1.
 
-    `engine._do_optimizer_sanity_check`: bf16 that accumulates in fp32, not offloaded, is `BF16_Optimizer`'s, which has
+    `engine._do_optimizer_sanity_check`: bf16 that accumulates in fp32, without offload, uses `BF16_Optimizer`. It has
     no buckets and nothing to overlap.
     """
 
@@ -178,7 +178,7 @@ KNOBS: dict[str, KnownKnob] = {
     ),
     "zero_optimization.reduce_bucket_size": KnownKnob(
         "count",
-        # Stage 0 sums in buckets of its own: engine.py buffered_allreduce_fallback.
+        # Stage 0 sums in its own buckets: engine.py buffered_allreduce_fallback.
         (
             *_of_zeros_own(Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), candidates=_buckets)),
             Effect(f"{_STAGE_3} ipg_buckets", (3,), candidates=_buckets),
@@ -221,7 +221,7 @@ KNOBS: dict[str, KnownKnob] = {
         "switch",
         # Without contiguous_gradients it has none.
         (
-            # Else allreduce_and_scatter sums whole buckets as well: two engines communicate alike.
+            # Otherwise allreduce_and_scatter also sums whole buckets, and both engines communicate alike.
             Effect(
                 f"{_STAGE_1_2} average_tensor",
                 (1, 2),
@@ -237,7 +237,7 @@ KNOBS: dict[str, KnownKnob] = {
     "zero_optimization.contiguous_gradients": KnownKnob(
         "switch",
         (
-            # Offload of the optimizer turns it on.
+            # Offloading the optimizer turns it on.
             *_of_zeros_own(
                 Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), when={OFFLOAD_OPTIMIZER: ("none",)}, candidates=_copied)
             ),
@@ -378,22 +378,22 @@ STAGE_3_NAMES = {
     for key in ZERO_KEYS
     if key.startswith("stage3_") and key.removeprefix("stage3_") in ZERO_KEYS
 }
-"""The short names of stage 3's settings, and DeepSpeed's documented ones, which the catalogue has."""
+"""The short names of stage 3's settings, with the documented names that the catalogue has."""
 
 
 def is_coarse(path: str) -> bool:
-    """Returns whether a setting decides memory or mathematics, and so which arm a candidate belongs to."""
+    """Returns whether a setting decides memory or mathematics, and so the arm of a candidate."""
     known = KNOBS.get(path)
     return path == STAGE or (known.is_coarse if known else path.partition(".")[0] in _COARSE_SECTIONS)
 
 
 def catalogues_name(path: str) -> str:
-    """Returns the name that the catalogue has for a setting."""
+    """Returns the catalogue's name for a setting."""
     return STAGE_3_NAMES.get(path, path)
 
 
 def spelled(path: str, base_config: Mapping[str, Any]) -> str:
-    """Returns the name of a setting that the user's configuration uses: DeepSpeed refuses both side by side."""
+    """Returns the name of a setting in the user's configuration. DeepSpeed refuses both names side by side."""
     for short, name in STAGE_3_NAMES.items():
         if path in (short, name):
             return name if get_knob(base_config, short) is None else short

@@ -1,4 +1,4 @@
-"""What it takes for a knob to have an effect: the terms of the catalogue.
+"""The terms of the catalogue: when a knob has an effect.
 
 Pure: standard library only.
 """
@@ -10,31 +10,31 @@ from typing import Any, Literal
 from trial_lib.space.knobs import STAGE, get_knob
 
 Kind = Literal["switch", "count"] | tuple[str, ...]
-"""What a knob may be: true or false, a number from 0 on, or one of some words."""
+"""The kind of a knob's values: true or false, numbers from 0 on, or some words."""
 
 CoarseSetting = Mapping[str, Any]
-"""The coarse knobs that a candidate sets, by path, the ZeRO stage among them."""
+"""The coarse knobs of a candidate, by path, including the ZeRO stage."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What decides which knobs have an effect, beside the coarse knobs.
+    """The facts that decide which knobs have an effect, beside the coarse knobs.
 
     Attributes:
         device: `cpu` or `cuda`.
-        slots: devices a trial takes.
-        replicas: model replicas; fewer than the slots where a model is spread over several.
+        slots: devices of a trial.
+        replicas: model replicas; fewer than the slots if a model is spread over several.
         num_params: parameters of the whole model.
         trainable_num_params: those that the optimizer may change.
         base_config: the user's DeepSpeed configuration.
-        hosts: machines that a trial takes.
+        hosts: machines of a trial.
         pipeline: whether the model is a pipeline.
         reads_activation_checkpointing: whether the code configures DeepSpeed's activation checkpointing by the
             DeepSpeed configuration.
-        deepspeed: the version of DeepSpeed that the ranks have; empty where it is not known.
-        code_optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes
-            none, or that is not known.
-        by_accelerate: whether Accelerate hands that to DeepSpeed: it permits any under ZeRO.
+        deepspeed: the version of DeepSpeed that the ranks have; empty if it is not known.
+        code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
+            if that is not known.
+        by_accelerate: whether Accelerate hands the optimizer to DeepSpeed. It permits any under ZeRO.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts.
         repeats_backward: whether the code calls backward more than once for one step of its engine.
     """
@@ -55,17 +55,17 @@ class Surroundings:
     repeats_backward: bool = False
 
     def own(self, path: str) -> Any:
-        """Returns what the user's configuration sets; None where it leaves that to DeepSpeed."""
+        """Returns the value in the user's configuration; None if it leaves the setting to DeepSpeed."""
         value = get_knob(self.base_config, path)
         return None if value == "auto" else value
 
 
 ValuesOf = Callable[[Surroundings, Any], tuple[Any, ...]]
-"""The values to try unasked, the best guess first, from the surroundings and the user's value (None without)."""
+"""The values to try without a request, best guess first, from the surroundings and the user's value or None."""
 
 
 def read_at(stages: Iterable[int]) -> str:
-    """Returns at which ZeRO stages a knob has an effect, to follow "has no effect: "."""
+    """Returns the ZeRO stages at which a knob has an effect, in words that follow "has no effect: "."""
     return f"DeepSpeed reads it at ZeRO stage {' and '.join(map(str, sorted(set(stages))))} only"
 
 
@@ -74,15 +74,15 @@ class Effect:
     """Circumstances in which DeepSpeed reads a knob.
 
     Attributes:
-        source: where in `deepspeed/runtime`.
+        source: the place in `deepspeed/runtime`.
         stages: ZeRO stages.
         devices: of the ranks.
-        replicas: model replicas at least.
-        when: settings of coarse knobs, by path: each has one of the values.
-        values: those that do something here; None for all.
-        holds: whether what else it takes is there.
-        otherwise: what to tell people if that is not, to follow "has no effect: ".
-        candidates: the values that a search tries here unasked; None for a knob on request.
+        replicas: the least number of model replicas.
+        when: settings of coarse knobs, by path. Each has one of the values.
+        values: the values with an effect; None for all.
+        holds: whether further conditions hold.
+        otherwise: the message if they do not, in words that follow "has no effect: ".
+        candidates: the values that a search tries without a request; None for a knob that only a request varies.
     """
 
     source: str
@@ -96,12 +96,12 @@ class Effect:
     candidates: ValuesOf | None = None
 
     def lacks(self, setting: CoarseSetting, here: Surroundings, value_of: Callable[[str], Any]) -> tuple[int, str]:
-        """Returns what is missing for the effect, as (how near it came, what to tell people); (9, "") for nothing.
+        """Returns the missing condition, as (how near it came, message); (9, "") if none is missing.
 
         Args:
             setting: the coarse knobs of a candidate.
-            here: what else decides.
-            value_of: what a coarse knob is in that candidate, set there or not.
+            here: the other facts.
+            value_of: returns the value of a coarse knob in that candidate, set there or not.
         """
         if here.device not in self.devices:
             return 0, "it takes an accelerator" if self.devices == ("cuda",) else "it takes a CPU"
@@ -122,10 +122,11 @@ class KnownKnob:
     """A knob of the catalogue.
 
     Attributes:
-        kind: what its values are.
-        effects: the circumstances in which it has one.
-        default: DeepSpeed's own value; None where that depends, and for a knob of which nobody asks it.
-        is_coarse: whether it decides memory or mathematics, and so which arm a candidate belongs to.
+        kind: the kind of its values.
+        effects: the circumstances in which it has an effect.
+        default: DeepSpeed's own value; None if it depends, or if nothing uses it.
+        is_coarse: whether it decides memory or mathematics, and so the arm of a candidate.
+        changes_mathematics: whether another value may change losses by more than rounding.
         since: the first version of DeepSpeed that has it.
         word: the word for a fine knob in a candidate's name. Empty for the last part of its path.
     """
@@ -144,7 +145,7 @@ def shown(value: Any) -> str:
 
 
 def has_version(version: str, since: str) -> bool:
-    """Returns whether a version of DeepSpeed is at least another; one that is not known is taken to be."""
+    """Returns whether a version of DeepSpeed is at least another. An unknown version counts as new enough."""
     return not version or not since or _numbers(version) >= _numbers(since)
 
 

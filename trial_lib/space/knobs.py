@@ -15,10 +15,10 @@ ZeroStage = Literal[0, 1, 2, 3]
 ZERO_STAGES: tuple[int, ...] = (0, 1, 2, 3)
 STAGE = "zero_optimization.stage"
 
-# What goes with another setting, which an arm's label names.
+# Settings that belong to another setting, which an arm's label names.
 _UNNAMED = ("nvme_path", "zero_allow_untested_optimizer")
-# What has an effect only from some stage on, and the value that withdraws it below: DeepSpeed would accept it there
-# and do nothing (see `rules`).
+# Settings with an effect only from some stage on, and the value that withdraws them below. DeepSpeed would accept them
+# there and do nothing (see `rules`).
 _NEUTRAL_BELOW: dict[str, tuple[int, Any]] = {
     "offload_optimizer": (1, None),
     "offload_param": (3, None),
@@ -28,8 +28,7 @@ _NEUTRAL_BELOW: dict[str, tuple[int, Any]] = {
     "zero_quantized_gradients": (3, False),
 }
 
-# What DeepSpeed does where a configuration leaves a knob open, for those of which the best guess may be another value
-# (deepspeed/runtime/zero/config.py, 0.19.8).
+# DeepSpeed's defaults for knobs whose best guess may be another value (deepspeed/runtime/zero/config.py, 0.19.8).
 LEFT_OPEN: Mapping[str, Any] = {"zero_optimization.contiguous_gradients": True}
 
 BUCKET_ELEMENTS = tuple(factor * 10**power for power in (6, 7, 8, 9) for factor in (1, 5))
@@ -40,8 +39,8 @@ class Knob:
     """One DeepSpeed setting that a search may vary.
 
     Attributes:
-        path: where it stands in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`.
-        values: what it may be, without repetition, the best guess first where the space says so.
+        path: its place in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`.
+        values: its values, without repetition. The best guess is first if the space says so.
     """
 
     path: str
@@ -50,12 +49,12 @@ class Knob:
 
 @dataclass(frozen=True)
 class Arm:
-    """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs to vary within it.
+    """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs that vary within it.
 
-    A lineage of an arm is known by an index below `size`; 0 has each fine knob at its first value.
+    A lineage of an arm has an index below `size`. Index 0 has each fine knob at its first value.
 
     Attributes:
-        knobs: the coarse knobs, in the DeepSpeed configuration's own shape, with the ZeRO stage.
+        knobs: the coarse knobs, in the shape of the DeepSpeed configuration, with the ZeRO stage.
         fine: the knobs that vary within the arm.
     """
 
@@ -70,17 +69,17 @@ class Arm:
 
     @cached_property
     def label(self) -> str:
-        """A short name for people, such as `z2` or `z3-offload-optimizer`: what is switched off is left out."""
+        """A short name, such as `z2` or `z3-offload-optimizer`, without settings that are off."""
         names = (coarse_word(path, value) for path, value in leaves(self.knobs) if path != STAGE)
         return "-".join([f"z{self.stage}", *filter(None, names)])
 
     @cached_property
     def size(self) -> int:
-        """How many distinct lineages the arm has."""
+        """The number of distinct lineages of the arm."""
         return prod(len(knob.values) for knob in self.fine)
 
     def lineage(self, index: int) -> dict[str, Any]:
-        """Returns the knobs of one lineage, in the DeepSpeed configuration's own shape.
+        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration.
 
         Args:
             index: from 0 to `size` - 1.
@@ -92,7 +91,7 @@ class Arm:
         return lineage
 
     def index(self, knobs: Mapping[str, Any]) -> int | None:
-        """Returns which lineage some knobs are (the inverse of `lineage`); None if they are none of this arm."""
+        """Returns the lineage of some knobs (the inverse of `lineage`); None if they are not of this arm."""
         index, weight = 0, 1
         for knob in self.fine:
             value = get_knob(knobs, knob.path)
@@ -103,10 +102,10 @@ class Arm:
         return index if self.lineage(index) == knobs else None
 
     def with_fine(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the knobs with some fine ones set, by path; the others have their first value.
+        """Returns the knobs with some fine ones set, by path. The others have their first value.
 
         Raises:
-            KeyError: a path is that of no fine knob of this arm.
+            KeyError: a path is no fine knob of this arm.
         """
         if unknown := values.keys() - {knob.path for knob in self.fine}:
             raise KeyError(f"no fine knob of {self.label}: {', '.join(sorted(unknown))}")
@@ -118,13 +117,13 @@ class Arm:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The lineages a search may draw from: those of some arms.
+    """The lineages that a search may draw from: those of some arms.
 
-    A lineage is known by its arm and its index there, or by its ZeRO stage and an index below `size(stage)`; its
-    micro-batch size is the search's to choose.
+    A lineage has an arm and an index there, or a ZeRO stage and an index below `size(stage)`. The search chooses its
+    micro-batch size.
 
     Attributes:
-        arms: in the order of the ZeRO stages; no two have the same coarse knobs.
+        arms: in the order of the ZeRO stages. No two have the same coarse knobs.
     """
 
     arms: tuple[Arm, ...]
@@ -138,10 +137,10 @@ class SearchSpace:
     def for_model(
         cls, zero_stages: Iterable[int], num_params: int, base_config: Mapping[str, Any] | None = None
     ) -> "SearchSpace":
-        """Returns dsat's space for a model: one arm a stage, in ascending order.
+        """Returns dsat's space for a model: one arm for each stage, in ascending order.
 
-        A bucket larger than the model does what one of the model's size does, yet DeepSpeed allocates it whole: bucket
-        sizes are clamped to the model's, and what becomes equal is one value.
+        DeepSpeed allocates a whole bucket, although one larger than the model has the effect of the model's size. So
+        bucket sizes are clamped to the model's, and equal ones are one value.
 
         Args:
             zero_stages: the stages that may be used, each from 0 to 3.
@@ -165,11 +164,11 @@ class SearchSpace:
         return tuple(sorted({arm.stage for arm in self.arms}))
 
     def size(self, stage: int) -> int:
-        """Returns how many distinct lineages a stage has."""
+        """Returns the number of distinct lineages of a stage."""
         return sum(arm.size for arm in self.arms if arm.stage == stage)
 
     def lineage(self, stage: int, index: int) -> dict[str, Any]:
-        """Returns the knobs of one lineage, in the DeepSpeed configuration's own shape.
+        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration.
 
         Args:
             stage: an allowed ZeRO stage.
@@ -188,7 +187,7 @@ class SearchSpace:
         raise IndexError(f"stage {stage} has no lineage {index}")
 
     def index(self, lineage: Mapping[str, Any]) -> int | None:
-        """Returns which lineage of its stage some knobs are (the inverse of `lineage`); None if they are of none."""
+        """Returns the lineage of some knobs in their stage (the inverse of `lineage`); None if they are of none."""
         before = 0
         for arm in self.arms:
             if arm.stage != get_knob(lineage, STAGE):
@@ -200,7 +199,7 @@ class SearchSpace:
         return None
 
     def draw(self, stage: int, rng: random.Random) -> dict[str, Any]:
-        """Returns the knobs of a lineage of a stage, each as likely as any other."""
+        """Returns the knobs of a random lineage of a stage. All are equally likely."""
         return self.lineage(stage, rng.randrange(self.size(stage)))
 
 
@@ -212,14 +211,14 @@ def clamped_buckets(num_params: int) -> tuple[int, ...]:
 
 
 def withdrawn(stage: int, base_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what of the user's own ZeRO section has no effect at a stage, each with its neutral value."""
+    """Returns the parts of the user's ZeRO section without an effect at a stage, each with its neutral value."""
     own = base_config.get("zero_optimization")
-    own = own if isinstance(own, Mapping) else {}  # DeepSpeed's old way to write stage 1 is `true`
+    own = own if isinstance(own, Mapping) else {}  # `true` is DeepSpeed's old spelling of stage 1
     return {key: value for key, (first, value) in _NEUTRAL_BELOW.items() if stage < first and key in own}
 
 
 def set_knob(config: dict[str, Any], path: str, value: Any) -> None:
-    """Sets one setting of a configuration, by its dotted path; missing sections are made."""
+    """Sets one setting of a configuration by its dotted path, and makes missing sections."""
     *sections, key = path.split(".")
     for section in sections:
         inner = config.get(section)
@@ -230,7 +229,7 @@ def set_knob(config: dict[str, Any], path: str, value: Any) -> None:
 
 
 def get_knob(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """Returns one setting of a configuration, by its dotted path; the default where it is not set."""
+    """Returns one setting of a configuration by its dotted path, or the default."""
     value: Any = config
     for key in path.split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -253,7 +252,7 @@ def _knobs_of_stage(stage: int, buckets: tuple[int, ...]) -> tuple[Knob, ...]:
     knobs = []
     if stage >= 1:
         knobs.append(Knob("zero_optimization.reduce_bucket_size", buckets))
-    if stage in (1, 2):  # stage 3 never reads it: varied there, it would measure noise
+    if stage in (1, 2):  # stage 3 never reads it, so a search would vary noise
         knobs.append(Knob("zero_optimization.allgather_bucket_size", buckets))
     if stage >= 2:
         knobs.append(Knob("zero_optimization.overlap_comm", switches))

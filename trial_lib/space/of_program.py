@@ -9,12 +9,12 @@ from trial_lib.space.effects import Surroundings
 
 
 def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots: int, device: str) -> Surroundings:
-    """Returns what decides which knobs have an effect on a program.
+    """Returns the facts that decide which knobs have an effect on a program.
 
     Args:
         profiled: the profile trial, which has completed.
         base_config: the user's DeepSpeed configuration.
-        slots: devices a trial takes.
+        slots: devices of a trial.
         device: `cpu` or `cuda`.
     """
     profile, program = profiled.profile, profiled.program or ProgramProfile()

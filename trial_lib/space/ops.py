@@ -1,6 +1,6 @@
-"""DeepSpeed's compiled ops, by their builders' names: which of them a configuration needs.
+"""DeepSpeed's compiled operators, by the names of their builders, and the ones that a configuration needs.
 
-Read in DeepSpeed 0.16 to 0.19.8. Pure: standard library only.
+Read from DeepSpeed 0.16 to 0.19.8. Pure: standard library only.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from trial_lib.space.catalogue import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from trial_lib.space.knobs import get_knob
 
 SHARED_MEMORY = "ShareMemCommBuilder"
-"""Of the collectives on a CPU."""
+"""The operator of the collectives on a CPU."""
 
 _ADAMS = ("adam", "adamw", "muon")
 # deepspeed/runtime/engine.py _configure_basic_optimizer, by whether the optimizer is offloaded.
@@ -30,13 +30,12 @@ _OFFLOADED = ("cpu", "nvme")
 
 
 def ops_of(config: Mapping[str, Any], *, code_has_optimizer: bool = False, unless_named: str = "") -> tuple[str, ...]:
-    """Returns the ops that DeepSpeed loads because of a configuration; what the code loads by itself is not known.
+    """Returns the operators that DeepSpeed loads for a configuration. Those that the code loads itself are not known.
 
     Args:
         config: a complete DeepSpeed configuration.
-        code_has_optimizer: whether the code makes an optimizer, which DeepSpeed takes in the place of one that the
-            configuration names.
-        unless_named: the type of optimizer to suppose where the configuration names none.
+        code_has_optimizer: whether the code makes an optimizer. DeepSpeed uses it instead of one in the configuration.
+        unless_named: the optimizer type to assume if the configuration names none.
     """
     ops = []
     named = "" if code_has_optimizer else get_knob(config, "optimizer.type", unless_named)
@@ -52,10 +51,10 @@ def ops_of(config: Mapping[str, Any], *, code_has_optimizer: bool = False, unles
 
 
 def _offloads_as_once(config: Mapping[str, Any]) -> bool:
-    """Returns whether the optimizer is offloaded by the key that DeepSpeed had for it at first, and still takes."""
+    """Returns whether the optimizer is offloaded by DeepSpeed's first key for it, which still works."""
     return get_knob(config, "zero_optimization.cpu_offload") is True
 
 
 def shown_op(builder: str) -> str:
-    """Returns what people call an op, such as `CPUAdam`."""
+    """Returns the usual name of an operator, such as `CPUAdam`."""
     return builder.removesuffix("Builder")

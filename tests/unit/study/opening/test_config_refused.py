@@ -77,7 +77,7 @@ def test_what_a_program_may_mend_is_told_once_and_runs(tmp_path: Path, caplog: p
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "zero_optimization.reduce_bucketsize: DeepSpeed 9.9.9 has no such key." in record.getMessage()
-    assert "Your program runs all the same" in record.getMessage()
+    assert "Your program still runs" in record.getMessage()
     assert "s3cr3t" not in record.getMessage()
 
 

@@ -51,9 +51,9 @@ def test_a_sample_of_several_rows_stays_one() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "remedy"),
     [
-        (MICRO_BATCH, 32, f"If it is the {TRAIN_BATCH}, map that to it."),
+        (MICRO_BATCH, 32, f"If it sets the {TRAIN_BATCH}, map that key to it."),
         (MICRO_BATCH, 16, "Map the place that sets it, or nothing."),
-        (ACCUMULATION, 8, f"If it is the {MICRO_BATCH}, map that to it."),
+        (ACCUMULATION, 8, f"If it sets the {MICRO_BATCH}, map that key to it."),
         (TRAIN_BATCH, 16, "Map the place that sets it, or nothing."),
     ],
 )
