@@ -1,1 +1,1 @@
-"""DeepSpeed's configuration: reading it, merging into it, its rules, and what the installed DeepSpeed refuses."""
+"""DeepSpeed's configuration: reading it, merging into it, its rules, and the refusals of the installed DeepSpeed."""

@@ -7,17 +7,17 @@ from typing import Any
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.wire.errors import InputError
 
-# How an error names the configuration.
+# The name of the configuration in errors.
 _WHERE = "the DeepSpeed configuration"
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How many samples one optimizer step takes, and how they are divided.
+    """The samples of one optimizer step, and their division.
 
     Attributes:
         train_batch_size: samples in one optimizer step, over all replicas.
-        micro_batch_size: samples a rank takes in one forward pass.
+        micro_batch_size: samples of a rank in one forward pass.
         gradient_accumulation_steps: micro-batches in one optimizer step.
     """
 

@@ -1,7 +1,7 @@
-"""Holding a configuration against the installed DeepSpeed: its own class judges, and each refusal gets its key.
+"""The check of a configuration by the installed DeepSpeed. DeepSpeed's own class judges, and each refusal gets its key.
 
-DeepSpeed says what it refuses, and of many things not where. The key is found by leaving keys out: the one without
-which DeepSpeed no longer says the same. Runs in the user's environment: standard library and DeepSpeed only.
+DeepSpeed often does not name the key that it refuses. So the check leaves keys out, and takes the one without which
+DeepSpeed's error changes. It runs in the user's environment: standard library and DeepSpeed only.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ _BATCH = (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)
 _MOST = 20  # refusals that are looked for, one after the other
 
 KeyPath = tuple[str, ...]
-"""A key with the sections that it stands in."""
+"""A key with its sections."""
 
 
 def refusals_of(ds_config: Mapping[str, Any], slots: int) -> list[Refusal]:
-    """Returns what the installed DeepSpeed refuses of a configuration, as far as that lies in one of its keys.
+    """Returns the installed DeepSpeed's refusals of a configuration, as far as they concern its keys.
 
-    What the code still has to fill in ("auto", a batch size that is missing) is left out of account.
+    Parts that the code still has to fill in ("auto", a missing batch size) do not count.
 
     Args:
         ds_config: a complete DeepSpeed configuration.
-        slots: devices that train together; any number of replicas that divides them may be the model's.
+        slots: devices that train together. The model may have any number of replicas that divides them.
     """
     return _refusals_with(ds_config, _replicas_of(slots))
 
@@ -37,7 +37,7 @@ def _replicas_of(slots: int) -> list[int]:
 
 
 def _refusals_with(ds_config: Mapping[str, Any], sizes: list[int]) -> list[Refusal]:
-    """Returns what the installed DeepSpeed refuses with each of these numbers of replicas."""
+    """Returns the refusals of the installed DeepSpeed with each of these numbers of replicas."""
     config, found = _decided(ds_config), list[Refusal]()
     with _by_itself() as replicas:
         while len(found) < _MOST:
@@ -51,15 +51,15 @@ def _refusals_with(ds_config: Mapping[str, Any], sizes: list[int]) -> list[Refus
 
 
 def refusal_behind(error: Exception, ds_config: Mapping[str, Any], slots: int) -> Refusal | None:
-    """Returns the refusal behind what `deepspeed.initialize` has raised; None where it is not the configuration's.
+    """Returns the refusal behind an error of `deepspeed.initialize`; None if it is not about the configuration.
 
     Args:
-        error: what it has raised.
-        ds_config: the configuration that it was given.
+        error: the error.
+        ds_config: the configuration that DeepSpeed was given.
         slots: devices that train together.
     """
     with contextlib.suppress(Exception):
-        # DeepSpeed names the replicas that it has, which the model's own parallelism may make fewer.
+        # DeepSpeed names its number of replicas, which the model's own parallelism may reduce.
         for size in _replicas_of(slots):
             for refusal in _refusals_with(ds_config, [size]):
                 if refusal.said == _said(error):
@@ -68,7 +68,7 @@ def refusal_behind(error: Exception, ds_config: Mapping[str, Any], slots: int) -
 
 
 def _decided(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration without what is still open; with a batch size in any case."""
+    """Returns a configuration without its open parts, but always with a batch size."""
     config = _without_auto(ds_config)
     if any(ds_config.get(key) == "auto" for key in _BATCH):
         # The other parts have to fit to what the code fills in: only their types can be told.
@@ -86,7 +86,7 @@ def _without_auto(section: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _by_itself() -> Iterator[list[int]]:
-    """Has DeepSpeed's configuration do without a process group, and in silence; yields where the replicas stand."""
+    """Makes DeepSpeed's configuration work without a process group or output. Yields the replicas, to be set."""
     from deepspeed.runtime import config as module
 
     replicas = [1]
@@ -105,7 +105,7 @@ def _by_itself() -> Iterator[list[int]]:
 
 
 def _error(config: Mapping[str, Any], sizes: list[int], replicas: list[int]) -> Exception | None:
-    """Returns what DeepSpeed raises; None where it takes the configuration for one of the numbers of replicas."""
+    """Returns DeepSpeed's error; None if it accepts the configuration for one of the numbers of replicas."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     first: Exception | None = None
@@ -126,7 +126,7 @@ def _said(error: Exception) -> str:
 
 
 def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replicas: list[int]) -> list[KeyPath]:
-    """Returns the keys that an error lies in; none where leaving any of them out changes nothing."""
+    """Returns the keys that cause an error; none if the error stays without any one of them."""
 
     def lies_in(path: KeyPath) -> bool:
         other = _error(_without(config, [path]), sizes, replicas)
@@ -137,7 +137,7 @@ def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replic
     if of_no_number:
         return of_no_number[:1]
     if len(paths) > 1 and (TRAIN_BATCH,) in paths:
-        # A contradiction between sizes; one that DeepSpeed would have derived to be the same is part of it.
+        # Sizes contradict each other. A size that DeepSpeed would have derived belongs to the contradiction.
         return [(key,) for key in _BATCH if key in config]
     if len(paths) != 1:
         return paths
@@ -154,7 +154,7 @@ def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replic
 
 
 def _refusals(config: dict[str, Any], error: Exception, paths: list[KeyPath]) -> list[Refusal]:
-    """Returns a refusal for each key that DeepSpeed complains of by itself, else one for all."""
+    """Returns one refusal for each key that DeepSpeed refuses by itself, or one for all keys together."""
     complaints = complaints_in(str(error))
     if len(paths) == len(complaints) > 0:
         pairs = zip(paths, complaints, strict=True)

@@ -1,4 +1,4 @@
-"""Reading a DeepSpeed configuration: a file, or the text in its place that DeepSpeed takes as well.
+"""Reads a DeepSpeed configuration from a file, or from the text that DeepSpeed accepts instead.
 
 A rank imports this module from the user's environment: standard library only.
 """
@@ -14,16 +14,16 @@ from typing import Any
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import read_bounded
 
-# A bracket, behind comments.
+# A bracket, after comments.
 _OBJECT = re.compile(r"(?:\s|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
-    """Returns the DeepSpeed configuration in a JSON file; comments and trailing commas are read as DeepSpeed does.
+    """Returns the DeepSpeed configuration in a JSON file. Comments and trailing commas are allowed, as in DeepSpeed.
 
     Raises:
-        InputError: the file is missing or unreadable, is not JSON (with line and column), holds something other than
-            an object, or has a key twice (JSON would keep the last in silence).
+        InputError: the file is missing or unreadable, is not JSON (with line and column), holds no object, or has a key
+            twice. JSON would silently keep the last one.
     """
     try:
         text = read_bounded(path)
@@ -46,10 +46,10 @@ def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]
     """Returns the DeepSpeed configuration that the value of an argument names.
 
     Args:
-        value: the path of a file; or the configuration itself, as JSON (Hugging Face takes it) or as the base64 of its
-            JSON (DeepSpeed does).
-        folder: what a relative path stands in.
-        where: how an error names the place of a value that is none of them.
+        value: the path of a file, or the configuration itself: as JSON, which Hugging Face takes, or as the base64 of
+            its JSON, which DeepSpeed takes.
+        folder: the folder that relative paths start from.
+        where: the place of the value, for errors.
 
     Raises:
         InputError: it is none of them, or is not usable (see `read_deepspeed_json`).
@@ -102,13 +102,13 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _parse_hjson(text: str, where: str, hook: Callable[..., dict[str, Any]], mistake: json.JSONDecodeError) -> Any:
-    """Returns what stands in a text that is not plain JSON, read as DeepSpeed reads it."""
-    # DeepSpeed depends on it; most configurations do without.
+    """Returns the value of a text that is not plain JSON, as DeepSpeed reads it."""
+    # DeepSpeed depends on it, but most configurations do not need it.
     import hjson
 
     at = mistake.msg, mistake.lineno, mistake.colno
     if not _OBJECT.match(text):
-        # Hjson does without the outer brackets, so that a YAML file would do.
+        # Hjson needs no outer brackets, so a YAML file would be accepted.
         raise InputError(f"not valid JSON: {at[0]}.", where=f"{where}:{at[1]}:{at[2]}", remedy="Mend the JSON there.")
     try:
         config = hjson.loads(text, object_pairs_hook=hook)

@@ -1,4 +1,4 @@
-"""What DeepSpeed refuses of a configuration, in sentences: the key, what is wrong with it, the remedy.
+"""DeepSpeed's refusals of a configuration as sentences: the key, the fault and the remedy.
 
 A rank imports this module from the user's environment: standard library only.
 """
@@ -23,10 +23,10 @@ _LONGEST = 300  # characters of DeepSpeed's own words
 
 @dataclass(frozen=True)
 class Complaint:
-    """One thing that a section's class refuses.
+    """One key that a section's class refuses.
 
     Attributes:
-        key: where it stands in the section.
+        key: its place in the section.
         what: in pydantic's words; empty for a key that the section does not have.
     """
 
@@ -36,13 +36,13 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One thing that DeepSpeed refuses.
+    """One refusal of DeepSpeed's.
 
     Attributes:
-        keys: the dotted keys that it lies in: one; or several that contradict each other.
-        value: what stands there; of several keys, by key.
+        keys: the dotted keys that cause it: one, or several that contradict each other.
+        value: the value of the key; for several keys their values, by key.
         said: the exception's type and text.
-        what: of a section's class, what it says of this key; None where the exception is about nothing else.
+        what: the words of a section's class about this key; None if the exception has nothing else.
     """
 
     keys: list[str]
@@ -57,10 +57,10 @@ class Refusal:
 
 
 def complaints_in(text: str) -> list[Complaint]:
-    """Returns what a section's class says of its keys; nothing for any other text.
+    """Returns the keys that a section's class refuses; none for any other text.
 
     Args:
-        text: of an exception: a `ValidationError` of pydantic 1 or 2 lists them.
+        text: of an exception. A `ValidationError` of pydantic 1 or 2 lists the keys.
     """
     found = _VALIDATION.match(text)
     if found is None:
@@ -79,12 +79,12 @@ def complaints_in(text: str) -> list[Complaint]:
 
 
 def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots: int) -> tuple[str, str]:
-    """Returns what is wrong, and the remedy.
+    """Returns the fault and the remedy.
 
     Args:
         refusal: of a configuration.
-        deepspeed: how to call the one that refuses, such as `DeepSpeed 0.19.8`.
-        known: keys that one that it does not have may be meant for.
+        deepspeed: the name of the refusing program, such as `DeepSpeed 0.19.8`.
+        known: valid keys, to suggest for one that does not exist.
         slots: devices that train together.
     """
     names, value = " and ".join(refusal.keys), refusal.value

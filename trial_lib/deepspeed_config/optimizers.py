@@ -1,7 +1,7 @@
-"""Which optimizers DeepSpeed takes where: those that the configuration names, and those that the user's code makes.
+"""The optimizers that DeepSpeed accepts: those of the configuration, and those that the user's code makes.
 
-Pure: standard library only. An optimizer is known by its class's module and name, such as `torch.optim.adamw.AdamW`;
-empty where DeepSpeed makes it by the configuration.
+Pure: standard library only. An optimizer is named by the module and name of its class, such as
+`torch.optim.adamw.AdamW`. The name is empty if DeepSpeed makes the optimizer by the configuration.
 """
 
 _DEEPSPEEDS_ON_CPU = frozenset(
@@ -12,7 +12,7 @@ _DEEPSPEEDS_ON_CPU = frozenset(
         "deepspeed.ops.lion.cpu_lion.DeepSpeedCPULion",
     }
 )
-# Their kernels are CUDA's.
+# These have CUDA kernels.
 _ON_CUDA = frozenset(
     {
         "deepspeed.ops.adam.fused_adam.FusedAdam",
@@ -34,16 +34,16 @@ _TESTED_UNDER_ZERO = _DEEPSPEEDS_ON_CPU | {
     "deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam",
 }
 _TYPES_TESTED_UNDER_ZERO = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
-# A number's update depends on that number and its gradient alone: ZeRO may cut tensors anywhere.
+# The update of a number depends only on that number and its gradient, so ZeRO may cut tensors anywhere.
 _ELEMENTWISE = frozenset({"adadelta", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd"})
 
 
 def untested_under_zero(config_type: str, code_class: str) -> str:
-    """Returns the optimizer that ZeRO takes only with `zero_allow_untested_optimizer`; empty where it takes it so.
+    """Returns the optimizer that ZeRO accepts only with `zero_allow_untested_optimizer`; empty if it needs none.
 
     Args:
-        config_type: what the DeepSpeed configuration names, in lower case; empty where it names none.
-        code_class: what the user's code makes, which DeepSpeed takes where there are both.
+        config_type: the type in the DeepSpeed configuration, in lower case; empty if there is none.
+        code_class: the class that the user's code makes. DeepSpeed uses it if there are both.
     """
     if code_class:
         return "" if code_class in _TESTED_UNDER_ZERO else code_class
@@ -51,7 +51,7 @@ def untested_under_zero(config_type: str, code_class: str) -> str:
 
 
 def is_elementwise(config_type: str, code_class: str) -> bool:
-    """Returns whether an optimizer of PyTorch's does the same to a tensor's pieces as to the whole.
+    """Returns whether an optimizer of PyTorch's treats pieces of a tensor as it treats the whole.
 
     Args: as for `untested_under_zero`.
     """
@@ -62,13 +62,13 @@ def is_elementwise(config_type: str, code_class: str) -> bool:
 
 
 def steps_where_it_is(code_class: str, device: str, is_offloaded: bool) -> bool:
-    """Returns whether an optimizer of the code's can update parameters where they are.
+    """Returns whether an optimizer of the user's code can update parameters in their memory.
 
-    DeepSpeed's own for offload take those in a CPU's memory only (`deepspeed/ops/adam/cpu_adam.py` step), those with
-    kernels of CUDA none there.
+    DeepSpeed's optimizers for offload update only in a CPU's memory (`deepspeed/ops/adam/cpu_adam.py` step). Those with
+    CUDA kernels cannot update there.
 
     Args:
-        code_class: what the user's code makes.
+        code_class: the class that the user's code makes.
         device: `cpu` or `cuda`.
         is_offloaded: whether DeepSpeed keeps the optimizer's part on the host.
     """

@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration that hyperparameters describe, and merging overrides into one.
+"""The DeepSpeed configuration in hyperparameters, and merging overrides into a configuration.
 
 A rank imports this module from the user's environment: standard library only.
 """
@@ -22,18 +22,18 @@ CONFIG, OVERWRITES = "deepspeed_config", "overwrite_deepspeed_args"
 """The two keys of the hyperparameters that are ZeroTune's."""
 
 TRAINING_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gradient_accumulation_steps"}
-"""What Hugging Face's `TrainingArguments` call the batch keys."""
+"""The names of the batch keys in Hugging Face's `TrainingArguments`."""
 
 _ZERO = "zero_optimization"
 # Sections that only a tuner reads.
 _TUNING_KEYS = ("autotuning",)
-# Older names, as switches, of what DeepSpeed now has a section for: it refuses both side by side (zero/config.py).
+# Older switches that are sections now. DeepSpeed refuses both side by side (zero/config.py).
 _OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
-# What makes hyperparameters a DeepSpeed configuration: there is none without a batch size.
+# Keys that make hyperparameters a DeepSpeed configuration, which always has a batch size.
 _BATCH_SIZES = (TRAIN_BATCH, MICRO_BATCH)
 
-# What DeepSpeed 0.16 to 0.19 asks a configuration for, and what of it the later ones refuse.
+# The keys that DeepSpeed 0.16 to 0.19 reads from a configuration, and those that later versions refuse.
 _KEYS = """
 activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
 compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt
@@ -51,15 +51,15 @@ DEEPSPEED_KEYS = frozenset(_KEYS.split())
 def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> DeepSpeedConfig:
     """Returns a new DeepSpeed configuration: `base` with `overrides` merged in, section by section.
 
-    As `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, anything
-    else replaces what stood there; neither argument is changed. Where the overrides set the micro-batch size and the
-    accumulation without `train_batch_size`, the base's `train_batch_size` is dropped: DeepSpeed derives it.
-    A ZeRO section that is `true` or `false`, and offload by its deprecated names `cpu_offload` and `cpu_offload_param`,
-    become what DeepSpeed makes of them; an offload section that is None is left out.
+    As `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, and any other value
+    replaces the old one. Neither argument is changed. If the overrides set the micro-batch size and the accumulation
+    without `train_batch_size`, the base's `train_batch_size` is dropped, because DeepSpeed derives it. A ZeRO section
+    that is `true` or `false`, and the deprecated names `cpu_offload` and `cpu_offload_param`, become what DeepSpeed
+    makes of them. An offload section that is None is left out.
 
     Args:
         base: a DeepSpeed configuration, or the path of its JSON file.
-        overrides: the part to set, in the configuration's own shape (`overwrite_deepspeed_args`).
+        overrides: the part to set, in the shape of the configuration (`overwrite_deepspeed_args`).
 
     Raises:
         InputError: the file is missing, is not JSON, or has a key twice.
@@ -68,7 +68,7 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
     _merge(_modernised(config), _modernised(copy.deepcopy(dict(overrides))))
     zero = config.get(_ZERO)
     for old, section in _OFFLOADS.items():
-        # To DeepSpeed that is the same; Accelerate asks whatever stands there for its device.
+        # To DeepSpeed both are the same. Accelerate asks any section for its device.
         if isinstance(zero, dict) and zero.get(section, "") is None:
             del zero[section]
             zero.pop(old, None)
@@ -96,11 +96,11 @@ def _modernised(config: DeepSpeedConfig) -> DeepSpeedConfig:
 
 
 def difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeedConfig:
-    """Returns the overrides that make one complete configuration of another, "auto" left out."""
+    """Returns the overrides that turn one complete configuration into another, without "auto"."""
     base, config = overwrite_deepspeed_config(base, {}), overwrite_deepspeed_config(config, {})
     overrides = _difference(base, config)
     if TRAIN_BATCH in base and TRAIN_BATCH not in config:
-        # It is dropped where both of these are named, whether they differ or not: it follows from them.
+        # It is dropped if both of these are named, whether they differ or not, because it follows from them.
         overrides |= {key: config[key] for key in (MICRO_BATCH, ACCUMULATION) if config.get(key, "auto") != "auto"}
     before, after = (each.get(_ZERO) or {} for each in (base, config))
     withdrawn = {section: None for section in _OFFLOADS.values() if section in before and section not in after}
@@ -119,18 +119,17 @@ def _difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeed
 
 
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
-    """Returns the DeepSpeed configuration that an experiment's hyperparameters describe.
+    """Returns the DeepSpeed configuration of an experiment's hyperparameters.
 
     As `determined.pytorch.dsat.get_ds_config_from_hparams`.
 
     Args:
         hparams: the experiment's `hyperparameters`, with `deepspeed_config` (a path below `base_dir`, or the
-            configuration itself) or DeepSpeed's own keys among the others, and, optionally,
-            `overwrite_deepspeed_args`.
+            configuration itself) or DeepSpeed's own keys among the others, and, optionally, `overwrite_deepspeed_args`.
         base_dir: the model directory that a relative path starts from.
 
     Raises:
-        KeyError: `deepspeed_config` is absent, and so is a batch size of DeepSpeed's.
+        KeyError: there is neither `deepspeed_config` nor a batch size of DeepSpeed's.
         InputError: the file is missing, is not JSON, or has a key twice.
     """
     base = hparams.get(CONFIG)
@@ -147,18 +146,18 @@ def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path 
 
 
 def inline_ds_config(hparams: Mapping[str, Any]) -> DeepSpeedConfig | None:
-    """Returns the DeepSpeed configuration that stands among the hyperparameters; None where there is none."""
+    """Returns the DeepSpeed configuration among the hyperparameters; None if there is none."""
     if hparams.get(CONFIG) is not None or not any(key in hparams for key in _BATCH_SIZES):
         return None
     return {key: value for key, value in hparams.items() if key in DEEPSPEED_KEYS}
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Returns 16 hexadecimal digits that name a complete DeepSpeed configuration, whatever the order of its keys."""
+    """Returns 16 hexadecimal digits that identify a complete DeepSpeed configuration in any order of its keys."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def without_tuning_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration without the sections that only a tuner reads; one ends the process after a few steps."""
+    """Returns a configuration without the sections for tuners. One of them ends the process after a few steps."""
     return {key: value for key, value in config.items() if key not in _TUNING_KEYS}

@@ -1,7 +1,7 @@
-"""What DeepSpeed refuses, and what it accepts and leaves undone: one table, a sentence for each rule.
+"""The rules of DeepSpeed: settings that it refuses, and settings that it ignores. A sentence explains each rule.
 
-A rule stands here because a test saw DeepSpeed behave so, and every rule has such a test. A candidate that breaks one
-need not run: it could only fail, or measure the same as another.
+Every rule has a test that saw DeepSpeed behave so. A candidate that breaks a rule is not run. It could only fail, or
+measure the same as another.
 """
 
 import difflib
@@ -19,13 +19,13 @@ DeviceName = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that DeepSpeed does not do.
+    """One limit of DeepSpeed.
 
     Attributes:
         name: for tests and records.
-        effect: `refused`, an error ends the trial; `ignored`, the trial runs as if the setting were not there.
-        reason: one sentence for people; `{}` stands for what was found.
-        finds: returns what breaks the rule in a configuration; anything falsy if nothing does.
+        effect: `refused` if an error ends the trial; `ignored` if the trial runs without the setting.
+        reason: one sentence for the user. `{}` stands for the finding.
+        finds: returns the finding in a configuration that breaks the rule, or anything falsy.
     """
 
     name: str
@@ -41,15 +41,15 @@ def broken_rules(
     data_parallel_size: int | None,
     code_optimizer: str = "",
 ) -> list[Rule]:
-    """Returns the rules that a complete DeepSpeed configuration breaks, what was found in each one's reason.
+    """Returns the rules that a complete DeepSpeed configuration breaks, with the finding in each one's reason.
 
     Args:
         ds_config: a complete DeepSpeed configuration.
-        device: what the ranks run on.
-        pipeline_parallel: whether the model is a pipeline; None where that is not known yet.
-        data_parallel_size: model replicas; None where that is not known yet.
-        code_optimizer: the class of the optimizer that the code makes, as `optimizers` names it; empty where it makes
-            none, or that is not known.
+        device: the ranks' kind of device.
+        pipeline_parallel: whether the model is a pipeline; None if that is not known yet.
+        data_parallel_size: model replicas; None if that is not known yet.
+        code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
+            if that is not known.
 
     Example:
         >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", True, 2)]
@@ -62,9 +62,9 @@ def broken_rules(
 
 @dataclass(frozen=True)
 class Setting:
-    """A DeepSpeed configuration and where it is to run, as the rules ask about it.
+    """A DeepSpeed configuration and its place, as the rules read it.
 
-    What DeepSpeed reads as its default ("auto", a section that is no mapping) reads so here.
+    Values that DeepSpeed reads as its default ("auto", a section that is no mapping) read so here.
     """
 
     config: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Setting:
     code_optimizer: str = ""
 
     def section(self, key: str) -> Mapping[str, Any]:
-        """Returns a section of the configuration; an empty one where none stands."""
+        """Returns a section of the configuration, or an empty one."""
         section = self.config.get(key)
         return section if isinstance(section, Mapping) else {}
 
@@ -84,32 +84,32 @@ class Setting:
 
     @property
     def zero(self) -> Mapping[str, Any]:
-        """The ZeRO section; `true` is DeepSpeed's old way to write stage 1."""
+        """The ZeRO section. `true` is DeepSpeed's old spelling of stage 1."""
         return {"stage": 1} if self.config.get("zero_optimization") is True else self.section("zero_optimization")
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage; 0 where none is given, -1 where it is no number."""
+        """The ZeRO stage; 0 if there is none, -1 if it is no number."""
         stage = self.zero.get("stage", 0)
         return int(stage) if str(stage) in ("0", "1", "2", "3") else 0 if stage == "auto" else -1
 
     def offload(self, what: str) -> Mapping[str, Any]:
-        """Returns the section `offload_param` or `offload_optimizer`; an empty one where nothing is offloaded."""
+        """Returns the section `offload_param` or `offload_optimizer`; an empty one if nothing is offloaded."""
         section = self.zero.get(what)
         return section if isinstance(section, Mapping) and section.get("device") in ("cpu", "nvme") else {}
 
     @property
     def optimizer(self) -> str:
-        """The optimizer's type, in lower case; empty where the user's code brings one."""
+        """The optimizer's type, in lower case; empty if the user's code makes one."""
         return str(self.section("optimizer").get("type", "")).lower()
 
     @property
     def dtype(self) -> str:
-        """What the model computes in."""
+        """The type that the model computes in."""
         return "fp16" if self.on("fp16") else "bf16" if self.on("bf16") else "fp32"
 
 
-# DeepSpeed 0.19.8. A key that is not here may be a newer DeepSpeed's: only one that looks like a slip is reported.
+# DeepSpeed 0.19.8. An unknown key may be a newer DeepSpeed's, so only one that looks like a slip is reported.
 ZERO_KEYS = frozenset(
     """
     allgather_bucket_size allgather_partitions allgather_sequential compute_grad_norm contiguous_gradients cpu_offload
@@ -164,7 +164,7 @@ def _partial_ratio(setting: Setting) -> str | None:
     return str(ratio) if isinstance(ratio, (int, float)) and ratio < 1.0 else None
 
 
-# What DeepSpeed's `DtypeEnum` (runtime/config.py) takes for each.
+# The spellings that DeepSpeed's `DtypeEnum` (runtime/config.py) accepts for each type.
 _DTYPES = {
     **dict.fromkeys(("torch.float16", "float16", "half"), "fp16"),
     **dict.fromkeys(("torch.float32", "float32", "float"), "fp32"),

@@ -1,1 +1,1 @@
-"""Slots and ports of this host, held by locks so that no two studies use one."""
+"""Slots and ports of this host. Locks hold them, so that no two studies use one."""

@@ -1,9 +1,9 @@
-"""The folder of the locks that slots and ports are held by."""
+"""The folder of the locks of slots and ports."""
 
 import os
 from pathlib import Path
 
 
 def host_lock_dir() -> Path:
-    """Returns where the locks of slots and ports stand: of this host and this boot, like what they hand out."""
+    """Returns the folder of the locks. It belongs to this host and this boot, as slots and ports do."""
     return Path("/tmp") / f"zerotune-{os.getuid()}"

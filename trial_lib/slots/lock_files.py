@@ -1,4 +1,4 @@
-"""Lock files in a folder under /tmp, which cleaners go through: they remove files by their age, locked or not."""
+"""Lock files in a folder under /tmp. Cleaners remove files there by their age, locked or not."""
 
 import fcntl
 import os
@@ -9,13 +9,13 @@ from trial_lib.slots.own_folder import own_folder
 
 
 def hold_folder(folder: Path) -> int:
-    """Returns a descriptor that keeps `systemd-tmpfiles` out of a folder as long as it is open somewhere.
+    """Returns a descriptor that keeps `systemd-tmpfiles` out of a folder while it is open in any process.
 
-    That asks for the folder's lock, and where it is held leaves out all that is below. Nothing keeps out somebody who
-    removes a held file by force: the next to ask makes another file of that name, and is given what that stands for.
+    systemd-tmpfiles skips a directory that is flock'ed, including everything below it. If somebody deletes a held lock
+    file by hand, the next caller creates a new file and gets the same slot.
 
     Args:
-        folder: made for this user alone, where it is not there yet.
+        folder: is made for this user alone if it does not exist.
 
     Raises:
         InputError: it is not this user's.
@@ -28,14 +28,14 @@ def hold_folder(folder: Path) -> int:
 
 
 def lock_file(path: Path, operation: int) -> int:
-    """Returns the descriptor of a file that is locked, made where it is not there yet.
+    """Returns the descriptor of a locked file, which is made if it does not exist.
 
     Args:
         path: of the file.
-        operation: as `fcntl.flock` takes it.
+        operation: as for `fcntl.flock`.
 
     Raises:
-        BlockingIOError: another has its lock, and the operation is not to wait.
+        BlockingIOError: another process has its lock, and the operation does not wait.
     """
     while True:
         descriptor = _locked(path, os.O_RDWR | os.O_CREAT, operation)
@@ -44,7 +44,7 @@ def lock_file(path: Path, operation: int) -> int:
 
 
 def _locked(path: Path, flags: int, operation: int) -> int | None:
-    """Returns the locked descriptor of what stands at a path; None if that was removed before it was locked."""
+    """Returns the locked descriptor of a path's file; None if the file was removed before it was locked."""
     try:
         descriptor = os.open(path, flags, 0o600)
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def _locked(path: Path, flags: int, operation: int) -> int | None:
 
 
 def _stands_at(descriptor: int, path: Path) -> bool:
-    """Returns whether an open file is still the one of that path, which others lock."""
+    """Returns whether an open file is still the file of that path, which others lock."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def _stands_at(descriptor: int, path: Path) -> bool:
 
 
 def release(descriptors: Iterable[int]) -> None:
-    """Gives locks back at once, though another process may have the descriptors too, and closes them."""
+    """Releases locks at once and closes their descriptors, even if another process has these as well."""
     for descriptor in descriptors:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A folder under /tmp that is one user's alone, whoever was there first."""
+"""A folder under /tmp that belongs to one user alone, whoever made it first."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ from trial_lib.wire.errors import InputError
 
 
 def own_folder(folder: Path) -> Path:
-    """Returns a folder that only this user may write to, made where it is not there yet.
+    """Returns a folder that only this user may write to, and makes it if it does not exist.
 
     Args:
         folder: below one that everybody may write to.
 
     Raises:
-        InputError: something else stands there, or another user's folder: its owner could take or withhold its locks.
+        InputError: there is something else, or another user's folder. Its owner could take or withhold the locks.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -27,7 +27,7 @@ def own_folder(folder: Path) -> Path:
             where=str(folder),
             remedy="Remove it, or have its owner do so.",
         )
-    # An earlier one may have been made under a umask that lets the group write.
+    # An earlier process may have made it under a umask that lets the group write.
     if there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
     return folder

@@ -11,23 +11,25 @@ from pathlib import Path
 
 from trial_lib.slots.lock_files import hold_folder, lock_file
 
-# Below the range that the kernel gives to outgoing connections (32768 and up).
+# Below the kernel's range for outgoing connections (32768 and up).
 _PORTS = range(21000, 31000)
 
 
 @contextlib.contextmanager
 def reserved_port(lock_dir: Path) -> Iterator[int]:
-    """Yields a free port that no other trial on this host is given meanwhile.
+    """Yields a free port that no other trial on this host gets meanwhile.
 
     Raises:
         OSError: none of ten thousand is free.
     """
     with contextlib.ExitStack() as held:
         held.callback(os.close, hold_folder(lock_dir))
-        # One file for all of them, whose byte N is port N's lock: ten thousand files would stay behind.
+        # One file for all ports. Its byte N is the lock of port N, because ten thousand files would stay
+        # behind.
         descriptor = lock_file(lock_dir / "ports.lock", fcntl.LOCK_SH)
         held.callback(os.close, descriptor)
-        # From a random one on: another user of this host has locks of their own, and asks for ports as well.
+        # The search starts at a random port. Another user of this host has other locks, but needs ports as
+        # well.
         first = secrets.randbelow(len(_PORTS))
         for port in (*_PORTS[first:], *_PORTS[:first]):
             if _lock(descriptor, port) and _is_free(port):
@@ -37,8 +39,9 @@ def reserved_port(lock_dir: Path) -> Iterator[int]:
 
 
 def _lock(descriptor: int, port: int) -> bool:
-    """Returns whether nobody else has a port's lock; it is held until the descriptor is closed, by a death as well."""
-    # struct flock: the lock is this open file's, not the process's, so that threads exclude each other too.
+    """Returns whether a port's lock was free. It is held until the descriptor is closed, or its process dies."""
+    # struct flock: the lock belongs to the open file and not to the process, so that threads exclude each other
+    # too.
     request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, port, 1, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)

@@ -1,4 +1,4 @@
-"""Slots are handed out by one allocator for all studies on a host."""
+"""The slots of a host: one allocator hands them out to all studies."""
 
 import contextlib
 import fcntl
@@ -17,12 +17,12 @@ _WAITING = "waiting.lock"
 
 @dataclass(frozen=True)
 class HeldSlots:
-    """Slots that nobody else on this host holds.
+    """Slots that no other process on this host holds.
 
     Attributes:
         names: of the slots.
-        descriptors: of their locked files and of the folder, which is kept from cleaners. A process that has got them
-            too holds the slots as long as it lives, even when the one that took them has died.
+        descriptors: of their locked files, and of the folder, which they protect from cleaners. A process with a copy
+            of them holds the slots as long as it lives, even if the process that took them has died.
     """
 
     names: list[str]
@@ -38,20 +38,21 @@ def held_slots(
     note: Callable[[str], None] = lambda text: None,
     preferred: Sequence[str] = (),
 ) -> Iterator[HeldSlots | None]:
-    """Yields `count` slots that nobody else on this host holds meanwhile; None if cancelled while waiting.
+    """Yields `count` slots that no other process on this host holds meanwhile; None if cancelled while waiting.
 
-    A slot is a locked file: the kernel gives it back at once when the last of its holders dies.
+    A slot is a locked file. The kernel frees it at once when the last of its holders dies.
 
     Args:
-        lock_dir: where the locks stand, the same for all studies on the host.
-        host: whose slots there are to choose from.
-        count: slots wanted, all at once; who waits for them first is given those that come free.
-        is_cancelled: asked while waiting.
-        note: told when there is something to wait for.
-        preferred: devices that are taken first, of those that are free.
+        lock_dir: the folder of the locks, the same for all studies on the host.
+        host: the host with the slots.
+        count: the number of slots, which are given all at once. The first study in the queue gets the slots that come
+            free.
+        is_cancelled: called while it waits.
+        note: called with a sentence if it has to wait.
+        preferred: devices that are taken first if they are free.
 
     Raises:
-        InputError: the host has fewer than that: to wait for them would be to wait for ever.
+        InputError: the host has fewer, so that the wait would never end.
     """
     if count > len(host.slots):
         raise InputError(
@@ -81,11 +82,11 @@ def held_slots(
 
 
 class _Taking:
-    """Takes slots: all at once, or one after the other for the one that is the first to wait.
+    """Takes slots: all at once, or one after another for the first in the queue.
 
-    Of all who wait only that one, which has the lock `waiting.lock`, keeps what it has got so far, so that no two can
-    wait for each other's. What it waits for stands in that file, and nobody else takes it: a trial that wants many
-    slots would get none beside small ones that come and go.
+    Only the first in the queue, which holds the lock `waiting.lock`, keeps the slots that it has got so far. So no two
+    studies can wait for each other. The file names the slots that it waits for, and no other study takes these.
+    Otherwise a trial with many slots would get none beside small ones that come and go.
 
     Args:
         lock_dir: see `held_slots`.
@@ -106,8 +107,8 @@ class _Taking:
         self.held: dict[str, int] = {}
 
     def take(self) -> bool:
-        """Takes what is free; returns whether all that are wanted are held now."""
-        # One at a time: two that each take half would both fail for ever.
+        """Takes free slots. Returns whether all of them are held now."""
+        # One study at a time. Two that each take half would both fail for ever.
         allocator = lock_file(self._lock_dir / "slots.lock", fcntl.LOCK_EX)
         try:
             waited_for = self._waited_for_by_another()
@@ -125,7 +126,7 @@ class _Taking:
             release([allocator])
 
     def _waited_for_by_another(self) -> set[str]:
-        """Returns the lock files of the slots that are kept for the first to wait, if that is another."""
+        """Returns the lock files of the slots that are reserved for another, which is first in the queue."""
         if self._waiting is not None:
             return set()
         path = self._lock_dir / _WAITING
@@ -149,8 +150,8 @@ class _Taking:
             self._waiting = None
 
     def give_back(self) -> None:
-        """Gives everything back at once; nothing is held after."""
-        # Not by closing alone: a guard that is still about to end has them too.
+        """Releases everything at once."""
+        # Closing alone is not enough, because a guard that is about to end has them too.
         release(self.held.values())
         self.held.clear()
         self._stop_waiting()

@@ -1,8 +1,8 @@
-"""How many times one thing is another, with an interval, from rounds that measured both. Pure.
+"""Ratios with intervals, from rounds that measured both things. Pure.
 
-A machine drifts: what a round measured one after another is compared within that round, and the ratios' logarithms are
-averaged over the rounds. Each value is of a process of its own. Steps of one process are no repeats: its memory
-layout, cores and neighbours are one draw for all of them.
+A machine drifts. So values are compared within one round, and the logarithms of the ratios are averaged over the
+rounds. Each value is from a process of its own. Steps of one process are no repeats, because its memory layout, cores
+and neighbours are one draw for all of them.
 """
 
 import math
@@ -19,8 +19,8 @@ class Ratio:
 
     Attributes:
         value: geometric mean over the rounds.
-        low: the interval's lower end; 0 where one round says nothing of it.
-        high: its upper end; infinite there.
+        low: the interval's lower end; 0 for a single round.
+        high: its upper end; infinite for a single round.
     """
 
     value: float
@@ -38,16 +38,16 @@ class Ratio:
 
 
 def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: float) -> dict[str, Ratio]:
-    """Returns how many times the reference everything else is, by name.
+    """Returns the ratio of everything else to the reference, by name.
 
-    Student's t on the logarithms of the rounds' ratios. Two or more things share what is known of the noise: its
-    variance is what the additive model (thing + round) leaves over, with (things - 1) * (rounds - 1) degrees of
-    freedom. A thing that varies more than the others has the larger variance of its own ratios.
+    Student's t on the logarithms of the rounds' ratios. Two or more things share the estimate of the noise. Its
+    variance is the residual of the additive model (thing + round), with (things - 1) * (rounds - 1) degrees of freedom.
+    A thing that varies more than the others gets the larger variance of its own ratios.
 
     Args:
-        reference: the name of what is compared with.
-        rounds: what each measured, positive, by name; the same names in all of them.
-        error: probability that one interval leaves out the truth.
+        reference: the name of the reference.
+        rounds: the positive measurements of each round, by name. All rounds have the same names.
+        error: the probability that one interval misses the true value.
     """
     count = len(rounds)
     logs = {name: [math.log(row[name]) for row in rounds] for name in rounds[0]}
@@ -65,17 +65,17 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
 
 
 def geometric_mean(values: Sequence[float], error: float) -> Ratio:
-    """Returns the geometric mean of repeated measurements with its interval, where there is nothing to compare with.
+    """Returns the geometric mean of repeated measurements with its interval, without a reference.
 
     Args:
         values: one of each process, positive.
-        error: probability that the interval leaves out the truth.
+        error: the probability that the interval misses the true value.
     """
     return ratios_to("one", [{"one": 1.0, "value": value} for value in values], error)["value"]
 
 
 def _residual_variance(rows: Sequence[Sequence[float]]) -> float:
-    """Returns the variance that is left of a table when its rows' and its columns' means are taken out."""
+    """Returns the variance of a table without the means of its rows and columns."""
     columns = [statistics.fmean(column) for column in zip(*rows, strict=True)]
     whole = statistics.fmean(columns)
     left = [

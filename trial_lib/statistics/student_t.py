@@ -4,17 +4,17 @@ import math
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """Returns the value that a t-distributed variable stays below with a probability.
+    """Returns the quantile of Student's t distribution.
 
     The distribution function is the finite sum of Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3
     (odd degrees of freedom) and 26.7.4 (even ones), inverted by bisection.
 
     Args:
-        probability: of staying below, between 0.5 and 1, both excluded.
+        probability: of a smaller value, between 0.5 and 1, both excluded.
         degrees: of freedom, at least 1.
     """
     low, high = 0.0, math.pi / 2
-    # The angle's last bit is reached before that.
+    # The bisection reaches the angle's last bit earlier.
     for _ in range(80):
         middle = (low + high) / 2
         if (1 + _central_probability(middle, degrees)) / 2 < probability:

@@ -1,10 +1,9 @@
-"""How many times one study's measurements are another's, with an interval. Pure.
+"""The ratio of one study's measurements to another's, with an interval. Pure.
 
-Within a study everything is compared round by round, so that what a machine does from minute to minute cancels out.
-From one study to the next there is nothing to pair: a machine that has become a little warmer, or busier, is slower
-for all processes of that day together, and their scatter does not show it. So the interval has a second part, how much
-one configuration varies from study to study. The studies themselves tell it once there are enough of them; before, it
-is taken to be what `unknown` says.
+Within a study, values are compared round by round, so that the drift of the machine cancels out. Between studies
+nothing can be paired. A machine that is a little warmer or busier is slower for all processes of that day, and their
+scatter does not show it. So the interval has a second part: the variation of one configuration from study to study.
+Enough studies show it. Before that, it is assumed to be `unknown`.
 """
 
 import math
@@ -21,13 +20,13 @@ _ENOUGH_STUDIES = 4
 def ratio_between(
     now: Sequence[float], last: Sequence[float], before: Sequence[Sequence[float]], unknown: float
 ) -> Ratio:
-    """Returns how many times the last study's values this one's are.
+    """Returns the ratio of this study's values to the last study's.
 
     Args:
-        now: what each process of this study measured, positive.
-        last: the same of the last study.
-        before: the same of the studies before it that measured the same under the same conditions.
-        unknown: the standard deviation from study to study, as a share, where there are too few to tell.
+        now: the measurements of this study's processes, positive.
+        last: those of the last study.
+        before: those of the studies before it that measured the same under the same conditions.
+        unknown: the standard deviation from study to study, as a share, for too few studies.
     """
     ours, theirs = ([math.log(value) for value in values] for values in (now, last))
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -35,7 +34,7 @@ def ratio_between(
     freedom = len(ours) + len(theirs) - 2
     scatter = (_squares(ours) + _squares(theirs)) / freedom * (1 / len(ours) + 1 / len(theirs)) if freedom else 0.0
     if len(levels) >= _ENOUGH_STUDIES:
-        # What processes scatter is in the levels' variance already, but four levels may lie together by luck.
+        # The levels' variance already contains the scatter of processes, but four levels may be close by luck.
         half = _half(max(2.0 * statistics.variance(levels), scatter), len(levels) - 1)
     else:
         half = _half(scatter + 2.0 * unknown**2, freedom)

@@ -293,7 +293,7 @@ def test_company_that_stays_does_not_keep_a_confirmation_from_its_end_and_is_sai
     counted = found.rounds * 2
     assert len(order) == counted + 2
     (said,) = found.on_devices
-    assert said.startswith(f"In {counted} of {counted} of these trials others computed")
+    assert said.startswith(f"In {counted} of {counted} of these trials other processes computed")
     assert "(notebook)" in said
     assert said in found.lines
 

@@ -61,7 +61,7 @@ def test_a_mapping_that_the_engine_contradicts_is_told_with_a_remedy(key: str, v
     found = as_mapped(SEEN, [place(key, value)])
     said = wrong_mapping(found, [place(key, value)])
     assert said is not None
-    assert f"{key} is mapped to --x {value}, and the program's engine has" in said
+    assert f"{key} is mapped to --x {value}, but as typed the program's engine has" in said
     assert said.endswith(remedy)
 
 
