@@ -1,4 +1,4 @@
-"""The cold starter: fresh interpreters for every trial."""
+"""The cold starter. Every trial has new interpreters."""
 
 import contextlib
 import json
@@ -20,15 +20,15 @@ from trial_lib.launch.rank_starter import Launched, LaunchRequest
 
 
 class ColdStarter:
-    """Starts each rank as a fresh interpreter; seconds each, and nothing shared between trials.
+    """Starts each rank as a new interpreter. That takes seconds, and trials share nothing.
 
     Args:
         interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build ahead of the first trial.
-        environment: of the builds.
-        note: told what takes its time.
-        ahead: ops to build beside the profile trial, and ahead of every other.
-        hosts: the commands of `build_guard` on other hosts that a trial spans, by their names.
+        builders: DeepSpeed ops to build before the first trial.
+        environment: the environment variables of the builds.
+        note: called with a sentence when something takes long.
+        ahead: ops to build during the profile trial, before all other trials.
+        hosts: the command of `build_guard` on each other host of a trial, by the host's name.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class ColdStarter:
         self._build()
         self.start_builds()
         self.await_builds(request)
-        # Fresh ranks load the ops anew, and would wait for a lock that a killed one left.
+        # New ranks load the ops again, and would wait for a lock that a killed rank has left.
         clear_stale_locks(request.ranks[0].environment)
 
     def _build(self) -> None:
-        """Builds what every trial is to find built, if that is not done yet; nothing else is being built then."""
+        """Builds the ops that every trial needs, unless they are built. Nothing else is being built then."""
         if self._builds.start(self._builders):
             self._builds.wait()
 
     def start_builds(self) -> None:
-        """Starts to build what trials beyond the profile need; returns at once."""
+        """Starts the builds for the trials after the profile trial, and returns at once."""
         self._builds.start(self._ahead)
 
     def await_builds(self, request: LaunchRequest) -> None:
-        """Waits for what is being built, where a launch may not run beside that."""
+        """Waits for the builds, unless the launch may run beside them."""
         if not request.beside_builds:
             self._builds.wait()
 
@@ -82,7 +82,7 @@ class ColdStarter:
         return self._builds.cannot
 
     def _start_guard(self, module: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
-        """Starts a guard's module, sends it what it is to do, and returns the socket to it."""
+        """Starts a guard, sends it a message, and returns the socket to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             guard = subprocess.Popen(
@@ -97,7 +97,7 @@ class ColdStarter:
         return ours
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """See `RankStarter.check`; in a process of its own, which imports DeepSpeed first."""
+        """See `RankStarter.check`. A process of its own imports DeepSpeed and answers."""
         read, write = os.pipe()
         with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
             try:
@@ -118,10 +118,10 @@ class ColdStarter:
         return json.loads(judged) if judged else None
 
     def prime(self, modules: list[str]) -> None:
-        """Does nothing: a fresh interpreter imports for itself."""
+        """Does nothing, because a new interpreter imports for itself."""
 
     def close(self) -> None:
-        """Leaves nothing behind: nothing runs between trials but builds, and the check of a configuration."""
+        """Ends the builds, and the check of a configuration. Nothing else runs between trials."""
         self._builds.close()
         if self._judge is not None:
             self._judge.kill()
@@ -130,17 +130,17 @@ class ColdStarter:
 
 
 def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = True) -> dict[str, str]:
-    """Returns the environment that ranks start from: the driver's.
+    """Returns the environment that ranks start from, which is the driver's with a few changes.
 
     Args:
         interpreter: the Python of the ranks.
-        has_one_thread: whether each has one OpenMP thread, unless the user's own environment says how many.
+        has_one_thread: whether each rank has one OpenMP thread, unless the user's environment sets the number.
     """
     environment = dict(os.environ)
     if has_one_thread:
         environment.setdefault("OMP_NUM_THREADS", "1")
-    # Answers `is_available()` from the driver library, without initialising CUDA, after which no fork could use it.
+    # With this `is_available()` asks the driver library. It does not initialise CUDA, which no fork could use then.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    # Another ninja than the one that built DeepSpeed's ops takes them all for outdated: the interpreter's own, always.
+    # Another ninja than the builder's takes all ops for outdated, so the interpreter's ninja comes first.
     environment["PATH"] = os.pathsep.join([str(Path(interpreter).parent), environment.get("PATH", os.defpath)])
     return environment

@@ -1,4 +1,4 @@
-"""DeepSpeed's ops, built beside what runs: on this host, and on the others that a trial spans."""
+"""Builds DeepSpeed's ops beside running trials, on this host and on the other hosts that a trial spans."""
 
 import contextlib
 import json
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class OpBuilds:
-    """Has ops built in processes of their own, which end with this one; who needs the ops waits for them.
+    """Has ops built in processes that end with this one. A launch that needs the ops waits for them.
 
     Args:
         guards: the command of `build_guard` on each host, by the host's name.
         interpreter: the Python of the ranks.
-        environment: of the builds.
-        note: told what takes its time.
+        environment: the environment variables of the builds.
+        note: called with a sentence when something takes long.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class OpBuilds:
 
     @property
     def cannot(self) -> dict[str, str]:
-        """Why ops cannot be built, by the names of their builders, as far as it has been tried."""
+        """The reasons for ops that could not be built so far, by the names of their builders."""
         return dict(self._cannot)
 
     def start(self, builders: Iterable[str]) -> bool:
-        """Has ops built that nobody has asked for yet, one after the other on each host; returns at once.
+        """Has ops built, one after the other on each host, and returns at once. Earlier requests are not repeated.
 
         Returns:
-            Whether there are any.
+            Whether there is anything to build.
         """
         with self._lock:
             new = [builder for builder in dict.fromkeys(builders) if builder not in self._asked]
@@ -59,7 +59,7 @@ class OpBuilds:
                 )
                 assert building.stdin is not None
                 with contextlib.suppress(BrokenPipeError):
-                    # By the pipe and not by the command line, which everybody on the host can read.
+                    # Every user of the host can read a command line, so the message goes through the pipe.
                     building.stdin.write(json.dumps({**self._told, "builders": new}) + "\n")
                     building.stdin.flush()
                 thread = threading.Thread(target=self._listen, args=(host, building), daemon=True, name="build-ops")
@@ -79,7 +79,7 @@ class OpBuilds:
         building.wait()
 
     def wait(self) -> None:
-        """Waits until nothing is built any more."""
+        """Waits until no build runs."""
         for building, thread in list(self._running):
             thread.join()
             _close(building)
@@ -94,8 +94,8 @@ class OpBuilds:
 
 
 def _close(building: "subprocess.Popen[str]") -> None:
-    """Lets go of the leash of a build: it ends, if it has not."""
+    """Lets go of the leash of a build, which ends it."""
     assert building.stdin is not None
-    # What a process that has died has not read breaks the pipe only now.
+    # If the process has died before it read everything, the pipe breaks only now.
     with contextlib.suppress(BrokenPipeError):
         building.stdin.close()

@@ -1,4 +1,4 @@
-"""Where trials run: one interface for this host, for hosts that one trial spans, and for the hosts of a cluster."""
+"""The places where trials run: this host, the hosts that one trial spans, or the hosts of a cluster."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,45 +13,45 @@ from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
 
 Note = Callable[[str], None]
-"""Is told what holds trials up, for people."""
+"""Called with a sentence for the user when something delays trials."""
 
 OnResult = Callable[[int, TrialResult], None]
-"""Is told each result of a sweep, with the position of its plan."""
+"""Called with each result of a sweep and the position of its plan."""
 
 
 class Place(Protocol):
-    """Runs trials, several at once, each called from a thread of its own."""
+    """Runs trials. Several threads may call it at once, each with one trial."""
 
     @property
     def can_sweep(self) -> bool:
         """Whether one process group may measure several micro-batch sizes there."""
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
-        """Runs one trial and returns its result, which is also in the trial's folder."""
+        """Runs one trial and returns its result. The trial's folder has it too."""
 
     def run_sweep(
         self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
-        """Measures the sizes of a sweep in one process group; returns for each its result, or why there is none."""
+        """Measures the sizes of a sweep in one process group. Returns a result for each, or the reason why not."""
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """Has DeepSpeed's ops built that trials are going to need, and waits; returns why some cannot be.
+        """Has the ops built that trials will need, and waits. Returns the reason for each op that cannot be built.
 
-        Where that is not known, as on a cluster whose hosts come and go, nothing is returned.
+        A cluster, whose hosts come and go, returns nothing.
         """
 
     def prime(self, modules: list[str]) -> None:
-        """Is told what the profile trial had imported, so that later trials need not import it again."""
+        """Imports the modules of the profile trial ahead, so that later trials start faster."""
 
     def close(self) -> None:
-        """Ends everything that runs there."""
+        """Ends all its processes."""
 
 
 class ThisHost:
     """The slots of this host.
 
     Args:
-        starter: starts the processes; where it reaches other hosts, the slots are theirs, too.
+        starter: starts the processes. If it reaches other hosts, `host` has their slots too.
         host: the slots.
         lock_dir: the locks of slots and ports on this host.
     """

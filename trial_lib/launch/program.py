@@ -11,17 +11,17 @@ from trial_lib.launch.rank_starter import RankRequest
 
 @dataclass(frozen=True)
 class Program:
-    """What a trial runs: the user's program, the same for all trials of a study but for its arguments.
+    """The user's program. Only its arguments differ between the trials of a study.
 
     Attributes:
         interpreter: the Python that runs it.
         target: `{"script": path}` or `{"module": name}`.
-        arguments: of its command line.
-        passes_local_rank: whether each rank is given `--local_rank=N` before them, as the `deepspeed` launcher does.
+        arguments: the arguments of its command line.
+        passes_local_rank: whether each rank gets `--local_rank=N` before them, as `deepspeed` passes it.
         model_dir: its working directory.
-        environment: all of its environment variables, but for those of the rank.
-        launched_by: the launcher that the user starts it by, as an `Entrypoint` has it.
-        files: texts of files that its arguments name, by their paths: the trial's copies of the user's.
+        environment: all its environment variables, except those of the rank.
+        launched_by: the name of the user's launcher, as in `Entrypoint`.
+        files: the texts of the trial's copies of files that its arguments name, by their paths.
     """
 
     interpreter: str
@@ -36,14 +36,14 @@ class Program:
 
 @dataclass(frozen=True)
 class HostRanks:
-    """The ranks on one host, of a trial that spans several.
+    """The ranks on one host of a trial that spans several hosts.
 
     Attributes:
-        first_rank: of the host.
-        slots: of the host.
-        world_size: ranks on all hosts.
-        address: of the rendezvous.
-        port: of the rendezvous.
+        first_rank: the first rank on the host.
+        slots: the number of ranks on the host.
+        world_size: the number of ranks on all hosts.
+        address: the address of the rendezvous.
+        port: the port of the rendezvous.
     """
 
     first_rank: int
@@ -56,18 +56,18 @@ class HostRanks:
 def rank_requests(
     program: Program, host: Host, slots: list[str], port: int, logs: list[Path], part: HostRanks | None = None
 ) -> list[RankRequest]:
-    """Returns one rank for each slot, in the environment that the program's launcher gives it, or else DeepSpeed's.
+    """Returns one rank for each slot, with the environment that the user's launcher would give it.
 
-    `deepspeed` has variables that no other launcher sets (deepspeed/launcher/launch.py). By LOCAL_SIZE DeepSpeed takes
-    each rank on a CPU for a device of its own, and keeps buffers of its collectives in shared memory.
+    `deepspeed` sets variables that no other launcher sets (deepspeed/launcher/launch.py). With LOCAL_SIZE, DeepSpeed
+    takes each rank on a CPU for a device of its own, and its collectives use shared memory.
 
     Args:
-        program: what the ranks run.
-        host: where.
+        program: the user's program.
+        host: the devices.
         slots: one for each rank.
-        port: of their rendezvous.
-        logs: of each rank here.
-        part: which ranks these are; None for all that there are.
+        port: the port of their rendezvous.
+        logs: the log of each rank here.
+        part: the numbers of these ranks. None if there are no others.
     """
     part = part or HostRanks(0, len(slots), len(slots), "127.0.0.1", port)
     shared = {
@@ -78,7 +78,7 @@ def rank_requests(
         "MASTER_PORT": str(port),
     }
     if launcher_named(program.launched_by).sets_local_size:
-        # Every host has as many ranks.
+        # All hosts have the same number of ranks.
         number, hosts = part.first_rank // len(slots), part.world_size // len(slots)
         shared |= {"LOCAL_SIZE": str(len(slots)), "CROSS_RANK": str(number), "CROSS_SIZE": str(hosts)}
     kind = kind_of(host.device)
@@ -94,12 +94,12 @@ def rank_requests(
 
 
 def _rank_variables(program: Program, part: HostRanks, rank: int) -> dict[str, str]:
-    """Returns the variables that tell a rank which one it is, by all the names that its launcher has for them.
+    """Returns the variables with a rank's numbers, by all the names that its launcher uses.
 
     Args:
-        program: what it runs.
-        part: which ranks are on this host.
-        rank: its number here.
+        program: the user's program.
+        part: the ranks on this host.
+        rank: the rank's number on this host.
     """
     own, local = str(part.first_rank + rank), str(rank)
     numbers = {"rank": own, "local_rank": local, "ranks": str(part.world_size), "local_ranks": str(part.slots)}

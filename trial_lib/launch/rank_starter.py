@@ -1,4 +1,4 @@
-"""The one interface of all starters: a request becomes processes, and their end becomes an `ProcessesEnd`."""
+"""The interface of all starters. A request becomes processes, and their end becomes a `ProcessesEnd`."""
 
 import contextlib
 import select
@@ -13,7 +13,7 @@ from trial_lib.launch.processes.config_check import Judgement
 from trial_lib.wire.layer import Layer
 
 HOST, GUARD = "host", "guard"
-"""What ended a trial's processes: the death of a host, or of their guard."""
+"""Two causes of an end: a host has died, or the guard was killed."""
 
 _POLL_S = 0.1
 _LOOK_S = 2.0
@@ -25,9 +25,9 @@ class RankRequest:
     """One rank to start.
 
     Attributes:
-        environment: all of its environment variables.
-        log: path that its output goes to.
-        cores: processor cores it is pinned to; empty for no pinning.
+        environment: all its environment variables.
+        log: path of the file for its output.
+        cores: the processor cores that it is pinned to. Empty for no pinning.
     """
 
     environment: dict[str, str]
@@ -41,17 +41,17 @@ class LaunchRequest:
 
     Attributes:
         interpreter: the Python that runs them.
-        entry: what each rank calls, `module:function`, with the payload and its rank.
+        entry: the function that each rank calls with the payload and its rank, as `module:function`.
         payload: plain data for the entry.
         cwd: the working directory.
         ranks: one for each process.
-        deadline_s: seconds after which all are killed.
-        grace_s: seconds that the other ranks have to end once one has failed.
-        first_rank: the rank of the first of them, where others run on other hosts.
-        descriptors: that the guard and its keeper hold as long as they live: of the trial's slots, which are then not
-            given away before the last rank is gone, however the driver ends.
-        layer: through which the ranks are to see the program's folder, where the host can do that; None for none.
-        beside_builds: whether they may run while ops are built that they do not need: what they measure is no time.
+        deadline_s: seconds until the guard kills all of them.
+        grace_s: seconds that the other ranks have to end after one has failed.
+        first_rank: the rank of the first process. Above 0 if other ranks run on other hosts.
+        descriptors: file descriptors that the guard and its keeper hold. They lock the trial's slots until the last
+            rank is gone, however the driver ends.
+        layer: the layer through which the ranks see the program's folder, if the host can make one. None for none.
+        beside_builds: whether the ranks may run while ops are built that they do not need. They then measure no time.
     """
 
     interpreter: str
@@ -67,7 +67,7 @@ class LaunchRequest:
     beside_builds: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the request as it travels to a guard; its descriptors travel beside it."""
+        """Returns the request as the guard receives it. The descriptors travel beside it."""
         plain = asdict(self)
         del plain["descriptors"]
         return plain
@@ -78,12 +78,13 @@ class ProcessesEnd:
     """How a trial's processes ended.
 
     Attributes:
-        ended_by: `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard itself was killed), or
-            `host` (a host has died).
-        statuses: exit status by rank; negative for a signal, None for a rank that was killed here.
+        ended_by: `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard was killed) or `host` (a host has
+            died).
+        statuses: exit status by rank. Negative for a signal, None for a rank that the guard killed.
         host: the host that has died, or could not be reached.
-        host_rank: the first rank there.
-        leavings: the bytes of segments of shared memory by their names: `removed`, and `left` by who knows whom.
+        host_rank: the first rank on that host.
+        leavings: segments of shared memory with their bytes: those that were `removed`, and those of unknown processes,
+            which were `left`.
     """
 
     ended_by: str
@@ -94,7 +95,7 @@ class ProcessesEnd:
 
 
 class Launched:
-    """Processes that run. Closing the socket ends them, whoever does it and for whatever reason."""
+    """Processes that run. They end when the socket closes, for any reason."""
 
     def __init__(self, guard: socket.socket, ranks: int) -> None:
         self._guard = guard
@@ -106,7 +107,7 @@ class Launched:
     def wait(self) -> ProcessesEnd:
         """Waits until no process of the trial is left.
 
-        A keeper that somebody has stopped is woken: where its guard is stopped as well, nobody else ends the trial.
+        A stopped keeper (SIGSTOP) is woken. If its guard is stopped as well, only the keeper can end the trial.
         """
         told, keeper, stopped_for = None, 0, 0
         with contextlib.suppress(OSError):
@@ -122,7 +123,7 @@ class Launched:
                 stopped_for = stopped_for + 1 if rank_process.is_stopped(keeper) else 0
                 if stopped_for and (self._is_cancelled or stopped_for > _STOPPED_LOOKS):
                     rank_process.wake(keeper)
-        # It would hold the trial's slots for as long as it stays stopped.
+        # A stopped keeper would hold the trial's slots.
         rank_process.wake(keeper)
         with self._lock:
             self._open = False
@@ -132,7 +133,7 @@ class Launched:
         return ProcessesEnd(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {})
 
     def is_running(self) -> bool:
-        """Returns whether its end has not been waited for yet."""
+        """Returns whether `wait` has not returned yet."""
         return self._open
 
     def wait_or_cancel(self, cancelled: threading.Event) -> ProcessesEnd:
@@ -152,7 +153,7 @@ class Launched:
             ended.set()
 
     def cancel(self) -> None:
-        """Has all processes killed; `wait` returns once they are gone. Callable from any thread."""
+        """Has the guard kill all processes. `wait` returns when they are gone. Any thread may call this."""
         with self._lock:
             self._is_cancelled = True
             if self._open:
@@ -164,35 +165,35 @@ class StarterClosedError(Exception):
 
 
 class RankStarter(Protocol):
-    """Starts trials; `close` ends what it keeps running between them."""
+    """Starts trials. `close` ends the processes that it keeps between trials."""
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Starts a trial's processes.
 
         Raises:
-            StarterClosedError: `close` was called meanwhile.
+            StarterClosedError: another thread has called `close`.
         """
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """Returns what the DeepSpeed of the ranks refuses of a configuration; None where nobody could be asked.
+        """Returns what the ranks' DeepSpeed refuses in a configuration. None if no process could answer.
 
         Args:
-            ds_config: a DeepSpeed configuration, which may leave things to the code.
-            slots: devices that train together.
+            ds_config: a DeepSpeed configuration. It may leave settings to the code.
+            slots: the number of devices that train together.
         """
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """Has DeepSpeed's ops built that trials are going to need, where nobody has asked for that yet; waits for them.
+        """Has the ops built that trials will need, and waits. Ops that were requested before are not built again.
 
         Args:
-            builders: the names of their builders.
+            builders: the names of DeepSpeed's builders.
 
         Returns:
-            Why ops cannot be built, by the names of their builders: these, and those of before.
+            The reason for each op, requested now or before, that cannot be built, by its builder's name.
         """
 
     def prime(self, modules: list[str]) -> None:
-        """Is told what the profile trial had imported, so that later trials need not import it again."""
+        """Imports the modules of the profile trial ahead, so that later trials start faster."""
 
     def close(self) -> None:
         """Ends everything."""

@@ -1,4 +1,4 @@
-"""The warm starter: ranks are forks of a primed interpreter, and start in a fraction of a second."""
+"""The warm starter. Ranks are forks of a primed interpreter and start in a fraction of a second."""
 
 import contextlib
 import select
@@ -21,25 +21,25 @@ from trial_lib.wire.whole_files import open_own
 _CLOSE_S = 10
 _LOOK_S = 2.0
 _STOPPED_LOOKS = 5
-# Arrow's allocator would start a thread when it is imported, by MLflow or pandas. The ranks have their own environment.
+# Without this Arrow's allocator starts a thread when MLflow or pandas imports it. Ranks have their own environment.
 _FIT_TO_FORK = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# OpenBLAS, which numpy imports, would start one for each core. The ranks start them by themselves.
+# Without this OpenBLAS, which numpy imports, starts a thread for each core. The ranks start theirs themselves.
 _ONE_THREAD = {NUMBER: "1"}
 
 
 class WarmStarter:
     """Keeps one fork server for the user's interpreter and environment, and forks trials from it.
 
-    A server that has died is started anew; one that must not fork (a thread, an initialised driver) hands its trials to
-    the cold starter, says so, and is ended.
+    A server that has died is started again. A server with a thread or an initialised driver must not fork. Its trials
+    then start cold, a note says so, and the server ends.
 
     Args:
         interpreter: the Python of the ranks.
         builders: DeepSpeed ops to build and load while priming.
-        environment: what the server, and so every import in it, sees.
-        log: path of the server's own output.
-        note: told what takes its time, and of a fallback.
-        ahead: ops to build beside the profile trial, and ahead of every other.
+        environment: the server's environment variables. Its imports see them.
+        log: path of the file for the server's output.
+        note: called with a sentence when something takes long, or when trials start cold.
+        ahead: ops to build during the profile trial, before all other trials.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class WarmStarter:
         self._channel: socket.socket | None = None
         self._ready = False
         self._doubt: str | None = None
-        self._running: list[Launched] = []  # of its forks
+        self._running: list[Launched] = []  # forks of the server
         self._ended: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
     def start(self) -> None:
-        """Starts priming, and returns at once: other servers can start meanwhile."""
+        """Starts the server and returns at once, so that other servers can start too."""
         with self._lock:
             self._start()
         self._cold.start_builds()
@@ -89,7 +89,7 @@ class WarmStarter:
         self._ready = False
 
     def launch(self, request: LaunchRequest) -> Launched:
-        """Forks a trial; waits for the server to be primed first."""
+        """Forks a trial when the server is primed."""
         self._cold.start_builds()
         self._cold.await_builds(request)
         with self._lock:
@@ -110,7 +110,7 @@ class WarmStarter:
         return self._cold.launch(request)
 
     def _fork(self, request: LaunchRequest) -> Launched | None:
-        """Returns the running trial, or None if the server has died (it is then dropped) or must not fork."""
+        """Returns the running trial. None if the server must not fork, or has died, and is then dropped."""
         try:
             if self._channel is None:
                 self._start()
@@ -136,7 +136,7 @@ class WarmStarter:
             self._ready = True
 
     def _answer(self, *keys: str) -> Any:
-        """Returns the last of `keys` in the server's next answer, passing its notes on."""
+        """Returns the value of the last key in the server's next answer. Passes its notes on."""
         assert self._channel is not None
         while True:
             self._wait_for_word()
@@ -152,13 +152,13 @@ class WarmStarter:
                 self._note(message["note"])
 
     def _retire(self) -> None:
-        """Ends a server that must not fork, as soon as none of its trials runs: all that it does is hold memory."""
+        """Ends a server that must not fork when none of its trials runs, because it only holds memory."""
         if self._doubt and self._server is not None and not any(map(Launched.is_running, self._running)):
             self._ended.append(self._server)
             self._drop()
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """See `RankStarter.check`; the server answers as soon as it has imported DeepSpeed."""
+        """See `RankStarter.check`. The server answers when it has imported DeepSpeed."""
         with self._lock:
             if self._doubt is None:
                 return self._judged_by_server(ds_config, slots)
@@ -171,15 +171,15 @@ class WarmStarter:
             channel.send(self._channel, {CHECK: {"ds_config": ds_config, "slots": slots}})
             judgement: Judgement | None = self._answer(CHECKED)
         except (OSError, EOFError):
-            # The next launch finds it gone as well.
+            # The next launch finds that the server is gone, and starts another.
             return None
         return judgement
 
     def _wait_for_word(self) -> None:
-        """Waits for the server to say something, however long its imports take.
+        """Waits for a message of the server. Its imports may take long.
 
         Raises:
-            EOFError: somebody has stopped it, and it stays so; it has been killed.
+            EOFError: the server was killed, or it was stopped (SIGSTOP) and stays so.
         """
         assert self._channel is not None
         stopped_for = 0
@@ -198,11 +198,11 @@ class WarmStarter:
         return False
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `RankStarter.build`; the server has built its own already, or does so while it is primed."""
+        """See `RankStarter.build`. The server builds its own ops while it is primed."""
         return self._cold.build([name for name in builders if name not in self._builders])
 
     def prime(self, modules: list[str]) -> None:
-        """Imports in the server what the profile trial had imported, but for what would keep it from forking."""
+        """Imports the modules of the profile trial in the server, except those that would keep it from forking."""
         with self._lock:
             if self._channel is None or self._doubt:
                 return
@@ -225,9 +225,9 @@ class WarmStarter:
             self._channel = None
         if self._server is not None:
             if self._is_stopped():
-                # What it guards finds its parent gone, and cleans up.
+                # The processes below it then find that their parent is gone, and clean up.
                 self._server.kill()
-            # A killed server's keeper stays until the trials that run have ended: nothing that a launch waits for.
+            # A killed server's keeper stays until its running trials have ended. No launch waits for that.
             threading.Thread(target=self._server.wait, daemon=True, name="reap-server").start()
             self._server = None
 
@@ -236,7 +236,7 @@ class WarmStarter:
         self._closed = True
         serving, server = self._channel, self._server
         if serving is not None:
-            # A launch that waits for the server to be primed holds the lock: this ends it.
+            # A launch that waits for a primed server holds the lock. This ends the launch.
             with contextlib.suppress(OSError):
                 serving.shutdown(socket.SHUT_RDWR)
         with self._lock:

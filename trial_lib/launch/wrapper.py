@@ -1,7 +1,7 @@
-"""A wrapper: a command that starts the training by way of others, such as `bash run.sh`. It is followed to the launch.
+"""Follows a wrapper, which is a command that starts the training through others, such as `bash run.sh`.
 
-It runs as it was typed, until one of its processes is a launcher, or is about to train. There it is ended: the launch,
-as a person could have typed it, is what it was run for.
+The wrapper runs as the user typed it, until one of its processes is a launcher, or is about to train. ZeroTune then
+ends the wrapper. The result is that launch, as the user could have typed it.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ _LAST_WORDS = 300
 _HOOK = str(Path(in_wrapper.__file__).parent)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
-# Of a run of its own in a tracker, the wrapper's preparation is to leave nothing.
+# The wrapper's preparation leaves no run in an experiment tracker.
 _QUIET = {"WANDB_MODE": "disabled"}
-# A shell's, make's, uv's and Python's own, and those that every rank is given by whoever starts it.
+# A shell, make, uv and Python set these for themselves, and every launcher sets the others for its ranks.
 _NOT_TYPED = {
     *("_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"),
     *("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKE_TERMOUT", "MAKE_TERMERR", "MAKEFILE_LIST"),
@@ -46,15 +46,15 @@ _ELASTIC = "TORCHELASTIC_"
 
 @dataclass(frozen=True)
 class Launch:
-    """What a wrapper comes to.
+    """The launch that a wrapper leads to.
 
     Attributes:
-        words: of the launcher, or of the Python program that trains.
+        words: the command line of the launcher, or of the Python program that trains.
         folder: its working directory.
-        variables: that it finds set, or set otherwise than the wrapper did.
-        unset: the names of those that the wrapper had and it has not.
-        ranks: that the program trains with; None behind a launcher, which says it.
-        is_worker: whether it is a worker that the program has started within Python: no command starts it.
+        variables: the variables that it has and the wrapper had not, or had with other values.
+        unset: the names of variables that the wrapper had and it has not.
+        ranks: the number of ranks that the program trains with. None for a launcher, whose words give it.
+        is_worker: whether the process is a worker that the program has started within Python. No command starts it.
     """
 
     words: tuple[str, ...]
@@ -67,10 +67,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class NoLaunch:
-    """A wrapper that has come to nothing.
+    """A wrapper that has started no training.
 
     Attributes:
-        status: its exit code, as a shell tells it; None where it was given up.
+        status: its exit code, as a shell reports it. None if ZeroTune gave it up.
         last_words: the last line that it printed.
     """
 
@@ -86,15 +86,15 @@ def follow_wrapper(
     check: Callable[[], None] = lambda: None,
     given_up_s: float = _GIVEN_UP_S,
 ) -> Launch | NoLaunch:
-    """Runs a wrapper up to its launch, and leaves no process of it behind.
+    """Runs a wrapper up to its launch, and ends all its processes.
 
     Args:
-        command: what was typed.
+        command: the words that the user typed.
         folder: its working directory.
-        environment: all of its environment variables.
-        still_waiting: called now and then, with the seconds since the start.
-        check: called again and again; what it raises ends the waiting.
-        given_up_s: seconds after which it is given up.
+        environment: all its environment variables.
+        still_waiting: called from time to time with the seconds since the start.
+        check: called repeatedly. An exception that it raises ends the waiting.
+        given_up_s: seconds after which ZeroTune gives the wrapper up.
     """
     with tempfile.TemporaryDirectory(prefix="zerotune-wrapper-") as scratch:
         arrived, log = Path(scratch, "arrived.json"), Path(scratch, "log")
@@ -106,7 +106,7 @@ def follow_wrapper(
             began, word_s = time.monotonic(), _FIRST_WORD_S
             while (seconds := time.monotonic() - began) < given_up_s:
                 check()
-                # Asked first: what it did before its end is there by then.
+                # This comes first. Everything that the wrapper did before its end can be seen afterwards.
                 has_ended = not leashed.is_running
                 launch = _arrived(arrived, environment) or looker.launch(leashed.processes)
                 if launch is not None:
@@ -123,7 +123,7 @@ def follow_wrapper(
 
 
 def _arrived(file: Path, before: Mapping[str, str]) -> Launch | None:
-    """Returns the program that is about to train, as `in_wrapper.sitecustomize` tells it."""
+    """Returns the program that is about to train, from the file that `in_wrapper.sitecustomize` has written."""
     if not file.exists():
         return None
     told: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
@@ -133,7 +133,7 @@ def _arrived(file: Path, before: Mapping[str, str]) -> Launch | None:
 
 
 class _Looker:
-    """Finds the launch among a wrapper's processes by their words.
+    """Finds the launch among a wrapper's processes by their command lines.
 
     Args:
         before: the environment variables of the wrapper.
@@ -144,7 +144,7 @@ class _Looker:
         self._known: set[psutil.Process] = set()
 
     def launch(self, processes: Sequence[psutil.Process]) -> Launch | None:
-        """Returns the launch, if it is one of the processes, each of which stands behind its parent."""
+        """Returns the launch, if one of the processes is it. A parent comes before its children."""
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 found = self._launcher(process, process.cmdline())
@@ -171,13 +171,13 @@ class _Looker:
 
 
 def _is_hooked(process: psutil.Process, words: Sequence[str]) -> bool:
-    """Returns whether a Python process tells by itself that it is about to train: a wrapper may set PYTHONPATH anew."""
+    """Returns whether a Python process will report itself. It does not if the wrapper has changed PYTHONPATH."""
     deaf = any(re.fullmatch(r"-[a-zA-Z]*[IES][a-zA-Z]*", option) for option in words[1 : python_target(words)])
     return not deaf and _HOOK in process.environ().get("PYTHONPATH", "").split(os.pathsep)
 
 
 def _trains(process: psutil.Process, words: Sequence[str]) -> bool:
-    """Returns whether the program of a Python process says that it trains with DeepSpeed, and starts no others."""
+    """Returns whether a Python process trains with DeepSpeed and starts no other, as far as its code shows."""
     position = python_target(words)
     assert position is not None
     folder = Path(process.cwd())
@@ -192,7 +192,7 @@ def _trains(process: psutil.Process, words: Sequence[str]) -> bool:
 
 
 def _differences(now: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the variables that a person would have to set for the launch, and the names of those to unset."""
+    """Returns the variables that the user would have to set for the launch, and the names of those to unset."""
     own = {**now, "PYTHONPATH": _without_hook(now.get("PYTHONPATH", ""))}
     if not own["PYTHONPATH"] and "PYTHONPATH" not in before:
         del own["PYTHONPATH"]
@@ -213,8 +213,9 @@ def _is_typed(name: str) -> bool:
 
 
 def _only_adds(path: str, before: Mapping[str, str]) -> bool:
-    """Returns whether a PATH is the one before behind other folders, as in an activated environment: the launcher's own
-    path says which one that is.
+    """Returns whether a PATH has only new folders in front, as in an activated environment.
+
+    The launcher's path shows the environment then.
     """
     return path.endswith(before.get("PATH", os.defpath))
 

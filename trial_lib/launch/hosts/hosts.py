@@ -1,4 +1,4 @@
-"""The hosts that one trial spans, as the experiment names them."""
+"""The hosts that one trial spans."""
 
 import contextlib
 import ipaddress
@@ -13,7 +13,7 @@ from trial_lib.wire.errors import InputError
 
 
 def is_this_host(name: str) -> bool:
-    """Returns whether a name or an address in a hostfile is this machine's."""
+    """Returns whether a name or an address in a hostfile means this machine."""
     own = socket.gethostname()
     if name == "localhost" or name.partition(".")[0] == own.partition(".")[0]:
         return True
@@ -28,17 +28,17 @@ def _own_addresses() -> set[str]:
 
 
 def spanned(host: Host, hosts: Mapping[str, int], where: str) -> Host:
-    """Returns the slots of all hosts that a trial spans, as one host's.
+    """Returns the slots of all hosts that a trial spans, as if one host had them.
 
-    The others are taken to have the same devices as this one, as DeepSpeed takes them.
+    ZeroTune assumes that the other hosts have the devices of this one, as DeepSpeed does.
 
     Args:
-        host: this one.
-        hosts: the slots of each host by its name, in the order of their ranks.
-        where: how an error names the place that names them.
+        host: this host.
+        hosts: the slots of each host by its name, in the order of the ranks.
+        where: the place that errors name.
 
     Raises:
-        InputError: the first of them is not this one, or it has fewer slots than it is said to.
+        InputError: the first host is another one, or this host has fewer slots than the hosts' list gives it.
     """
     first = next(iter(hosts))
     if not is_this_host(first):

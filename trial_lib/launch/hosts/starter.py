@@ -1,7 +1,7 @@
-"""Trials that span several hosts, each started by DeepSpeed's own launcher there, from one hostfile.
+"""Starts trials that span the hosts of a hostfile, with DeepSpeed's launcher on each host.
 
-On every host the interpreter, the code, ZeroTune and the study's folder stand under the same paths, as DeepSpeed
-expects of all but the last: a shared file system, mostly. Other hosts are reached by ssh, without a password.
+The interpreter, the code, ZeroTune and the study's folder have the same paths on every host. Mostly a shared file
+system does that. ZeroTune reaches the other hosts by ssh without a password.
 """
 
 import json
@@ -21,13 +21,13 @@ from trial_lib.launch.rank_starter import HOST, Launched, LaunchRequest, Process
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.wire.whole_files import write_whole
 
-# What DeepSpeed's launcher sets for each rank by itself.
+# DeepSpeed's launcher sets these for each rank.
 _OF_A_RANK = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"),
     *("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
 )
 
-# A host that is gone without a word is found so within a quarter of a minute.
+# With these ssh notices within a quarter of a minute that a host is gone.
 _SSH_OPTIONS = (
     "-T",
     *("-o", "BatchMode=yes"),
@@ -42,8 +42,8 @@ class HostPart:
     """One host's part of a trial.
 
     Attributes:
-        host: its name.
-        ranks: those that run there.
+        host: the host's name.
+        ranks: the ranks there.
     """
 
     host: str
@@ -51,31 +51,31 @@ class HostPart:
 
 
 def ranks_of(request: LaunchRequest, parts: Sequence[HostPart]) -> list[dict[str, Any]]:
-    """Returns what each rank reads of itself: its log, its cores, and CUDA_VISIBLE_DEVICES where its host is this one.
+    """Returns the log, the cores and, on this host, the CUDA_VISIBLE_DEVICES of each rank.
 
-    DeepSpeed's launcher gives out the first devices of a host, and locked here are those that zerotune may use.
+    DeepSpeed's launcher would use the first devices of this host, but the trial has locked its slots.
     """
     told: list[dict[str, Any]] = []
     for part in parts:
         here = is_this_host(part.host)
         for rank in (request.ranks[number] for number in part.ranks):
             visible = rank.environment.get("CUDA_VISIBLE_DEVICES") if here else None
-            # There it names the slots of all ranks.
+            # The request has the slots of all ranks.
             own = None if visible is None else visible.split(",")[part.ranks.start : part.ranks.stop]
             told.append({"log": rank.log, "cores": rank.cores, "devices": None if own is None else ",".join(own)})
     return told
 
 
 class HostfileStarter(ColdStarter):
-    """Starts `deepspeed --no_ssh --node_rank N` on each host; a trial has all of them.
+    """Starts `deepspeed --no_ssh --node_rank N` on each host. A trial takes all hosts.
 
     Args:
-        hosts: the slots of each host by its name, in the order of their ranks; the first is this one.
+        hosts: the slots of each host by its name, in the order of the ranks. The first is this host.
         interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build on every host ahead of the first trial.
-        environment: of the builds.
-        note: told what takes its time.
-        ahead: ops to build there beside the profile trial, and ahead of every other.
+        builders: DeepSpeed ops to build on every host before the first trial.
+        environment: the environment variables of the builds.
+        note: called with a sentence when something takes long.
+        ahead: ops to build on every host during the profile trial, before all other trials.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class HostfileStarter(ColdStarter):
             "ranks": parts,
             "deadline_s": request.deadline_s,
             "grace_s": request.grace_s,
-            # What the guard itself looks into; the ranks have all of it.
+            # The guard needs only this. The launch file has everything for the ranks.
             "payload": {"scratch": _scratch(request)},
         }
         return _OverHosts(self._start_guard("trial_lib.launch.hosts.trial_guard", message, request), self._parts)
@@ -140,7 +140,7 @@ class HostfileStarter(ColdStarter):
         )
         if not here:
             command = _by_ssh(part.host, command)
-        # What the trial's guard removes when all have ended.
+        # The trial's guard removes what these name when all ranks have ended.
         left = {"MASTER_ADDR": address, "MASTER_PORT": told["master_port"], "TMPDIR": first.environment.get("TMPDIR")}
         return {"command": command, "here": here, "log": first.log, "told": told, "environment": left}
 
@@ -155,7 +155,7 @@ def _by_ssh(host: str, command: Sequence[str]) -> list[str]:
 
 
 class _OverHosts(Launched):
-    """The parts that run; their end is told by rank."""
+    """The parts of a trial on its hosts. Their end has a status for each rank."""
 
     def __init__(self, guard: Any, parts: list[HostPart]) -> None:
         super().__init__(guard, len(parts))
@@ -164,7 +164,7 @@ class _OverHosts(Launched):
     def wait(self) -> ProcessesEnd:
         """Waits until every host's part has ended, and no process of the trial is left on this host.
 
-        Where the trial is cut short, those on the others end by themselves, when they find their connection closed.
+        If the trial is cut short, processes on other hosts end when their connection closes.
         """
         ending = super().wait()
         by_part = list(zip(self._parts, ending.statuses, strict=True))

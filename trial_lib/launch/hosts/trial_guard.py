@@ -1,4 +1,4 @@
-"""The guard of a trial that spans several hosts: holds the leash of each host's part, keeps the deadline."""
+"""The guard of a trial that spans several hosts. It holds the leash of each host's part and keeps the deadline."""
 
 import json
 import os
@@ -11,22 +11,22 @@ from trial_lib.wire.whole_files import open_own
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: reads the launch from the driver's socket; a "rank" of it is one host's part."""
+    """Reads the launch from the driver's socket. Each of its "ranks" is one host's part."""
     serve(arguments, _start_host)
 
 
 def _start_host(part: dict[str, Any], request: dict[str, Any]) -> subprocess.Popen[bytes]:
-    # What ssh or an interpreter that does not come up says.
+    # ssh, or an interpreter that does not start, writes its errors there.
     with open_own(Path(part["log"]), "ab") as log:
         process = subprocess.Popen(part["command"], stdin=subprocess.PIPE, stdout=log, stderr=log)
     assert process.stdin is not None
-    # By its name the folder of the ranks' workers is found: this guard removes it here, a part's own elsewhere.
+    # This number names the folder of the ranks' workers. This guard removes it here, a part's guard elsewhere.
     told = {**part["told"], "guard": os.getpid() if part["here"] else None}
     try:
-        # By the pipe and not by the command line, which everybody on the host can read.
+        # Every user of the host can read a command line, so the message goes through the pipe.
         process.stdin.write(json.dumps(told).encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
-        # It has ended already, and says so by its status.
+        # The part has ended, and its exit status shows why.
         pass
     return process

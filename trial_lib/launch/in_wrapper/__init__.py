@@ -1,1 +1,1 @@
-"""The folder that is put on the PYTHONPATH of a wrapper (see `trial_lib.launch.wrapper`)."""
+"""The folder that comes first on a wrapper's PYTHONPATH (see `trial_lib.launch.wrapper`)."""

@@ -1,7 +1,7 @@
-"""What every Python that a wrapper starts runs first: where it is about to train, it says so and waits to be ended.
+"""Runs first in every Python that a wrapper starts. A program that is about to train writes a file and waits.
 
-To join a process group is the first thing that a training under DeepSpeed does: before it the program has changed
-nothing but by its own preparation. Standard library only: it runs in whatever Python the wrapper starts.
+A training under DeepSpeed begins when it joins a process group. Before that a program only prepares. This module needs
+the standard library alone, because any Python may run it.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from types import ModuleType
 from typing import Any
 
 ARRIVED = "ZEROTUNE_ARRIVED"
-"""The environment variable that names the file of the first training to arrive."""
+"""The environment variable with the path of the file that the first training writes."""
 
 _JOINS = {"torch.distributed.distributed_c10d": "init_process_group", "deepspeed.comm.comm": "init_distributed"}
 
-# As the program found them: it may change both before it trains.
+# These are read at the start, because the program may change them before it trains.
 _started = {
     "words": list(sys.orig_argv),
     "interpreter": sys.executable,
@@ -33,7 +33,7 @@ _process = os.getpid()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it lets the others find the modules of `_JOINS`, and changes those that are loaded."""
+    """Changes the modules of `_JOINS` when they are loaded. The other finders find them."""
 
     def __init__(self) -> None:
         self._searching: set[str] = set()
@@ -41,7 +41,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec that the other finders return for one of those modules, None for any other."""
+        """Returns the spec of one of those modules from the other finders. None for any other module."""
         if fullname not in _JOINS or fullname in self._searching:
             return None
         self._searching.add(fullname)
@@ -81,7 +81,7 @@ def _arriving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell(arrived: dict[str, Any]) -> None:
-    """Writes the file whole, unless another process has been here before."""
+    """Writes the file whole, unless another process has written it."""
     path: str = arrived["environment"][ARRIVED]
     own = f"{path}.{os.getpid()}"
     with open(own, "w", encoding="ascii") as file:  # noqa: PTH123
@@ -91,7 +91,7 @@ def _tell(arrived: dict[str, Any]) -> None:
 
 
 def _run_hidden() -> None:
-    """Runs the `sitecustomize` of the environment, which this one stands in front of."""
+    """Runs the `sitecustomize` of the environment, which this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     others = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != here]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
