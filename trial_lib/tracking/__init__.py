@@ -1,4 +1,4 @@
-"""What a study's folder holds, sent on to MLflow.
+"""Sends the content of a study's folder to MLflow.
 
-The folder is the record; MLflow gets a copy, now or later. MLflow itself is imported where it is first needed.
+The folder is the record. MLflow gets a copy, now or later. MLflow itself is imported only when it is needed.
 """

@@ -1,4 +1,4 @@
-"""The Markdown that a run's page opens with: of a study, a trial and a full experiment. The answer stands first."""
+"""The Markdown description of the run of a study, a trial or a full experiment. The answer comes first."""
 
 import json
 import shlex
@@ -19,7 +19,9 @@ _SHOWN_OF_A_TRIAL = ("throughput", "FLOPS_per_gpu", "latency")
 
 
 def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, Any]) -> str:
-    """Returns the description of a study's run; `answer` is what `best_ds_metrics.json` holds, empty without one."""
+    """Returns the description of a study's run; `answer` is the content of `best_ds_metrics.json`, empty without
+    one.
+    """
     metric = SEARCH_METRICS[record.metric]
     tuned = (
         f"The `{record.method}` search tuned the DeepSpeed configuration of **{record.name}** for `{metric.name}` "
@@ -45,7 +47,7 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
 
 
 def trial_description(result: TrialResult, metric: str) -> str:
-    """Returns the description of a trial's run: what it measured, the study's metric first, or why it failed."""
+    """Returns the description of a trial's run: its metrics, the study's first, or the reason of its failure."""
     if result.outcome is not Outcome.COMPLETED:
         outcome = result.outcome.value.replace("_", " ")
         return f"**{outcome}:** {redact_text(result.reason)}" if result.reason else f"**{outcome}**"
@@ -68,7 +70,7 @@ def training_description(record: FullExperimentRecord, paths: FullExperimentPath
 
 
 def _program(record: StudyRecord, paths: StudyPaths) -> str:
-    """Returns the trained program, as the experiment names it; empty if the experiment does not."""
+    """Returns the trained program by the experiment's name for it; empty if there is none."""
     entrypoint: Any = record.arguments.get("command") or None
     if entrypoint is None and paths.shown_experiment.exists():
         entrypoint = yaml.safe_load(paths.shown_experiment.read_text()).get("entrypoint")
@@ -103,5 +105,5 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Returns a setting's value as MLflow gets it: a text as it is, anything else as JSON."""
+    """Returns a setting's value for MLflow: a text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,8 +1,8 @@
-"""Making MLflow have what a full experiment's folder holds: its record, and its metrics as they come.
+"""Makes MLflow have the content of a full experiment's folder: its record, and its metrics as they come.
 
-One run for one full experiment, looked for by its record's id. Metrics are sent as far as the run's `sent` tag does not
-say that they are there: a restarted driver resumes where the one before stopped, and what it sends twice, for the other
-was killed in between, is the same by name, step and time.
+Each full experiment has one run, which is found by the record's id. The run's `sent` tag says which metrics have
+arrived. A restarted driver resumes there. If the driver before was killed in between, some metrics are sent twice,
+which is harmless because name, step and time are the same.
 """
 
 import json
@@ -30,11 +30,11 @@ _MEASURED = (TRAINING, VALIDATION, SYSTEM)
 
 
 class NoStudyRunError(Exception):
-    """The study that a full experiment belongs to is not in MLflow yet."""
+    """MLflow does not have the full experiment's study yet."""
 
 
 class FullExperimentSync:
-    """Sends a full experiment's folder to MLflow, again and again as it grows. After an error, take a new one.
+    """Sends a full experiment's folder to MLflow, repeatedly as it grows. After an error, make a new one.
 
     Attributes:
         page: the path of the run's page; None before MLflow has it.
@@ -58,10 +58,10 @@ class FullExperimentSync:
         return self.page
 
     def run(self) -> None:
-        """Sends what is new: metrics, and then the record, so that a run that has ended is whole.
+        """Sends new content: metrics first, then the record, so that an ended run is complete.
 
         Raises:
-            Exception: whatever MLflow raises, and NoStudyRunError. What has arrived by then stays.
+            Exception: whatever MLflow raises, and NoStudyRunError. The part that has arrived stays.
         """
         paths = self._paths
         fingerprint = files_hash([paths.record, *full_experiment_artifacts(paths)])
@@ -77,7 +77,7 @@ class FullExperimentSync:
 
     def _connect(self, record: FullExperimentRecord) -> Runs:
         wanted = f"tags.{RECORD_ID} = '{record.experiment_id}'"
-        # A study's stands in the study's folder.
+        # The full experiment of a study is in the study's folder.
         work_dir = work_dir_of(self._paths.root if record.study_id is None else self._paths.root.parent)
         secrets = KnownSecrets.of(self._paths.experiment, self._paths.record)
         runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir, FULL_EXPERIMENT)
@@ -93,7 +93,7 @@ class FullExperimentSync:
         return runs
 
     def _still_there(self, mark: str) -> dict[str, int]:
-        """Returns how much of each file has been sent; nothing of one that has become shorter."""
+        """Returns the number of sent bytes of each file; 0 for a file that has become shorter."""
         sent: dict[str, int] = json.loads(mark) if mark else {}
         return {
             name: size
@@ -113,7 +113,7 @@ class FullExperimentSync:
         self._sent = sent
 
     def _sendable(self, runs: Runs, content: RunContent) -> RunContent:
-        """Returns the content without the params that the run has: MLflow takes a param once and for all."""
+        """Returns the content without the params that the run has, because MLflow accepts a param only once."""
         found = runs.found.get(content.record_id)
         if found is None:
             return content
@@ -122,7 +122,7 @@ class FullExperimentSync:
 
 
 def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int]]:
-    """Returns the values of records as MLflow takes them, under names such as `validation.loss`."""
+    """Returns the values of records for MLflow, under names such as `validation.loss`."""
     return [
         (legal_name(f"{record.kind}.{name}"), value, milliseconds(record.time), record.batch)
         for record in records

@@ -1,4 +1,4 @@
-"""What MLflow shows of a study, a trial and a full experiment: their records, put in its terms. Knows no MLflow."""
+"""The content of MLflow's runs of a study, a trial and a full experiment, from their records. It needs no MLflow."""
 
 import json
 import math
@@ -19,15 +19,15 @@ from trial_lib.space.knobs import get_knob
 from trial_lib.tracking.descriptions import as_text, flatten, study_description, training_description, trial_description
 
 STUDY_ID = "study_id"
-RECORD_ID = "record_id"  # the tag a run is known by: a study's id, a trial's or a full experiment's
-KIND = "kind"  # the tag that full experiments have and others have not
-PURPOSE = "purpose"  # the tag that trials have and others have not
+RECORD_ID = "record_id"  # the tag that identifies a run: the id of a study, a trial or a full experiment
+KIND = "kind"  # the tag that only full experiments have
+PURPOSE = "purpose"  # the tag that only trials have
 STAGE_PARAM = "zero_stage"
 MICRO_BATCH_PARAM = "micro_batch_size"
 ACCUMULATION_PARAM = ACCUMULATION
 FULL_EXPERIMENT = "full_experiment"
 _PARENT = "mlflow.parentRunId"
-IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags that runs are looked for by
+IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags by which runs are found
 _DESCRIPTION = "mlflow.note.content"
 PARAM_CHARACTERS = 6000
 TAG_CHARACTERS = 5000
@@ -52,14 +52,14 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class RunContent:
-    """Everything of one MLflow run.
+    """The complete content of one MLflow run.
 
     Attributes:
         record_id: unique over all studies.
         name: for people.
         status: in MLflow's words.
         started_at: seconds since the epoch.
-        ended_at: seconds since the epoch; None while it runs.
+        ended_at: seconds since the epoch. None while it runs.
         tags: by name.
         params: by name.
         metrics: in the order of their steps.
@@ -90,7 +90,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         "reason": redact_text(record.reason),
         "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
         "finding": record.finding,
-        # Where there is one, so that a search for the tag finds those studies alone.
+        # Only set if there is one, so that a search for the tag finds only those studies.
         **({"regression": record.regression} if record.regression else {}),
         _DESCRIPTION: study_description(record, paths, answer),
     }
@@ -109,7 +109,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
 
 
 def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
-    """Returns what the profile trial found out, bytes and counts, and what each ZeRO stage would need."""
+    """Returns the findings of the profile trial (bytes and counts), and the needs of each ZeRO stage."""
     if not paths.profile.exists():
         return {}
     report = json.loads(paths.profile.read_text())
@@ -118,13 +118,13 @@ def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
         for stage in report["stages"]
         for name in ("states", "largest_micro_batch")
     }
-    # What nobody knows has no figure, and a list is none.
+    # Unknown values and lists are no metrics.
     found = {name: value for name, value in report["profile"].items() if isinstance(value, (int, float))}
     return {**{f"profile.{name}": float(value) for name, value in found.items()}, **needs}
 
 
 def study_artifacts(paths: StudyPaths) -> list[Path]:
-    """Returns the files of a study that MLflow gets as soon as they exist."""
+    """Returns the files of a study that go to MLflow as soon as they exist."""
     answer = [paths.best_ds_config, paths.best_ds_metrics, paths.best_command]
     return [paths.shown_experiment, paths.profile, *answer, paths.report, *sorted(paths.figures.glob("*.html"))]
 
@@ -164,7 +164,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
 
 
 def _device_tags(devices: Sequence[TrialDevice]) -> dict[str, str]:
-    """Returns which devices a trial had, and what made them slower than they could be; nothing where nobody knows."""
+    """Returns a trial's devices, and the causes that slowed them down; nothing if unknown."""
     found = {
         "devices": [device.device for device in devices],
         "held_down": [reason for device in devices for reason in device.held_down],
@@ -180,7 +180,7 @@ def _trial_status(outcome: Outcome) -> str:
 
 
 def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a candidate sets, flat; with what every trial has, so that the charts have an axis of it."""
+    """Returns a candidate's settings, flat. Every trial has the common ones, so that charts can use them as an axis."""
     complete = candidate.complete(base)
     knobs = {
         **{path: value for path in KNOBS if (value := get_knob(complete, path)) is not None},
@@ -196,9 +196,9 @@ def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trial_metrics(result: TrialResult) -> dict[str, float]:
-    """Returns what a trial measured: its own metrics, memory in bytes of the rank with the most, phases in seconds.
+    """Returns a trial's measurements: its metrics, memory in bytes of the rank with the most, phases in seconds.
 
-    Of the devices it is the slowest clock (MHz), the highest temperature and the lowest power limit (W).
+    For its devices these are the slowest clock (MHz), the highest temperature and the lowest power limit (W).
     """
     memory = {
         "peak_memory": result.memory.peak,
@@ -229,12 +229,12 @@ def _device_metrics(devices: Sequence[TrialDevice]) -> dict[str, float]:
 def full_experiment_content(
     record: FullExperimentRecord, paths: FullExperimentPaths, parent_run_id: str | None
 ) -> RunContent:
-    """Returns the run of a full experiment, but for its metrics, which are sent as they come.
+    """Returns the run of a full experiment without its metrics, which are sent as they come.
 
     Args:
         record: the full experiment's.
         paths: its files.
-        parent_run_id: the run of the study that it belongs to; None for one of its own.
+        parent_run_id: the run of its study. None if it belongs to none.
     """
     best = {} if record.best_metric is None else {"best_metric": f"{record.best_metric:.6g}"}
     tags = {
@@ -270,7 +270,7 @@ def full_experiment_content(
 
 
 def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
-    """Returns the files of a full experiment that MLflow gets from its beginning."""
+    """Returns the files of a full experiment that go to MLflow from its beginning."""
     return [paths.shown_experiment, paths.ds_config]
 
 
@@ -294,5 +294,5 @@ def legal_name(name: str) -> str:
 
 
 def cut(text: str, characters: int) -> str:
-    """Returns a text, or its beginning where it is too long."""
+    """Returns a text, or its beginning if it is too long."""
     return text if len(text) <= characters else text[: characters - 1] + "…"

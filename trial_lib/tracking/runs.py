@@ -1,4 +1,4 @@
-"""Runs in MLflow that carry a record's id: each is looked for before it is created, and sent again it is the same."""
+"""Runs in MLflow that carry a record's id. Each is looked up before it is created, and can be sent again unchanged."""
 
 import contextlib
 import os
@@ -17,10 +17,10 @@ from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 from trial_lib.tracking.without_secrets import shown_copy, without_secrets
 from trial_lib.wire.whole_files import OWNERS_FILE, OWNERS_FOLDER, make_own
 
-SENT = "sent"  # the tag that says what a run has; set last
+SENT = "sent"  # the tag that names the content of a run; set last
 _EXPERIMENT_KIND = "mlflow.experimentKind"
 _MODEL_TRAINING = "custom_model_development"
-# What MLflow's pages have guessed, and nobody has chosen.
+# A guess of MLflow's pages, not a user's choice.
 _GUESSED_KINDS = ("", "no_inferred_type", "custom_model_development_inferred", "genai_development_inferred")
 _SCHEMA_TIMEOUT_S = 120.0
 _BATCH = 100  # params, or tags, in one request
@@ -29,7 +29,7 @@ _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Left to itself MLflow repeats a request whose answer is late, and so creates a run twice.
+    # By default MLflow repeats a request whose answer is late, and so creates a run twice.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
@@ -40,16 +40,16 @@ class Runs:
 
     Args:
         tracking_uri: MLflow's store or server.
-        secrets: what MLflow is not told.
-        experiment_name: MLflow's experiment, created where there is none.
+        secrets: values to hide from MLflow.
+        experiment_name: MLflow's experiment, created if it is missing.
         wanted: the filter that finds the runs.
         work_dir: the folder that the studies stand in.
-        kind: the tag of that name; runs of another kind are left alone. None for the runs without.
+        kind: the tag of that name. Runs of another kind are left alone. None for the runs without it.
 
     Attributes:
         experiment_id: MLflow's.
-        secrets: what MLflow is not told; more may become known.
-        found: the runs that were there already, as MLflow has them, by their records' ids.
+        secrets: values to hide from MLflow. More may become known.
+        found: MLflow's runs at the start, by their records' ids.
 
     Raises:
         Exception: whatever MLflow raises.
@@ -69,7 +69,7 @@ class Runs:
         artifacts = artifact_location(tracking_uri, work_dir)
         if artifacts is not None:
             Path(unquote(urlsplit(artifacts).path)).mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
-            # Those of MLflow's default experiment, too: it would spell the working directory into SQL, quotes and all.
+            # Also for MLflow's default experiment, because MLflow would put the working directory into SQL unescaped.
             os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = artifacts
         with schema_lock(tracking_uri):
             self._client = _mlflow_client(tracking_uri)
@@ -83,7 +83,7 @@ class Runs:
         if self._tags.get(_EXPERIMENT_KIND, "") in _GUESSED_KINDS:
             self.tag_experiment(_EXPERIMENT_KIND, _MODEL_TRAINING)
         self.found: dict[str, Any] = {}
-        # A run whose creation was answered too late has been created once more: the one in use stays.
+        # A run whose creation was answered too late exists twice. The one in use stays.
         for run in sorted(self.search(wanted), key=lambda run: SENT not in run.data.tags):
             if run.data.tags.get(KIND) != kind:
                 continue
@@ -94,12 +94,12 @@ class Runs:
         self._ids: dict[str, str] = {record_id: run.info.run_id for record_id, run in self.found.items()}
 
     def tag_experiment(self, name: str, value: str) -> None:
-        """Tags the experiment, unless it has this tag already."""
+        """Tags the experiment, unless it already has this tag."""
         if self._tags.get(name) != value:
             self._client.set_experiment_tag(self.experiment_id, name, value)
 
     def search(self, wanted: str) -> Iterator[Any]:
-        """Yields the experiment's runs that a filter finds."""
+        """Yields the experiment's runs that match a filter."""
         token = None
         while True:
             page = self._client.search_runs([self.experiment_id], wanted, page_token=token)
@@ -124,7 +124,7 @@ class Runs:
 
         client, run_id = self._client, self.run_of(content)
         content = without_secrets(content, self.secrets)
-        # All at the trial's start: a metric that is sent again is the same one only at the same time.
+        # All have the time of the trial's start, because a metric that is sent again must have the same time.
         started_at = milliseconds(content.started_at)
         batches = zip_longest(
             _batches(
@@ -152,7 +152,7 @@ class Runs:
             self._client.log_batch(run_id, metrics=[Metric(*point) for point in batch])
 
     def mark(self, run_id: str, sent: str) -> None:
-        """Notes in a run what it has."""
+        """Writes the name of its content into a run."""
         self._client.set_tag(run_id, SENT, sent)
 
 
@@ -166,13 +166,13 @@ def _mlflow_client(tracking_uri: str) -> Any:
 
 @contextlib.contextmanager
 def schema_lock(tracking_uri: str) -> Iterator[None]:
-    """Keeps other processes from creating a SQLite store's tables at the same time, which fails for all but one."""
+    """Keeps other processes from creating a SQLite store's tables at the same time. All but one would fail."""
     database = sqlite_file(tracking_uri)
     if database is None:
         yield
         return
     with FileLock(f"{database}.lock", timeout=_SCHEMA_TIMEOUT_S, mode=OWNERS_FILE):
-        # SQLite gives what it writes beside a database the database's own mode.
+        # SQLite gives files beside a database the database's own mode.
         make_own(database)
         yield
 
@@ -182,5 +182,5 @@ def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def milliseconds(seconds: float) -> int:
-    """Returns a time as MLflow has it."""
+    """Returns a time in MLflow's unit."""
     return int(seconds * 1000)

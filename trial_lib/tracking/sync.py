@@ -1,9 +1,9 @@
-"""Making MLflow have what a study's folder holds, exactly once.
+"""Makes MLflow have the content of a study's folder, exactly once.
 
-Every run carries its record's id as a tag and is looked for before it is created. Everything else is the same when it
-is sent again: params and tags by name, metrics by name, step and time, artifacts by name. So a run that a killed
-process left half written is completed by writing all of it. A run that is complete says so by a last tag, a hash of the
-files that it came from: the store alone knows what has been sent, and no second record can disagree with it.
+Every run carries its record's id as a tag, and is looked up before it is created. Everything else can be sent again
+unchanged: params and tags by name, metrics by name, step and time, artifacts by name. So sending everything completes a
+run that a killed process left half written. A complete run has a last tag, a hash of the files that it came from. Only
+the store records what was sent, so no second record can disagree with it.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from trial_lib.tracking.trials_view import trials_view, view_key
 
 
 class StudySync:
-    """Sends a study's folder to MLflow, again and again as it grows. After an error, take a new one.
+    """Sends a study's folder to MLflow, repeatedly as it grows. After an error, make a new one.
 
     Attributes:
         page: the path of the page with the study's trials; None before MLflow has it.
@@ -34,10 +34,10 @@ class StudySync:
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
         self._sent: dict[str, str] = {}  # record id -> hash of the files it came from
-        self._settled: set[str] = set()  # folders of trials that MLflow has: a result that is there does not change
+        self._settled: set[str] = set()  # folders of trials that MLflow has, whose results do not change
 
     def run(self) -> None:
-        """Sends what is new: trials that have ended, and then the study, so that a parent that has ended is whole."""
+        """Sends new content: ended trials first, then the study, so that an ended parent is complete."""
         paths = self._paths
         fingerprint = files_hash([paths.record, *study_artifacts(paths)])
         record = StudyRecord.model_validate_json(paths.record.read_text())
@@ -47,7 +47,7 @@ class StudySync:
         self.page = trials_page(runs.experiment_id, view_key(record.study_id))
         self.run_page = run_page(runs.experiment_id, run_id)
         if paths.trial(0).root.name not in self._settled:
-            # The first trial, the profile, may find some in the code.
+            # The profile trial may find some in the code.
             runs.secrets = KnownSecrets.of_study(paths)
         for name in sorted({*os.listdir(paths.trials)} - self._settled):  # noqa: PTH208 - names alone, thousands of them
             if self._send_trial(runs, record, TrialPaths(paths.trials / name), run_id):
@@ -64,11 +64,11 @@ class StudySync:
         return self._runs
 
     def _send_trial(self, runs: Runs, record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> bool:
-        """Sends a trial, unless that has been done; returns whether it has ended."""
+        """Sends a trial that was not sent yet; returns whether it has ended."""
         if not paths.result.exists():
             return False
         fingerprint = files_hash([paths.result])
-        if fingerprint not in self._sent.values():  # a result holds its trial's id, so no two have one hash
+        if fingerprint not in self._sent.values():  # a result contains its trial's id, so no two have the same hash
             self._send(runs, trial_content(record, paths, parent_run_id), fingerprint)
         return True
 
@@ -79,7 +79,7 @@ class StudySync:
 
 
 def files_hash(files: Iterable[Path]) -> str:
-    """Returns a hash of those files that exist, names and contents."""
+    """Returns a hash of the names and contents of the files that exist."""
     digest = hashlib.sha256()
     for file in files:
         if file.exists():

@@ -1,4 +1,4 @@
-"""Sends a folder to MLflow while it grows, from a thread of its own: nothing that MLflow does holds anything up."""
+"""Sends a folder to MLflow while it grows, in a thread of its own, so that MLflow holds nothing up."""
 
 import math
 import threading
@@ -17,30 +17,30 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Sync(Protocol):
-    """Sends a folder, again and again as it grows."""
+    """Sends a folder, repeatedly as it grows."""
 
     @property
     def page(self) -> str | None:
-        """The path of the page that shows what the folder holds; None before MLflow has it."""
+        """The path of the page that shows the folder's content; None before MLflow has it."""
 
     @property
     def run_page(self) -> str | None:
         """The path of the page of the folder's own run; None before MLflow has it."""
 
     def run(self) -> None:
-        """Sends what is new; after an error, a new one has to be taken."""
+        """Sends new content. After an error, make a new one."""
 
 
 class Tracker:
     """Keeps MLflow up to date with a folder.
 
     Args:
-        new_sync: returns what sends the folder.
+        new_sync: makes the `Sync` of the folder.
         tracking_uri: MLflow's store or server.
 
     Attributes:
-        tracking_uri: as it may be shown, without a password.
-        last_error: why the last attempt failed, or came too late; None after one that did not.
+        tracking_uri: without a password, to be shown.
+        last_error: why the last attempt failed or came too late. None after a success.
     """
 
     def __init__(self, new_sync: Callable[[], Sync], tracking_uri: str) -> None:
@@ -51,26 +51,26 @@ class Tracker:
         self._sync = new_sync()
         self._changed = threading.Condition()
         self._noted = 0  # notifications so far
-        self._arrived = 0  # those among them whose news MLflow has
+        self._arrived = 0  # notifications whose content MLflow has
         self._deadline = math.inf
         self._thread = threading.Thread(target=self._run, daemon=True, name="tracker")
 
     def start(self) -> None:
-        """Starts the thread, which sends what is there already."""
+        """Starts the thread, which first sends the existing content."""
         self.notify()
         self._thread.start()
 
     def notify(self) -> None:
-        """Says that there is something new in the folder. Returns at once."""
+        """Tells the thread that the folder has new content. Returns at once."""
         with self._changed:
             self._noted += 1
             self._changed.notify()
 
     def close(self, timeout_s: float) -> bool:
-        """Sends the rest, and waits for it no longer than the timeout.
+        """Sends the rest, and waits at most for the timeout.
 
         Returns:
-            Whether MLflow has everything; what it has not can be sent any time later, by a sync of the folder.
+            Whether MLflow has everything. The rest can be sent later, by a sync of the folder.
         """
         with self._changed:
             self._deadline = time.monotonic() + timeout_s
@@ -84,12 +84,12 @@ class Tracker:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """How a person gets to what MLflow shows of the folder: what to type, if anything, and the page's address."""
+        """The way to the folder's page in MLflow: the command to type, if any, and the page's address."""
         return uris.ways_to(self._uri, self._sync.page)
 
     @property
     def run_ways(self) -> tuple[str, ...]:
-        """The same for the page of the folder's own run, which opens with its description."""
+        """The same for the page of the folder's own run, which begins with its description."""
         return uris.ways_to(self._uri, self._sync.run_page)
 
     @property

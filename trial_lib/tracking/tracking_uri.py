@@ -1,4 +1,4 @@
-"""Where MLflow keeps the runs, and how to look at them."""
+"""The place of MLflow's runs, and the way to look at them."""
 
 import functools
 import os
@@ -12,21 +12,22 @@ from trial_lib.wire.errors import InputError
 
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
-# The same by the name of its driver. Of the other MLflow makes the parent folder as it is spelled, quoted or not.
+# The same by the name of its driver. For the other spelling MLflow creates the parent folder without unquoting it.
 _SQLITE_DRIVER = "sqlite+pysqlite:///"
 _LOCAL_UI = "http://127.0.0.1:5000"  # `mlflow ui` answers there if no option says otherwise
-# Without it MLflow opens its pages for traces of language models, until a person has once chosen the others.
+# Without it MLflow opens its pages for traces of language models, until the user chooses the others.
 _MODEL_TRAINING = "workflowType=machine_learning"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # those that MLflow writes to itself
 
 
 def default_tracking_uri(work_dir: Path) -> str:
-    """Returns the tracking URI that MLflow's usual variable names, else that of a SQLite store in the work folder.
+    """Returns the tracking URI of MLflow's usual variable, or else that of a SQLite store in the work folder.
 
-    A relative path is one from the work folder: the working directory of a worker's run is gone after it.
+    A relative path is relative to the work folder, because the working directory of a worker's run is removed
+    afterwards.
 
     Args:
-        work_dir: the folder that studies and the store stand in.
+        work_dir: the folder of the studies and the store.
 
     Raises:
         InputError: the variable names a file store, which MLflow no longer writes to.
@@ -48,17 +49,17 @@ def default_tracking_uri(work_dir: Path) -> str:
 
 
 def in_uri(path: Path) -> str:
-    """Returns a path as the URI of a database has it: what would end it there, or mean something else, is quoted."""
+    """Returns a path for the URI of a database. Characters that would end it, or mean something else, are quoted."""
     return re.sub(r"[%?#]" if _is_unquoted() else r"[?]", lambda found: quote(found[0]), str(path))
 
 
 @functools.cache
 def _is_unquoted() -> bool:
-    """Returns whether SQLAlchemy reads the path of a database as quoted: since 2.1, which wants Python 3.11."""
+    """Returns whether SQLAlchemy unquotes the path of a database. It does since 2.1, which needs Python 3.11."""
     try:
         return tuple(map(int, version("sqlalchemy").split(".")[:2])) >= (2, 1)
     except PackageNotFoundError:
-        # Nobody opens a database.
+        # This opens no database.
         return True
 
 
@@ -76,10 +77,10 @@ def sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
-    """Returns where an experiment's artifacts go; None where the server decides.
+    """Returns the place of an experiment's artifacts; None if the server decides.
 
-    That is beside a SQLite store, and of any other database in the work folder. Left to itself MLflow puts them in the
-    working directory of whoever created the experiment.
+    For a SQLite store it is beside the database file. For any other database it is in the work folder. By default
+    MLflow would use the working directory of the process that created the experiment.
     """
     if not is_database(tracking_uri):
         return None
@@ -89,23 +90,23 @@ def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
 
 
 def without_password(tracking_uri: str) -> str:
-    """Returns the URI as it may be shown."""
+    """Returns the URI without its password."""
     shown = re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", tracking_uri)
     parts = urlsplit(shown)
     _, _, port = parts.netloc.rpartition(":")
     if is_server(shown) and (parts.password is not None or port.isdigit()):
         return shown.replace(f":{parts.password}@", ":***@")
-    # To the last @: a password may hold one, or a "/" or "#" that is not escaped, at which the parser stops.
+    # Up to the last @, because a password may contain one, or an unescaped "/" or "#" at which the parser stops.
     return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", shown)
 
 
 def is_database(tracking_uri: str) -> bool:
-    """Returns whether the URI is that of a database, which MLflow writes to without a server."""
+    """Returns whether the URI names a database, which MLflow writes to without a server."""
     return urlsplit(tracking_uri).scheme.partition("+")[0] in _DATABASES
 
 
 def is_server(tracking_uri: str) -> bool:
-    """Returns whether the URI is that of a tracking server, whose pages a browser can open."""
+    """Returns whether the URI names a tracking server, whose pages a browser can open."""
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
@@ -115,7 +116,7 @@ def run_page(experiment_id: str, run_id: str) -> str:
 
 
 def trials_page(experiment_id: str, view_key: str) -> str:
-    """Returns the path of the page that shows a study's trials as a table, best first, with what they measured.
+    """Returns the path of the page that shows a study's trials as a table, best first, with their measurements.
 
     Args:
         experiment_id: MLflow's.
@@ -126,11 +127,11 @@ def trials_page(experiment_id: str, view_key: str) -> str:
 
 
 def ways_to(tracking_uri: str, page: str | None) -> tuple[str, ...]:
-    """Returns how a person gets to a page of MLflow's: what to type, where that is necessary, and the page's address.
+    """Returns the way to a page of MLflow: the command to type, if any, and the page's address.
 
     Args:
         tracking_uri: MLflow's store or server.
-        page: its path; None for the first page.
+        page: its path. None for the first page.
     """
     shown, path = without_password(tracking_uri), page or ""
     if is_database(tracking_uri):

@@ -1,8 +1,8 @@
 """The view in which MLflow's pages show a study's trials: which runs, in what order, with which columns and charts.
 
-By itself MLflow opens an experiment at its traces, folds trials under their study and shows no metric. A view of one's
-own is a tag of the experiment, in the form in which MLflow's "Views" menu writes it. The menu offers the view, and a
-link that names its key opens it.
+By default MLflow opens an experiment at its traces, folds trials under their study and shows no metric. A saved view is
+a tag of the experiment, in the form of MLflow's "Views" menu. The menu offers the view, and a link with its key opens
+it.
 """
 
 import json
@@ -14,12 +14,12 @@ from trial_lib.tracking.run_content import ACCUMULATION_PARAM, MICRO_BATCH_PARAM
 
 _TAG = "mlflow.sharedViewState."
 _KNOBS = (STAGE_PARAM, MICRO_BATCH_PARAM, ACCUMULATION_PARAM)
-# MLflow puts a chart of each metric into the section of this name, and shows none of them if there is no such section.
+# MLflow puts a chart of each metric into the section of this name. Without the section it shows none of them.
 _MLFLOWS_SECTION = "Model metrics"
 
 
 def view_key(study_id: str) -> str:
-    """Returns the key that a link names a study's view by."""
+    """Returns the key of a study's view in a link."""
     return study_id
 
 
@@ -30,7 +30,7 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
     params = [f"params.`{name}`" for name in _KNOBS]
     columns = [value, *params, "tags.`outcome`", "attributes.`Description`"]
     state = {
-        # The trials alone: with the study among them, its answer would count as one of them.
+        # Only the trials. The study's own run would count as one of them.
         "searchFilter": f"tags.{STUDY_ID} = '{record.study_id}' AND tags.{PURPOSE} LIKE '%'",
         "orderByKey": value,
         "orderByAsc": metric.smaller_is_better,
@@ -50,7 +50,7 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
 
 
 def _charts(metric: str) -> dict[str, Any]:
-    """Returns the charts that stand above MLflow's own: the metric by trial, by micro-batch size, and by knob."""
+    """Returns the charts above MLflow's own: the metric by trial, by micro-batch size, and by knob."""
     cards = [
         {"type": "BAR", "metricKey": metric, "displayName": metric, "runsCountToCompare": 100},
         {

@@ -1,4 +1,4 @@
-"""What MLflow gets goes without the secrets that are known: what a run says, and its files, of which it gets copies."""
+"""Removes known secrets from the content of runs, and from the copies of files that MLflow gets."""
 
 import json
 import shutil
@@ -13,11 +13,11 @@ _PAGES = (".html",)
 
 
 def without_secrets(content: RunContent, secrets: KnownSecrets) -> RunContent:
-    """Returns what a run says without secrets; its files are as they were."""
+    """Returns the content of a run without secrets. Its files are unchanged."""
     return replace(
         content,
         name=secrets.hide(content.name),
-        # A run is looked for by these.
+        # Runs are found by these.
         tags={
             name: value if name in IDS else cut(secrets.hide(value), TAG_CHARACTERS)
             for name, value in content.tags.items()
@@ -31,15 +31,15 @@ def shown_copy(file: Path, folder: Path, secrets: KnownSecrets) -> Path:
 
     Args:
         file: of a study.
-        folder: where the copy goes.
-        secrets: what it goes without.
+        folder: for the copy.
+        secrets: values to hide.
     """
     copy = folder / file.name
     document = _document(file)
     if document is not None:
         copy.write_text(json.dumps(secrets.hide_in(document), indent=2) + "\n")
     elif file.suffix in _PAGES:
-        # Drawn from what may be shown. What only looks like a secret is a script's.
+        # The page is drawn from values that may be shown. Text in it that only looks like a secret belongs to a script.
         copy.write_text(secrets.hide_values(file.read_text()))
     else:
         with (
@@ -52,7 +52,7 @@ def shown_copy(file: Path, folder: Path, secrets: KnownSecrets) -> Path:
 
 
 def _document(file: Path) -> Any:
-    """Returns what stands in a file of JSON; None where it is another, or damaged."""
+    """Returns the content of a JSON file; None for another file, or a damaged one."""
     try:
         return json.loads(file.read_text()) if file.suffix == ".json" else None
     except ValueError:
