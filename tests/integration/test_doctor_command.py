@@ -83,7 +83,7 @@ def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path, monkeyp
     (tmp_path / "pynvml.py").write_text("import time\n\ndef nvmlInit():\n    time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(builds, "_REPORT_S", 3.0)
-    with pytest.raises(InputError, match="the NVIDIA driver: it has not said within 3 s which GPUs there are"):
+    with pytest.raises(InputError, match="the NVIDIA driver: it has not listed the GPUs within 3 s"):
         builds.devices()
 
 

@@ -1,1 +1,1 @@
-"""What `zerotune doctor` checks, each check with its remedy."""
+"""The checks of `zerotune doctor`, each with its remedy."""

@@ -1,4 +1,4 @@
-"""What the doctor looks at before a rank can train: devices and driver, torch and DeepSpeed, what builds its ops."""
+"""Checks what a rank needs to train: devices and driver, torch and DeepSpeed, and the tools that build its ops."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ ENVIRONMENT, OPS, LOCKS, COMPILER = "environment", "ops", "build locks", "compil
 
 
 def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
-    """Returns what `trial_lib.launch.processes.environment_report` says, or in a sentence why it says nothing."""
+    """Returns the report of `trial_lib.launch.processes.environment_report`, or a sentence on why there is none."""
     try:
         text, last = _ask("trial_lib.launch.processes.environment_report", interpreter, environment)
     except TimeoutError:
@@ -36,16 +36,16 @@ def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict
 
 
 def devices() -> DevicesFound:
-    """Returns what this process may use, and what is known of it.
+    """Returns the devices that this process may use, and their state.
 
     Raises:
-        InputError: there is a driver, and it does not answer, or devices that are not tuned on.
+        InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on.
     """
     where = "the NVIDIA driver"
     try:
         text, last = _ask("trial_lib.doctor.host_report", sys.executable, os.environ)
     except TimeoutError:
-        what = f"it has not said within {_REPORT_S:.0f} s which GPUs there are."
+        what = f"it has not listed the GPUs within {_REPORT_S:.0f} s."
         raise InputError(what, where=where, remedy="See whether `nvidia-smi` hangs; if so, restart the host.") from None
     if not text:
         raise InputError(f"asking it has failed ({last}).", where=where, remedy="See what `nvidia-smi` says.")
@@ -56,7 +56,7 @@ def devices() -> DevicesFound:
 
 
 def tried_devices(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
-    """Returns what `trial_lib.launch.processes.tried_devices` says, or in a sentence why it says nothing."""
+    """Returns the report of `trial_lib.launch.processes.tried_devices`, or a sentence on why there is none."""
     try:
         text, last = _ask("trial_lib.launch.processes.tried_devices", interpreter, environment)
     except TimeoutError:
@@ -68,7 +68,7 @@ def tried_devices(interpreter: str, environment: Mapping[str, str]) -> dict[str,
 
 
 def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns what a module writes in a process of its own, empty where it fails, and the last line of its errors.
+    """Returns the output of a module in its own process, empty if it fails, and the last line of its errors.
 
     Raises:
         TimeoutError: it has not ended within a minute.
@@ -89,7 +89,8 @@ def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple
             _, said = process.communicate(timeout=_REPORT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            # One that hangs in the kernel dies when the driver lets it, if ever: not waited for.
+            # A process that hangs in the kernel dies when the driver releases it, if ever. The doctor does not wait for
+            # it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=_KILLED_S)
             raise TimeoutError from None
@@ -99,15 +100,17 @@ def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple
 
 
 def check_environment(interpreter: str, report: Mapping[str, Any] | str) -> Check:
-    """Looks at whether torch and DeepSpeed can be imported."""
+    """Checks whether torch and DeepSpeed can be imported."""
     if isinstance(report, str):
-        return fail(ENVIRONMENT, f"{interpreter}: {report}", "Run that import by hand, and mend what it says.")
+        return fail(
+            ENVIRONMENT, f"{interpreter}: {report}", "Run that import by hand, and mend the error that it shows."
+        )
     device = f"DeepSpeed {report['deepspeed']} on {report['accelerator']}"
     return ok(ENVIRONMENT, f"{interpreter}: Python {report['python']}, torch {report['torch']}, {device}")
 
 
 def check_ops(report: Mapping[str, Any] | str, wanted: Sequence[str]) -> Check:
-    """Looks at DeepSpeed's ops: those that are built, and those that can be.
+    """Checks which of DeepSpeed's ops are built, and which can be.
 
     Args:
         report: `environment_report`'s.
@@ -141,30 +144,30 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _first(why: str) -> str:
-    """Returns the first thing that DeepSpeed says; what may help follows it."""
+    """Returns DeepSpeed's first sentence. Hints follow it."""
     return next(filter(None, (part.strip(" .") for part in why.split("[WARNING]"))), why)
 
 
 def check_locks(environment: Mapping[str, str]) -> Check:
-    """Looks for the locks of builds that were killed, which every later process waits for in silence."""
+    """Looks for locks of killed builds. Every later process would wait for them silently."""
     stale = [folder / "lock" for folder in build_folders(environment) if is_stale(folder / "lock")]
     if not stale:
         return ok(LOCKS, "none that a killed build has left")
     remedy = shlex.join(["rm", *map(str, stale)])
-    return fail(LOCKS, f"{len(stale)} that a killed build has left: all who need the op wait for ever", remedy)
+    return fail(LOCKS, f"{len(stale)} from a killed build: every process that needs the op waits forever", remedy)
 
 
 def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[str, Any] | str) -> Check:
-    """Looks for what builds DeepSpeed's ops: a C++ compiler, ninja, and the devices' own compiler."""
+    """Looks for the tools that build DeepSpeed's ops: a C++ compiler, ninja, and the devices' compiler."""
     path = environment.get("PATH", "")
     compiler = shutil.which(environment.get("CXX", "c++"), path=path)
     ninja = shutil.which("ninja", path=path)
     found = [tool for tool in (compiler, ninja) if tool]
     if ninja is None:
-        said = "no ninja in PATH: not even an op that is built can be loaded"
-        return fail(COMPILER, said, "Activate the environment that ZeroTune is in (it brings ninja), or install it.")
+        said = "no ninja in PATH: even a built op cannot be loaded"
+        return fail(COMPILER, said, "Activate ZeroTune's environment (it has ninja), or install ninja.")
     if compiler is None:
-        remedy = "Install a C++ compiler (Debian: apt install build-essential), or name yours by CXX."
+        remedy = "Install a C++ compiler (Debian: apt install build-essential), or set CXX to yours."
         everything = not isinstance(report, str) and all(op["built"] for op in report["ops"].values())
         said = "no C++ compiler in PATH"
         return warn(COMPILER, f"{said}, but all ops are built", remedy) if everything else fail(COMPILER, said, remedy)

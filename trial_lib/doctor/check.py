@@ -1,11 +1,11 @@
-"""One thing that `zerotune doctor` has looked at, and how to mend it."""
+"""One check of `zerotune doctor`, with its remedy."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Verdict(str, Enum):
-    """What a check has come to."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -14,13 +14,13 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's.
+    """One line of the doctor's report.
 
     Attributes:
-        name: what was looked at.
-        verdict: `fail` where a study would fail or hang, `warn` where it may, or is slower than it need be.
-        said: one sentence on what was found.
-        remedy: how to mend it; empty where there is nothing to mend.
+        name: of the checked thing.
+        verdict: `fail` if a study would fail or hang; `warn` if it may, or would be slower than necessary.
+        said: the finding, in one sentence.
+        remedy: how to mend it. Empty if there is nothing to mend.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Check:
 
 
 def ok(name: str, said: str) -> Check:
-    """Returns a check that has found nothing wrong."""
+    """Returns a check without a problem."""
     return Check(name, Verdict.OK, said)
 
 
 def warn(name: str, said: str, remedy: str) -> Check:
-    """Returns a check that has found what may go wrong."""
+    """Returns a check with a possible problem."""
     return Check(name, Verdict.WARN, said, remedy)
 
 
 def fail(name: str, said: str, remedy: str) -> Check:
-    """Returns a check that has found what goes wrong."""
+    """Returns a check with a certain problem."""
     return Check(name, Verdict.FAIL, said, remedy)

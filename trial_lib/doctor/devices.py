@@ -1,4 +1,4 @@
-"""What the doctor says of this host's devices, of their driver, and of whether torch can compute on them."""
+"""Checks this host's devices, their driver, and whether torch can compute on them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,12 +17,12 @@ ACCELERATORS, DEVICES = "accelerators", "devices"
 
 @dataclass(frozen=True)
 class DevicesFound:
-    """What is there to train on.
+    """The devices to train on.
 
     Attributes:
-        host: what this process may use.
+        host: the devices that this process may use.
         driver: the version of the NVIDIA driver; None without one.
-        conditions: of each slot's device, where there is anything to say of it.
+        conditions: of each slot's device, if there is anything to report.
     """
 
     host: Host
@@ -31,21 +31,21 @@ class DevicesFound:
 
     @classmethod
     def here(cls) -> "DevicesFound":
-        """Asks the drivers, which may hold this process up.
+        """Asks the drivers, which may block this process.
 
         Raises:
-            InputError: one does not answer, or there are devices that are not tuned on.
+            InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on.
         """
         host = this_host()
         return cls(host, driver_version(), tuple(kind_of(host.device).conditions(host)))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as plain data."""
+        """Returns plain data."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> "DevicesFound":
-        """Returns what plain data were made of."""
+        """Returns the record of plain data."""
         conditions = []
         for each in told["conditions"]:
             lists = {"faults": tuple(each["faults"]), "tenants": tuple(Tenant(**one) for one in each["tenants"])}
@@ -59,12 +59,12 @@ def check_accelerators(
     report: Mapping[str, Any] | str,
     tried: Mapping[str, Any] | str | None = None,
 ) -> Check:
-    """Looks at the devices, their driver, and whether torch can use them.
+    """Checks the devices, their driver, and whether torch can use them.
 
     Args:
-        found: what the drivers say.
+        found: the answers of the drivers.
         report: `environment_report`'s.
-        tried: `tried_devices`'s, or why it says nothing; None where there was nothing to try.
+        tried: `tried_devices`'s, or why there is none. None if there was nothing to try.
     """
     if isinstance(found, InputError):
         return fail(ACCELERATORS, f"{found.where}: {found.what}", found.remedy)
@@ -94,7 +94,7 @@ def _check_tried(found: DevicesFound, but: str, report: Mapping[str, Any], tried
         return fail(
             ACCELERATORS,
             f"{but}torch, built for CUDA {report['torch_cuda']}, sees none: {tried['why_none'] or 'CUDA shows none'}",
-            "Update the driver to one that knows this CUDA, or install a build of torch for an older one.",
+            "Update the driver to one that supports this CUDA, or install a build of torch for an older one.",
         )
     broken = {number: words for number, words in enumerate(tried["devices"]) if words}
     if broken:
@@ -102,10 +102,10 @@ def _check_tried(found: DevicesFound, but: str, report: Mapping[str, Any], tried
         return fail(
             ACCELERATORS,
             f"{but}torch cannot compute on {len(broken)} of {tried['sees']} ({said})",
-            "Where it knows no kernel for the device, install a build of torch that does; where the device is busy, "
-            "see who has it (nvidia-smi); else restart the host.",
+            "If torch has no kernel for the device, install a build that has one. If the device is busy, see which "
+            "process has it (nvidia-smi). Otherwise restart the host.",
         )
-    # CUDA shows a process one instance, however many there are.
+    # CUDA shows a process only one instance.
     count = len(found.host.slots)
     if tried["sees"] < count and kind_of(found.host.device).refusal(found.host, count) is None:
         return fail(ACCELERATORS, f"{but}CUDA shows torch {tried['sees']} of them", "See what `nvidia-smi` says.")
@@ -113,8 +113,8 @@ def _check_tried(found: DevicesFound, but: str, report: Mapping[str, Any], tried
         return fail(
             ACCELERATORS,
             f"{but}two of them cannot reduce together by NCCL: {tried['together']}",
-            "NCCL_DEBUG=INFO has it say more. Mostly /dev/shm is too small (Docker: --shm-size=8g), or the GPUs cannot "
-            "reach each other (NCCL_P2P_DISABLE=1 goes around it).",
+            "NCCL_DEBUG=INFO shows more. Mostly /dev/shm is too small (Docker: --shm-size=8g), or the GPUs cannot "
+            "reach each other (NCCL_P2P_DISABLE=1 avoids that).",
         )
     return ok(ACCELERATORS, _slots(found))
 
@@ -128,7 +128,7 @@ def _slots(found: DevicesFound) -> str:
 
 
 def check_devices(found: DevicesFound | InputError) -> list[Check]:
-    """Looks at the state of each device; returns no line where there is nothing to say of any.
+    """Checks the state of each device; returns no line if there is nothing to report.
 
     Args:
         found: what the drivers say.
@@ -144,7 +144,7 @@ def check_devices(found: DevicesFound | InputError) -> list[Check]:
 
 
 def _state(condition: DeviceCondition) -> str:
-    """Returns what a device is like, in words."""
+    """Returns the state of a device in words."""
     words = [f"{condition.device}: {condition.model or 'of no known model'}"]
     if condition.memory is not None and condition.memory_used is not None:
         words.append(f"{bytes_shown(condition.memory_used)} of {bytes_shown(condition.memory)} in use")
@@ -164,14 +164,16 @@ def _state(condition: DeviceCondition) -> str:
 
 
 def _remedies(condition: DeviceCondition) -> dict[str, bool]:
-    """Returns what mends a device, and for each whether a study would fail without it."""
+    """Returns the remedies for a device, each with whether a study would fail without it."""
     found: dict[str, bool] = {}
     if condition.tenants:
-        found["Wait for the others, or name other GPUs in CUDA_VISIBLE_DEVICES: beside them a trial is slower."] = False
+        found[
+            "Wait for the other processes, or name other GPUs in CUDA_VISIBLE_DEVICES. Beside them a trial is slower."
+        ] = False
     if condition.is_closed:
         found["Open it: nvidia-smi -c 0."] = True
     if condition.forgets:
         found["Keep the driver up between trials: nvidia-smi -pm 1, or nvidia-persistenced."] = False
     if condition.faults:
-        found["Reset the device (nvidia-smi -r) or restart the host; replace it if that does not help."] = False
+        found["Reset the device (nvidia-smi -r) or restart the host. If that does not help, replace it."] = False
     return found

@@ -1,4 +1,4 @@
-"""What the doctor looks at on this host: shared memory, where studies are written, the room there, the clock."""
+"""Checks this host: shared memory, the folders that studies write to and their room, the clock."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from trial_lib.wire import shared_segments
 from trial_lib.wire.errors import InputError
 
 GIB = 2**30
-# DeepSpeed's CPU collectives take some 70 MB a rank, NCCL and data loaders' workers more.
+# DeepSpeed's CPU collectives take about 70 MB a rank, NCCL and data loaders' workers more.
 _LITTLE_SHARED_MEMORY = GIB // 2
 _NO_ROOM, _LITTLE_ROOM = GIB // 4, 5 * GIB
 _SKEW_S = 5.0
@@ -25,7 +25,7 @@ _CLOCK_S = 0.2
 
 
 def check_shared_memory() -> Check:
-    """Looks at the size of shared memory, and at what ranks that are gone have left in it."""
+    """Checks the size of shared memory, and the buffers that ended ranks left in it."""
     name, folder = "shared memory", shared_segments.FOLDER
     remedy = (
         "Docker: --shm-size=8g; Kubernetes: an emptyDir with `medium: Memory` on /dev/shm; "
@@ -41,7 +41,7 @@ def check_shared_memory() -> Check:
     left = abandoned_buffers()
     if left:
         size = sum(left.values())
-        said += f", {bytes_shown(size)} of it in {len(left)} buffers of runs that are gone"
+        said += f", {bytes_shown(size)} of it in {len(left)} buffers of ended runs"
     if usage.free < _LITTLE_SHARED_MEMORY:
         return fail(name, said, _removal(left) if left else remedy)
     if left:
@@ -54,21 +54,21 @@ def _removal(paths: Iterable[Path]) -> str:
 
 
 def abandoned_buffers() -> dict[Path, int]:
-    """Returns this user's buffers of DeepSpeed's CPU collectives and of NCCL that no process has, and their bytes."""
+    """Returns this user's buffers of DeepSpeed's CPU collectives and of NCCL that no process uses, with their bytes."""
     names = shared_segments.abandoned(shared_segments.BUFFERS)
     if shared_segments.are_all_holders_seen():
         names |= shared_segments.abandoned(shared_segments.OF_NCCL)
     sizes = {}
     for name in names:
         path = shared_segments.FOLDER / name
-        # A run that ends meanwhile takes its own away.
+        # A run that ends meanwhile removes its own.
         with contextlib.suppress(FileNotFoundError):
             sizes[path] = path.stat().st_blocks * 512
     return sizes
 
 
 def check_layers(work_dir: Path) -> Check:
-    """Puts a layer over a folder, as trials do over the program's."""
+    """Mounts a layer over a folder, as trials do over the program's."""
     name = "trial files"
     try:
         refusal = layer_refusal(work_dir)
@@ -80,10 +80,10 @@ def check_layers(work_dir: Path) -> Check:
 
 
 def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
-    """Writes a byte where ZeroTune will, and looks at the room there.
+    """Writes a byte to each folder that ZeroTune writes to, and checks the room there.
 
     Args:
-        folders: what each is for, and where it is; it need not exist yet.
+        folders: the path of each folder by its purpose. It need not exist yet.
     """
     return [_write_access(what, folder) for what, folder in folders.items()]
 
@@ -117,31 +117,31 @@ STUDIES, DATA, BUILDS, LOCKS = "studies", "data folder", "op builds", "locks"
 
 def _elsewhere(what: str) -> str:
     ways = {
-        STUDIES: "Run zerotune in a folder that you may write to.",
-        DATA: "Mend its permissions, or name another one by XDG_DATA_HOME.",
-        BUILDS: "Mend its permissions, or name another one by TORCH_EXTENSIONS_DIR.",
-        LOCKS: "It has to be yours: remove it, or have its owner do so.",
+        STUDIES: "Run zerotune in a folder that you can write to.",
+        DATA: "Mend its permissions, or set XDG_DATA_HOME to another folder.",
+        BUILDS: "Mend its permissions, or set TORCH_EXTENSIONS_DIR to another folder.",
+        LOCKS: "It must belong to you. Remove it, or ask its owner to.",
     }
     return ways[what]
 
 
 def check_clock(server_time: float | None, asked_at: float) -> Check:
-    """Looks at whether the clock runs evenly, and agrees with the Prefect server's.
+    """Checks whether the clock runs evenly, and agrees with the Prefect server's.
 
     Args:
-        server_time: what the server's clock said, in seconds since the epoch; None where no server was asked.
-        asked_at: what this host's said then.
+        server_time: the time on the server's clock, in seconds since the epoch. None if no server was asked.
+        asked_at: the time on this host's clock then.
     """
-    name, remedy = "clock", "Have it set: timedatectl set-ntp true, or chronyc makestep."
+    name, remedy = "clock", "Synchronise it: timedatectl set-ntp true, or chronyc makestep."
     wall, steady = time.time(), time.monotonic()
     time.sleep(_CLOCK_S)
     drift = (time.time() - wall) - (time.monotonic() - steady)
     if abs(drift) > _CLOCK_S / 4:
-        return warn(name, f"it is being set while it runs ({drift:+.2f} s within {_CLOCK_S} s)", remedy)
+        return warn(name, f"it was set while it ran ({drift:+.2f} s within {_CLOCK_S} s)", remedy)
     if server_time is None:
         return ok(name, "it runs evenly; there is no Prefect server to compare it with")
     skew = asked_at - server_time
     if abs(skew) > _SKEW_S:
         said = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the Prefect server's"
-        return warn(name, f"{said}: states and schedules come at the wrong time", remedy)
+        return warn(name, f"{said}: states and schedules have the wrong time", remedy)
     return ok(name, f"it runs evenly, and agrees with the Prefect server's to {_SKEW_S:.0f} s")

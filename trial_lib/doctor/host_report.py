@@ -1,4 +1,4 @@
-"""What devices this host has, and how they are, as JSON. In a process of its own: a driver that hangs holds it up."""
+"""Writes this host's devices and their state as JSON. It is its own process, because a hanging driver blocks it."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from trial_lib.wire.errors import InputError
 
 
 def main(arguments: list[str]) -> None:
-    """Writes to the file descriptor that is named: `DevicesFound`, or the parts of an InputError."""
+    """Writes `DevicesFound`, or the parts of an InputError, to a file descriptor."""
     try:
         answer = DevicesFound.here().to_json()
     except InputError as error:

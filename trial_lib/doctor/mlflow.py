@@ -1,4 +1,4 @@
-"""What the doctor looks at of MLflow: whether its store or server answers, and its version."""
+"""Checks MLflow: whether its store or server answers, and its version."""
 
 import errno
 import http.client
@@ -21,15 +21,13 @@ from trial_lib.wire.errors import InputError
 
 NAME = "MLflow"
 _TIMEOUT_S = 5
-# MLflow's own, and those of the library that it asks by.
+# MLflow's own variables, and those of its HTTP library.
 _BUNDLES = ("MLFLOW_TRACKING_SERVER_CERT_PATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_LATER = (
-    "or unset MLFLOW_TRACKING_URI to keep the runs in ./mlflow.db; `zerotune sync STUDY` sends them any time later."
-)
+_LATER = "or unset MLFLOW_TRACKING_URI to keep the runs in ./mlflow.db; `zerotune sync STUDY` sends them later."
 
 
 def check_mlflow(work_dir: Path) -> Check:
-    """Looks at the store that a study in a folder would be recorded in."""
+    """Checks the MLflow store of a study in a folder."""
     try:
         uri = default_tracking_uri(work_dir)
     except InputError as error:
@@ -38,7 +36,7 @@ def check_mlflow(work_dir: Path) -> Check:
     if is_server(uri):
         return _check_server(uri, shown, ours)
     if not is_database(uri):
-        return warn(NAME, f"{shown} is not looked at, MLflow {ours} here", f"See that it answers, {_LATER}")
+        return warn(NAME, f"{shown} was not checked, MLflow {ours} here", f"See that it answers, {_LATER}")
     database = sqlite_file(uri)
     if database is not None:
         return _check_file(database, shown, ours)
@@ -55,7 +53,7 @@ def _check_file(database: Path, shown: str, ours: str) -> Check:
         if database.exists():
             with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:
                 connection.execute("select count(*) from sqlite_master").fetchone()
-        # A study makes the store, and the folders above it.
+        # A study creates the store, and the folders above it.
         folder = next(place for place in database.parents if place.exists())
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -63,12 +61,12 @@ def _check_file(database: Path, shown: str, ours: str) -> Check:
             raise PermissionError(errno.EACCES, "it may not be written")
     except (OSError, sqlite3.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        return fail(NAME, f"{shown} cannot be used ({why})", f"Move what is there, name another store, {_LATER}")
+        return fail(NAME, f"{shown} cannot be used ({why})", f"Move that file, name another store, {_LATER}")
     return ok(NAME, f"{shown}, MLflow {ours}")
 
 
 def _check_server(uri: str, shown: str, ours: str) -> Check:
-    # urllib would take a password in the address for its port, and say it in the exception.
+    # urllib would read a password in the address as its port, and show it in the exception.
     parts = urlsplit(uri)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     try:
@@ -80,10 +78,10 @@ def _check_server(uri: str, shown: str, ours: str) -> Check:
             return fail(
                 NAME,
                 f"{shown} refuses this user ({error.code})",
-                "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; a server that is "
-                "reached by a name needs it in MLFLOW_SERVER_ALLOWED_HOSTS.",
+                "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN. If you reach the "
+                "server by a name, MLFLOW_SERVER_ALLOWED_HOSTS must have that name.",
             )
-        return warn(NAME, f"{shown} answers, but not which version it is ({error.code})", "See that it is an MLflow.")
+        return warn(NAME, f"{shown} answers, but does not show its version ({error.code})", "See that it is an MLflow.")
     except (OSError, ValueError, http.client.HTTPException) as error:
         return fail(NAME, f"{shown} does not answer ({error})", f"Start it, {_LATER}")
     if theirs.split(".")[0] != ours.split(".")[0]:
@@ -92,7 +90,7 @@ def _check_server(uri: str, shown: str, ours: str) -> Check:
 
 
 def _tls() -> ssl.SSLContext:
-    """Returns whom MLflow's own client would trust, and the certificate that it would show."""
+    """Returns the certificates that MLflow's own client would trust, and the one that it would present."""
     anybody = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
     context = trusting(next(filter(None, map(os.environ.get, _BUNDLES)), None), anybody=anybody)
     own = os.environ.get("MLFLOW_TRACKING_CLIENT_CERT_PATH")
@@ -102,7 +100,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _authorization(user: str | None, password: str | None) -> dict[str, str]:
-    """Returns what MLflow's own client would send of the credentials in the address, or else in the environment."""
+    """Returns the header that MLflow's own client would send, from the address or else from the environment."""
     if user:
         return _basic(unquote(user), unquote(password or ""))
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
@@ -121,7 +119,7 @@ def _connect(uri: str) -> None:
     """Opens a connection to a database, and closes it.
 
     Raises:
-        Exception: whatever the database's driver raises, or that it is not installed.
+        Exception: whatever the database's driver raises, or an ImportError if it is missing.
     """
     import sqlalchemy
 

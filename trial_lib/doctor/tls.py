@@ -1,4 +1,4 @@
-"""Whom the doctor trusts when it asks a server by https: those whom the server's own client trusts."""
+"""The certificates that the doctor trusts in a request by https: those that the server's own client trusts."""
 
 import ssl
 from pathlib import Path
@@ -10,11 +10,11 @@ def trusting(bundle: str | None, *, anybody: bool) -> ssl.SSLContext:
     """Returns the context of a request.
 
     Args:
-        bundle: a file, or a folder, of certificates; None for those that Python's clients bring along.
-        anybody: whether no certificate is looked at.
+        bundle: a file, or a folder, of certificates. None for those that Python's clients bring along.
+        anybody: whether any certificate is accepted.
 
     Raises:
-        OSError: there is no such file, or it has no certificate.
+        OSError: the file is missing, or has no certificate.
     """
     if anybody:
         context = ssl.create_default_context()

@@ -34,7 +34,7 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_way_round(tmp_path: Pa
     (check,) = check_write_access({STUDIES: tmp_path / "file" / "zerotune-studies"})
     assert check.verdict is Verdict.FAIL
     assert str(tmp_path / "file") in check.said
-    assert "may write to" in check.remedy
+    assert "can write to" in check.remedy
 
 
 def test_a_folder_behind_one_that_may_not_be_looked_into_is_told(
@@ -106,7 +106,7 @@ def test_a_clock_that_is_set_while_it_runs_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(host.time, "time", lambda: next(readings))
     check = check_clock(None, 0.0)
     assert check.verdict is Verdict.WARN
-    assert "while it runs" in check.said
+    assert "while it ran" in check.said
 
 
 def test_a_folder_of_locks_that_somebody_else_has_laid_there_is_told(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_folder_of_locks_that_somebody_else_has_laid_there_is_told(tmp_path: P
     (check,) = check_write_access({LOCKS: tmp_path / "locks"})
     assert check.verdict is Verdict.FAIL
     assert "not a folder of yours" in check.said
-    assert "It has to be yours" in check.remedy
+    assert "It must belong to you" in check.remedy
