@@ -1,1 +1,1 @@
-"""What is asked of a device, with a file for each kind."""
+"""Devices, with one file for each kind."""

@@ -1,9 +1,9 @@
-"""What devices can do at best, for model FLOPs utilisation. Pure; standard library only.
+"""The peak FLOP/s of devices, for model FLOPs utilisation. Pure; standard library only.
 
-Figures are those of NVIDIA's data sheets, for the product form that a device's name tells: dense, that is without the
-sparsity of 2:4 that many sheets count in, and with sums in 32 bits. For GeForce cards and RTX 6000 Ada they are of the
-architectures' white papers (Ampere GA102, Ada, RTX Blackwell, appendix A), of Blackwell's data centre parts those of
-the HGX and NVL72 sheets over their GPUs. AMD's are of the MI300X and MI325X sheets.
+Figures are those of NVIDIA's data sheets, for the product form in a device's name. They are dense, without the 2:4
+sparsity of many sheets, with sums in 32 bits. For GeForce cards and RTX 6000 Ada they are from the architectures' white
+papers (Ampere GA102, Ada, RTX Blackwell, appendix A). For Blackwell's data centre parts they are from the HGX and NVL72
+sheets, divided by their GPUs. AMD's are from the MI300X and MI325X sheets.
 """
 
 import re
@@ -20,10 +20,10 @@ class DataSheet:
     Attributes:
         multiprocessors: of the whole device.
         float32: TFLOP/s without tensor cores.
-        tf32: TFLOP/s of tensor cores on numbers of 32 bits; None where it has none of that kind, as below.
-        float16: on those of 16 bits.
+        tf32: TFLOP/s of tensor cores on 32-bit numbers; None if it has none of that kind, as below.
+        float16: on 16-bit numbers.
         bfloat16: likewise.
-        float8: on those of 8 bits.
+        float8: on 8-bit numbers.
     """
 
     multiprocessors: int
@@ -88,20 +88,20 @@ _SHEETS = {
     "Instinct MI300X": _MI300X,
     "Instinct MI325X": _MI300X,
 }
-# Of another form than the sheet's, and slices by time of a virtual GPU, such as `GRID A100-10C`.
+# Names of another form than the sheet's, and slices by time of a virtual GPU, such as `GRID A100-10C`.
 _OTHERWISE = re.compile(r"laptop|mobile|max|grid|\d+[abcq]")
 
 
 def sheet_of(name: str) -> DataSheet | None:
-    """Returns the data sheet of a device; None where none is known.
+    """Returns the data sheet of a device; None if none is known.
 
-    >>> sheet_of("NVIDIA H100 NVL").bfloat16
-    835.5
-    >>> sheet_of("NVIDIA RTX A1000") is None
-    True
+        >>> sheet_of("NVIDIA H100 NVL").bfloat16
+        835.5
+        >>> sheet_of("NVIDIA RTX A1000") is None
+        True
 
     Args:
-        name: as the driver has it.
+        name: the driver's name for it.
     """
     words = _words(name)
     if any(_OTHERWISE.fullmatch(word) for word in words):
@@ -111,10 +111,10 @@ def sheet_of(name: str) -> DataSheet | None:
 
 
 def share_of(name: str, multiprocessors: int) -> float:
-    """Returns which part of its device a slice of it has (MIG); 1 for what is no slice, or of no known device.
+    """Returns the share of a device that a slice of it has (MIG); 1 for a whole or an unknown device.
 
     Args:
-        name: as the driver has it, such as `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
+        name: the driver's name, such as `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
         multiprocessors: that this process sees.
     """
     sheet = sheet_of(name)
@@ -122,15 +122,15 @@ def share_of(name: str, multiprocessors: int) -> float:
 
 
 def peak_flops(name: str, dtype: str, share: float) -> float | None:
-    """Returns the most FLOP/s of a device's products of matrices; None where its data sheet is not known, or says none.
+    """Returns the most FLOP/s of a device's products of matrices; None if its data sheet is unknown or has no value.
 
-    >>> peak_flops("NVIDIA L40", "bfloat16", 1.0)
-    181000000000000.0
+        >>> peak_flops("NVIDIA L40", "bfloat16", 1.0)
+        181000000000000.0
 
     Args:
-        name: as the driver has it.
-        dtype: of the numbers that are multiplied: `float32`, `tf32`, `float16`, `bfloat16`, `float8`.
-        share: of the device that is there; see `share_of`.
+        name: the driver's name for it.
+        dtype: the type of the numbers: `float32`, `tf32`, `float16`, `bfloat16`, `float8`.
+        share: the available share of the device; see `share_of`.
     """
     sheet = sheet_of(name)
     figures = {} if sheet is None else {each: getattr(sheet, each) for each in ("float32", "tf32", *HALVES, "float8")}
@@ -139,15 +139,15 @@ def peak_flops(name: str, dtype: str, share: float) -> float | None:
 
 
 def multiplied_in(formats: Collection[str]) -> str | None:
-    """Returns in which numbers a training multiplies its matrices; None where the formats that show do not tell.
+    """Returns the type in which a training multiplies its matrices; None if its formats do not decide that.
 
-    Weights that are kept in 32 bits are multiplied in fewer under autocast, and nobody calculates in both halves.
+    Under autocast, 32-bit weights are multiplied in fewer bits. No training uses both 16-bit types.
 
-    >>> multiplied_in(["bfloat16", "float32"])
-    'bfloat16'
+        >>> multiplied_in(["bfloat16", "float32"])
+        'bfloat16'
 
     Args:
-        formats: of its numbers, by the names of their types; `tf32` where products of 32 bits are made so.
+        formats: of its numbers, by the names of their types; `tf32` if 32-bit products use it.
     """
     if any(each.startswith("float8") for each in formats):
         return "float8"

@@ -1,1 +1,1 @@
-"""What is asked of a host's devices from outside a rank, without importing torch."""
+"""A host's devices, as seen from outside a rank, without importing torch."""

@@ -1,4 +1,4 @@
-"""What a host has, and what every kind of host answers of its devices."""
+"""A host and its devices, and the interface that every kind of host implements."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,14 +12,13 @@ class Host:
 
     Attributes:
         device: `cuda` or `cpu`.
-        slots: what a trial is given to address each: the index or UUID of a GPU as CUDA_VISIBLE_DEVICES spells it, the
-            number of a core.
-        memory_per_slot: bytes of one device, 0 where nobody knows; on a CPU the host's memory over the slots, less a
-            reserve of a tenth.
-        devices: the UUID of each slot's GPU: CUDA_VISIBLE_DEVICES may spell one GPU in many ways.
-        models: what each of these is, by its UUID, where that is known.
-        memory: the bytes of each, by its UUID, where they are known.
-        notes: what a person has to know of the choice of devices, a sentence each.
+        slots: the address of each: the index or UUID of a GPU as in CUDA_VISIBLE_DEVICES, or the number of a core.
+        memory_per_slot: bytes of one device, 0 if unknown. On a CPU it is the host's memory divided by the slots, less
+            a reserve of a tenth.
+        devices: the UUID of each slot's GPU, because CUDA_VISIBLE_DEVICES has many spellings for one GPU.
+        models: the model of each GPU, by its UUID, if known.
+        memory: the bytes of each GPU, by its UUID, if known.
+        notes: notes on the choice of devices for the user, a sentence each.
     """
 
     device: str
@@ -31,22 +30,22 @@ class Host:
     notes: Sequence[str] = ()
 
     def device_of(self, slot: str) -> str:
-        """Returns the name of a slot's device, which is the same for everybody on this host."""
+        """Returns the name of a slot's device, which is the same for all processes on this host."""
         return self.devices.get(slot, slot)
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """How a device is while it works. What nobody can tell is None, or empty.
+    """The state of a device at work. Unknown values are None or empty.
 
     Attributes:
-        device: its name, as `Host.device_of` has it.
-        model: what it is.
-        clock: of what computes, in MHz.
-        power_limit: what it may take, in W.
+        device: its name, as from `Host.device_of`.
+        model: its model.
+        clock: of its processors, in MHz.
+        power_limit: in W.
         temperature: in degrees Celsius.
         held_down: why its clock is lower than it could be.
-        is_idle: whether nothing runs on it, so that its clock tells nothing.
+        is_idle: whether nothing runs on it. Then its clock means nothing.
     """
 
     device: str
@@ -63,8 +62,8 @@ class Tenant:
     """A process that computes on a device.
 
     Attributes:
-        pid: as the driver numbers it, which need not be as this process's container does.
-        memory: bytes of the device that it has; None where nobody may know.
+        pid: its number for the driver, which may differ from the number in this process's container.
+        memory: bytes of the device that it holds; None if unknown.
     """
 
     pid: int
@@ -73,19 +72,19 @@ class Tenant:
 
 @dataclass(frozen=True)
 class DeviceCondition:
-    """What of a device a study may stumble over. What nobody can tell is None, or false.
+    """Properties of a device that may disturb a study. Unknown values are None or false.
 
     Attributes:
-        device: its name, as `Host.device_of` has it.
-        model: what it is.
+        device: its name, as from `Host.device_of`.
+        model: its model.
         memory: its bytes.
-        memory_used: those that somebody has now, the driver included.
-        is_closed: whether it is set to let nobody compute.
-        is_exclusive: whether it lets one process compute at a time.
-        is_cut: whether it is cut into instances, or one of these.
-        forgets: whether the driver lets go of it when nobody uses it, and takes it up anew for each trial.
-        faults: what is wrong with its memory, in words.
-        tenants: who computes on it now.
+        memory_used: the bytes in use now, including the driver's.
+        is_closed: whether no process may compute on it.
+        is_exclusive: whether only one process at a time may compute on it.
+        is_cut: whether it is cut into instances, or is one of them.
+        forgets: whether the driver unloads its state when it is unused, and loads it again for each trial.
+        faults: faults of its memory, in words.
+        tenants: the processes that compute on it now.
     """
 
     device: str
@@ -101,17 +100,17 @@ class DeviceCondition:
 
 
 class HostKind(Protocol):
-    """What differs between a host that trains on its accelerators and one that trains on its processor.
+    """The differences between a host that trains on its accelerators and one that trains on its processor.
 
     Attributes:
-        device: what torch and DeepSpeed call the devices.
-        resource: what Ray calls them.
-        word: what `accelerate launch` and torchrun call them.
-        visible_by: the environment variable that says which of them a process sees; None where nothing does.
-        ranks_option: by which option the `deepspeed` launcher is told how many to use.
-        compiler: what builds DeepSpeed's ops for them beside a C++ compiler; None for nothing.
-        computes_on_the_processor: whether the processor is the device: its time tells how long a step took, its memory
-            is the slots', and there is nothing to offload to.
+        device: the name of the devices in torch and DeepSpeed.
+        resource: their name in Ray.
+        word: their name in `accelerate launch` and torchrun.
+        visible_by: the environment variable that chooses the devices of a process; None if there is none.
+        ranks_option: the option of the `deepspeed` launcher for their number.
+        compiler: the compiler of DeepSpeed's operators for them, beside a C++ compiler; None for none.
+        computes_on_the_processor: whether the processor is the device. Then its time measures a step, its memory is the
+            slots', and nothing can be offloaded.
     """
 
     device: str
@@ -123,48 +122,48 @@ class HostKind(Protocol):
     computes_on_the_processor: bool
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
-        """Returns the variables by which a trial's ranks are shown its slots and nothing else."""
+        """Returns the variables that show a trial's ranks its slots and nothing else."""
 
     def primed_with(self, host: Host, count: int) -> dict[str, str]:
-        """Returns the variables of a process that imports and builds for trials of `count` slots, and trains nothing.
+        """Returns the variables of a process that imports and builds for trials of `count` slots.
 
-        It is shown what a trial is shown: DeepSpeed's ops are built for the devices that are there.
+        It sees the devices that a trial sees, because DeepSpeed's operators are built for them. It trains nothing.
         """
 
     def refusal(self, host: Host, count: int) -> str | None:
-        """Returns in a sentence why no trial can have `count` slots of a host at once; None where one can."""
+        """Returns a sentence that says why no trial can have `count` slots of a host at once; None if one can."""
 
     def alike(self, host: Host, count: int) -> Host:
-        """Returns the slots that trials of `count` are to choose from, so that any two of them can be compared."""
+        """Returns the slots that trials of `count` choose from. Any two choices can be compared."""
 
     def cores(self, slot: str) -> list[int]:
-        """Returns the processor cores that the rank of a slot is pinned to; none for no pinning."""
+        """Returns the processor cores that a slot's rank is pinned to; none for no pinning."""
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns the bytes of memory that a rank is held to; None where that is all its device has.
+        """Returns the memory limit of a rank, in bytes; None if it may use its whole device.
 
         Args:
             host: the slots.
-            asked: what the user grants a slot; None where nobody said.
+            asked: the user's limit for a slot; None if there is none.
         """
 
     def identity(self, host: Host) -> dict[str, str]:
-        """Returns what a later study would miss if it were replaced: the devices' names and their driver's version."""
+        """Returns the names of the devices and the version of their driver, for a later study to compare."""
 
     def asked_often(self) -> AbstractContextManager[object]:
-        """Returns within what it costs little to ask again and again."""
+        """Opens what makes repeated questions cheap, for its body."""
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
-        """Returns how each slot's device is now."""
+        """Returns the present state of each slot's device."""
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
-        """Returns which processes compute on each slot's device now, trials included, by the device's name.
+        """Returns the processes that compute on each slot's device now, including trials, by the device's name.
 
-        Nothing on a processor: whatever runs on a host computes there.
+        On a processor there are none, because every process of a host computes there.
         """
 
     def conditions(self, host: Host) -> list[DeviceCondition]:
-        """Returns what of each slot's device a study may stumble over; nothing of a processor."""
+        """Returns the properties of each slot's device that may disturb a study; none for a processor."""
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
-        """Returns what each slot's device is busy with now: `memory_used` (bytes), `utilization` (percent)."""
+        """Returns the present load of each slot's device: `memory_used` (bytes), `utilization` (percent)."""

@@ -11,7 +11,7 @@ _HOST_RESERVE = 0.1
 
 
 class CpuHost:
-    """Answers `HostKind` for the cores of a processor."""
+    """Implements `HostKind` for the cores of a processor."""
 
     device = "cpu"
     resource = "CPU"
@@ -22,39 +22,39 @@ class CpuHost:
     computes_on_the_processor = True
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
-        """Returns nothing: a rank is pinned to its core instead."""
+        """Returns nothing, because a rank is pinned to its core instead."""
         return {}
 
     def primed_with(self, host: Host, count: int) -> dict[str, str]:
-        """Returns nothing: every core is like every other."""
+        """Returns nothing, because all cores are alike."""
         return {}
 
     def refusal(self, host: Host, count: int) -> str | None:
-        """Returns None: cores can be taken together."""
+        """Returns None, because cores can be taken together."""
         return None
 
     def alike(self, host: Host, count: int) -> Host:
-        """Returns the host as it is."""
+        """Returns the host unchanged."""
         return host
 
     def cores(self, slot: str) -> list[int]:
-        """Returns the slot's core; none of another host's slot."""
+        """Returns the slot's core; none for another host's slot."""
         return [int(slot)] if slot.isdecimal() else []
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns what is asked for, or the slot's share of the host's memory."""
+        """Returns the user's limit, or the slot's share of the host's memory."""
         return host.memory_per_slot if asked is None else asked
 
     def identity(self, host: Host) -> dict[str, str]:
-        """Returns nothing beyond what every host tells of its processor."""
+        """Returns nothing beyond the processor, which every host reports."""
         return {}
 
     def asked_often(self) -> AbstractContextManager[object]:
-        """Returns nothing to open."""
+        """Opens nothing."""
         return nullcontext()
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
-        """Returns which cores they are."""
+        """Returns the cores."""
         return [DeviceState(host.device_of(slot)) for slot in slots]
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
@@ -66,12 +66,12 @@ class CpuHost:
         return []
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
-        """Returns nothing beyond what every host tells of its processor."""
+        """Returns nothing beyond the processor's load, which every host reports."""
         return []
 
 
 def cores_of_this_process() -> Host:
-    """Returns the cores that the processor affinity leaves to this process, and their share of the memory."""
+    """Returns the cores in this process's affinity, and their share of the memory."""
     cores = sorted(os.sched_getaffinity(0))
     memory = int(host_memory() * (1 - _HOST_RESERVE)) // len(cores)
     return Host("cpu", [str(core) for core in cores], memory)

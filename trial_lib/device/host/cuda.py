@@ -1,4 +1,4 @@
-"""A host that trains on what PyTorch calls `cuda`: NVIDIA's GPUs, as NVML tells of them, or AMD's, by the kernel."""
+"""A host that trains on PyTorch's `cuda`: NVIDIA's GPUs, as NVML reports them, or AMD's, as the kernel does."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ _DEV = Path("/dev")
 
 
 class CudaHost:
-    """Answers `HostKind` for GPUs."""
+    """Implements `HostKind` for GPUs."""
 
     device = "cuda"
     resource = "GPU"
@@ -29,18 +29,18 @@ class CudaHost:
     computes_on_the_processor = False
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
-        """Returns the GPUs as the slots are named, which count them as NVML does, and the kernel does AMD's."""
+        """Returns the GPUs by the names of the slots, in the order of NVML, or of the kernel for AMD's."""
         names = ",".join(slots)
-        # HIP listens to both, and to its own first.
+        # HIP reads both, and its own first.
         hip = {HIP_VARIABLE: names} if is_driver_there() else {}
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": names, **hip}
 
     def primed_with(self, host: Host, count: int) -> dict[str, str]:
-        """Returns the variables of a trial's ranks, with a whole GPU in the place of an instance.
+        """Returns the variables of a trial's ranks, with a whole GPU instead of an instance.
 
-        torch counts instances by asking CUDA, after which the process cannot fork; a GPU that is cut it counts by NVML.
+        torch counts instances by asking CUDA, and then the process cannot fork. It counts a GPU that is cut by NVML.
         """
-        # Those of other hosts are not shown by these.
+        # These variables do not show other hosts' GPUs.
         slots = [slot for slot in host.slots[:count] if slot in host.devices]
         if not slots:
             return {}
@@ -53,13 +53,13 @@ class CudaHost:
         return self.environment(list(dict.fromkeys(names)))
 
     def refusal(self, host: Host, count: int) -> str | None:
-        """Returns what keeps instances of a GPU from training together."""
+        """Returns why instances of a GPU cannot train together."""
         if count == 1 or not any(_is_instance(host.device_of(slot)) for slot in host.slots):
             return None
         return "CUDA shows a process one instance of a GPU (MIG), so that a trial can have one alone."
 
     def alike(self, host: Host, count: int) -> Host:
-        """Returns the GPUs of one model: those with the most memory in all, of which there are enough for a trial."""
+        """Returns the GPUs of one model: the model with the most memory in total, if a trial has enough of them."""
         models = {slot: host.models.get(host.device_of(slot), "") for slot in host.slots}
         if count >= len(host.slots) or len(set(models.values())) < 2:
             return host
@@ -80,61 +80,61 @@ class CudaHost:
         return replace(host, slots=slots, memory_per_slot=memory, notes=(*host.notes, note))
 
     def cores(self, slot: str) -> list[int]:
-        """Returns none: the rank of a GPU may use every core."""
+        """Returns none, because the rank of a GPU may use every core."""
         return []
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns what is asked for: without a wish a rank has all of its GPU."""
+        """Returns the user's limit. Without one a rank has all of its GPU."""
         return asked
 
     def identity(self, host: Host) -> dict[str, str]:
-        """Returns the names of the GPUs and the driver's version; nothing where they are other hosts' of a cluster."""
+        """Returns the names of the GPUs and the driver's version; nothing for other hosts of a cluster."""
         names = {host.models[device] for device in map(host.device_of, host.slots) if device in host.models}
         version = driver_version()
         return {} if version is None else {"GPU": ", ".join(sorted(names)), "driver": version}
 
     def asked_often(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a session of NVML, which counts those who have opened it."""
+        """Opens a session of NVML, which counts its users."""
         opened = contextlib.ExitStack()
         with contextlib.suppress(InputError):
             opened.enter_context(session())
         return opened
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
-        """Returns what NVML knows of each GPU; of one of another host its name alone."""
+        """Returns NVML's state of each GPU. Of a GPU on another host it is only the name."""
         devices = list(map(host.device_of, slots))
         with contextlib.suppress(InputError), session():
             return [state_of(device, host.models.get(device, "")) for device in devices]
         return list(map(DeviceState, devices))
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
-        """Returns what NVML knows of each GPU; in a container that may be nothing."""
+        """Returns NVML's processes of each GPU. In a container there may be none."""
         with contextlib.suppress(InputError), session():
             return {device: tenants_of(device) for device in map(host.device_of, slots)}
         return {}
 
     def conditions(self, host: Host) -> list[DeviceCondition]:
-        """Returns what NVML knows of each GPU."""
+        """Returns NVML's condition of each GPU."""
         with contextlib.suppress(InputError), session():
             return [condition_of(device, host.models.get(device, "")) for device in map(host.device_of, host.slots)]
         return []
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
-        """Returns what NVML knows of each GPU now; what it does not is missing."""
+        """Returns NVML's load of each GPU now, without values that it does not know."""
         with contextlib.suppress(InputError), session():
             return [load_of(host.device_of(slot)) for slot in slots]
         return []
 
 
 def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:
-    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, all for None; None where this host has none.
+    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, or all of them. None if this host has none.
 
     Args:
-        variable: that value.
-        variables: the environment of who will use them.
+        variable: the value; None for all GPUs.
+        variables: the environment of the process that will use them.
 
     Raises:
-        InputError: there are GPUs, and they cannot be asked: to tune on the processor instead is what nobody wants.
+        InputError: there are GPUs, but they do not answer. The user would not want to tune on the processor instead.
     """
     with session() as is_there:
         found = found_gpus() if is_there else []
@@ -156,7 +156,7 @@ def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:
             where="the environment",
             remedy=f'Name one, or set {VARIABLE}="" to tune on the processor.',
         )
-    # Of an instance that may not be asked for its memory nobody knows it before the profile trial.
+    # The memory of an instance that may not be asked is not known before the profile trial.
     least = min(visible.memory.get(device, 0) for device in visible.devices.values())
     return Host(
         "cuda",
@@ -170,7 +170,7 @@ def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:
 
 
 def _named(variable: str, found: Sequence[Gpu], variables: Mapping[str, str]) -> Visible:
-    """Returns the devices that a value names; an index means what it means to CUDA in that environment."""
+    """Returns the devices that a value names. An index has the meaning that it has for CUDA in that environment."""
     by_index = any(name.strip().isdecimal() for name in variable.split(","))
     if not by_index or variables.get(ORDER) == BY_BUS or len({gpu.model for gpu in found if gpu.model}) < 2:
         return named_devices(variable, found)
@@ -184,14 +184,14 @@ def _named(variable: str, found: Sequence[Gpu], variables: Mapping[str, str]) ->
 
 
 def _refuse_unasked(variable: str | None) -> None:
-    """Refuses a host whose GPUs are there, and which has no library to ask for them.
+    """Refuses a host with GPUs but without a library that can ask them.
 
     Raises:
-        InputError: so it is.
+        InputError: it is such a host.
     """
     sign = next(map(str, sorted(_DEV.glob("nvidia[0-9]*"))), None)
     if sign is None and (_DEV / "dxg").exists() and _has_cuda():
-        # Windows' subsystem has one device for all GPUs, of whatever make.
+        # Windows' subsystem for Linux has one device for all GPUs, of any make.
         sign = str(_DEV / "dxg")
     if sign is None or hides_all(variable):
         return

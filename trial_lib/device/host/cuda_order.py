@@ -1,6 +1,6 @@
-"""In which order CUDA itself counts the GPUs of this host: by speed, unless CUDA_DEVICE_ORDER says otherwise.
+"""CUDA's own order of this host's GPUs: by speed, unless CUDA_DEVICE_ORDER says otherwise.
 
-Run as a script it asks libcuda, which no process does that is to stay fit to fork.
+As a script it asks libcuda. A process that has to fork later must not do that.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _ANSWER_S = 60.0
 
 
 def cuda_order(variables: Mapping[str, str]) -> list[str]:
-    """Returns the UUIDs of the GPUs as CUDA counts them in an environment; empty where it does not say."""
+    """Returns the UUIDs of the GPUs in CUDA's order in an environment; empty if CUDA does not answer."""
     environment = {name: value for name, value in variables.items() if name != "CUDA_VISIBLE_DEVICES"}
     try:
         asked = subprocess.run(

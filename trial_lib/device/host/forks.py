@@ -1,6 +1,8 @@
-"""Whether a process may still be forked, as far as the devices' drivers are concerned. Runs in the user's environment.
+"""Whether a process can still be forked, as far as the drivers of devices are concerned.
 
-A driver that is initialised does not work in a child of the process. It has its own files open.
+Runs in the user's environment.
+
+An initialised driver does not work in a child of the process. It has opened files of its own.
 """
 
 import contextlib
@@ -8,7 +10,7 @@ import ctypes
 import os
 from pathlib import Path
 
-# Each is opened by its driver's initialisation, by whichever library.
+# The initialisation of each driver opens its file, from whichever library.
 _FILES = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
 _CUDA, _SUCCESS = "libcuda.so.1", 0
 
@@ -21,13 +23,13 @@ def initialised_driver() -> str | None:
 
 
 def _is_cuda_initialised() -> bool:
-    """Returns what libcuda itself says, where this process has loaded it; it is not loaded for the question.
+    """Returns libcuda's own answer if this process has loaded it. The question does not load it.
 
-    In Windows' subsystem for Linux there is no file to tell by: NVML, which is harmless, opens /dev/dxg as CUDA does.
+    In Windows' subsystem for Linux no file shows it, because NVML opens /dev/dxg as well, and NVML is harmless.
     """
     try:
         cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        # Before cuInit every function fails.
+        # Every function fails before cuInit.
         return bool(cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _SUCCESS)
     except (OSError, AttributeError):
         return False

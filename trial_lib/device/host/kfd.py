@@ -1,4 +1,4 @@
-"""What the kernel says of this host's AMD GPUs. No library of theirs is needed for it.
+"""The kernel's information on this host's AMD GPUs. It needs none of AMD's libraries.
 
 Sources: the kernel's `kfd_topology.c` for the files, ROCm's documentation of GPU isolation for names and variables.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from trial_lib.device.host.nvml import Gpu
 
 ROCM_VARIABLE, HIP_VARIABLE = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-"""By the first ROCm's runtime leaves out devices and counts the others anew; by the second HIP does so once more."""
+"""ROCm's runtime reads the first, leaves out devices and renumbers the others. HIP does the same with the second."""
 
 _DEV, _NODES = Path("/dev"), Path("/sys/class/kfd/kfd/topology/nodes")
 # HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE: the device's own memory.
@@ -24,12 +24,12 @@ def is_driver_there() -> bool:
 
 
 def amd_gpus(variables: Mapping[str, str]) -> list[Gpu]:
-    """Returns the GPUs that a process may open, in the order in which HIP counts them; none where there is no driver.
+    """Returns the GPUs that a process may open, in HIP's order; none without a driver.
 
-    Graphics that are a part of a processor are no GPU to tune on.
+    Graphics in a processor are not GPUs to tune on.
 
     Args:
-        variables: the environment of who will use them.
+        variables: the environment of the process that will use them.
     """
     if not is_driver_there():
         return []
@@ -40,7 +40,7 @@ def amd_gpus(variables: Mapping[str, str]) -> list[Gpu]:
 
 
 def _shown(variable: str, gpus: list[Gpu]) -> list[Gpu]:
-    """Returns the devices that a list of indices and UUIDs names, up to the first name of none."""
+    """Returns the devices that a list of indices and UUIDs names, up to the first unknown name."""
     shown: list[Gpu] = []
     for name in map(str.strip, variable.split(",")):
         if name.isdecimal():
@@ -54,7 +54,7 @@ def _shown(variable: str, gpus: list[Gpu]) -> list[Gpu]:
 
 
 def _gpu(node: Path) -> Gpu | None:
-    """Returns the GPU of a node of the topology; None for a processor, and for what this process may not open."""
+    """Returns the GPU of a node of the topology; None for a processor, or for a GPU that this process may not open."""
     has = _numbers(node / "properties")
     if not has.get("simd_count") or has.get("cpu_cores_count"):
         return None
@@ -63,7 +63,7 @@ def _gpu(node: Path) -> Gpu | None:
         return None
     banks = [_numbers(bank) for bank in node.glob("mem_banks/*/properties")]
     memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _OWN_MEMORY)
-    # Cards of before 2018 have no number of their own.
+    # Cards from before 2018 have no unique number.
     place = f"{has.get('domain', 0):04x}:{has.get('location_id', 0):04x}"
     uuid = f"GPU-{has['unique_id']:016x}" if has.get("unique_id") else f"AMD-{place}"
     return Gpu(uuid=uuid, model=_model(node, render), memory=memory or None)

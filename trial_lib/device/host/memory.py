@@ -9,7 +9,7 @@ _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def host_memory() -> int:
-    """Returns the bytes that this process may use: the machine's, or its container's where that has fewer."""
+    """Returns the bytes that this process may use: the machine's, or its container's if it has fewer."""
     total = int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError, ValueError):
         return min(total, int(_CONTAINER_LIMIT.read_text()))

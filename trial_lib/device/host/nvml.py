@@ -1,4 +1,4 @@
-"""What NVML says of this host's GPUs, each asked by itself: one that cannot be asked says nothing of the others."""
+"""NVML's information on this host's GPUs. Each is asked by itself, so one that fails does not hide the others."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ _NO_INSTANCE = "MIG is on, and it is cut into no instances"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, a part of one, or what stands in its place.
+    """One GPU, a part of one, or an entry for one that cannot be used.
 
     Attributes:
-        uuid: its name; empty where it cannot be asked for that.
-        model: what it is, such as `NVIDIA H100 80GB HBM3`; empty where nobody knows.
-        memory: its bytes; None where nobody may know.
-        instances: the parts that it is cut into (MIG); None where it is not cut.
-        why_not: why it cannot be used, in NVML's words; empty where it can.
+        uuid: its name; empty if it does not answer.
+        model: such as `NVIDIA H100 80GB HBM3`; empty if unknown.
+        memory: its bytes; None if unknown.
+        instances: the parts that it is cut into (MIG); None if it is not cut.
+        why_not: why it cannot be used, in NVML's words; empty if it can.
     """
 
     uuid: str = ""
@@ -34,10 +34,10 @@ class Gpu:
 
 @contextlib.contextmanager
 def session() -> Iterator[bool]:
-    """Opens NVML; yields whether there is one, which a host without a driver has not.
+    """Opens NVML. Yields whether there is one; a host without a driver has none.
 
     Raises:
-        InputError: there is a driver, and it does not answer.
+        InputError: there is a driver, but it does not answer.
     """
     try:
         pynvml.nvmlInit()
@@ -54,7 +54,7 @@ def session() -> Iterator[bool]:
 
 
 def broken_driver(error: Exception | str) -> InputError:
-    """Returns what is said of a driver that does not tell which GPUs there are."""
+    """Returns the error for a driver that does not list its GPUs."""
     return InputError(
         f"it cannot say which GPUs there are ({error}).",
         where="the NVIDIA driver",
@@ -70,13 +70,12 @@ def driver_version() -> str | None:
 
 
 def found_gpus() -> list[Gpu]:
-    """Returns the GPUs in NVML's order, which is that of the PCI bus. Within a session.
+    """Returns the GPUs in NVML's order, which is that of the PCI bus. Call it within a session.
 
-    Those that this process may not open are not there: CUDA does not count them either (a job's device cgroup hides
-    them).
+    GPUs that this process may not open are left out, as CUDA leaves them out. A job's device cgroup hides them.
 
     Raises:
-        InputError: the driver does not even say how many there are.
+        InputError: the driver does not give the number of GPUs.
     """
     try:
         count = pynvml.nvmlDeviceGetCount()
@@ -112,21 +111,21 @@ def _model(handle: Any) -> str:
 
 
 def _memory(handle: Any) -> int | None:
-    """Returns the bytes of a device; None where this process may not know.
+    """Returns the bytes of a device; None if this process may not know.
 
-    In a container that has an instance of a GPU the GPU itself may not be asked (NVIDIA/nvidia-container-toolkit#842).
+    In a container with an instance of a GPU, the GPU itself may not be asked (NVIDIA/nvidia-container-toolkit#842).
     """
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError_NotSupported:
-        # A GPU that has the host's memory has none of its own to tell of.
+        # A GPU that uses the host's memory has none of its own.
         return host_memory()
     except pynvml.NVMLError_NoPermission:
         return None
 
 
 def _instances(handle: Any) -> tuple[Gpu, ...] | None:
-    """Returns the parts that a GPU is cut into; None where it is not cut."""
+    """Returns the parts that a GPU is cut into; None if it is not cut."""
     try:
         if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None

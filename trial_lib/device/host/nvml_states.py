@@ -1,4 +1,4 @@
-"""What NVML says of a GPU at work. All within a session; what cannot be told is left out."""
+"""NVML's information on a GPU at work. Call everything within a session. Unknown values are left out."""
 
 import contextlib
 from collections.abc import Callable
@@ -21,16 +21,16 @@ _HELD_DOWN = {
     "HwPowerBrakeSlowdown": "the power supply",
     "DisplayClockSetting": "a display",
 }
-# It runs for the clients of one GPU, and computes nothing.
+# This process serves the clients of one GPU, and computes nothing.
 _OF_ALL = "nvidia-cuda-mps-server"
 
 
 def state_of(uuid: str, model: str) -> DeviceState:
-    """Returns how a GPU, or an instance of one, is now.
+    """Returns the present state of a GPU, or of an instance of one.
 
     Args:
         uuid: its name.
-        model: what it is.
+        model: its model.
     """
     # The parts of a GPU share its clock, its power and its heat, for which it is asked itself.
     _, handle = _part_and_whole(uuid)
@@ -50,7 +50,7 @@ def state_of(uuid: str, model: str) -> DeviceState:
 
 
 def _part_and_whole(uuid: str) -> tuple[Any, Any]:
-    """Returns the handles of an instance and of the GPU that it is a part of: both a whole GPU's own; None for none."""
+    """Returns the handles of an instance and of its GPU. For a whole GPU both are its own. None for no GPU."""
     part = _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
     if part is None:
         return None, None
@@ -61,7 +61,7 @@ def _reasons(handle: Any) -> int:
     try:
         return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except pynvml.NVMLError_FunctionNotFound:
-        # A driver that has the older name alone.
+        # The driver has only the older name.
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
@@ -81,7 +81,7 @@ def _is_server(pid: int) -> bool:
 
 
 def load_of(uuid: str) -> dict[str, float]:
-    """Returns what a GPU is busy with now."""
+    """Returns the present load of a GPU."""
     load: dict[str, float] = {}
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -91,11 +91,11 @@ def load_of(uuid: str) -> dict[str, float]:
 
 
 def condition_of(uuid: str, model: str) -> DeviceCondition:
-    """Returns what of a GPU a study may stumble over.
+    """Returns the properties of a GPU that may disturb a study.
 
     Args:
         uuid: its name.
-        model: what it is.
+        model: its model.
     """
     part, whole = _part_and_whole(uuid)
     if part is None:
@@ -119,7 +119,7 @@ def condition_of(uuid: str, model: str) -> DeviceCondition:
 
 
 def _faults(handle: Any) -> list[str]:
-    """Returns what is wrong with a GPU's memory."""
+    """Returns the faults of a GPU's memory."""
     rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     pages = _asked(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     faults = ["rows of its memory are broken, and it has no more to put in their place"] if rows and rows[3] else []

@@ -1,4 +1,4 @@
-"""Accelerators that ZeroTune does not tune on. A host that has one is refused, and not taken for one without."""
+"""Accelerators that ZeroTune does not tune on. A host with one is refused, and not treated as one without."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ from trial_lib.wire.errors import InputError
 
 _DEV, _ACCEL = Path("/dev"), Path("/sys/class/accel")
 DEEPSPEEDS_CHOICE = "DS_ACCELERATOR"
-"""The variable by which DeepSpeed is told on what to train (accelerator/real_accelerator.py)."""
+"""The variable that chooses DeepSpeed's accelerator (accelerator/real_accelerator.py)."""
 
 _TUNED_ON = "ZeroTune tunes on NVIDIA's and AMD's GPUs and on processors"
 
@@ -21,8 +21,8 @@ class _Other:
     """A kind of accelerators.
 
     Attributes:
-        name: for people.
-        sign: returns what shows that a process here may use one; None where nothing does.
+        name: for messages.
+        sign: returns the sign that a process here may use one; None if there is none.
     """
 
     name: str
@@ -30,13 +30,13 @@ class _Other:
 
 
 def refuse_others(variables: Mapping[str, str]) -> None:
-    """Refuses a host without GPUs to tune on that has other accelerators, as far as torch can train on them.
+    """Refuses a host without GPUs to tune on but with other accelerators, if torch can train on these.
 
     Args:
-        variables: the environment of who would use them.
+        variables: the environment of the process that would use them.
 
     Raises:
-        InputError: it has.
+        InputError: it is such a host.
     """
     choice = variables.get(DEEPSPEEDS_CHOICE)
     if choice not in (None, "", "cpu", "cuda"):
@@ -57,7 +57,7 @@ def refuse_others(variables: Mapping[str, str]) -> None:
 
 
 def chooses_processor(variables: Mapping[str, str]) -> bool:
-    """Returns whether an environment tells DeepSpeed to train on the processor, whatever else there is."""
+    """Returns whether an environment makes DeepSpeed train on the processor, whatever else there is."""
     return variables.get(DEEPSPEEDS_CHOICE) == "cpu"
 
 
@@ -69,7 +69,7 @@ def _device_file(pattern: str) -> Callable[[], str | None]:
 
 
 def _gaudi() -> str | None:
-    """Returns a device file: of the driver's own name, or the kernel's for accelerators, which other drivers share."""
+    """Returns a device file: the driver's own, or the kernel's for accelerators, which other drivers share."""
     for device in _ACCEL.glob("accel[0-9]*"):
         if (device / "device" / "driver").resolve().name == "habanalabs":
             return str(_DEV / "accel" / device.name)
@@ -77,7 +77,7 @@ def _gaudi() -> str | None:
 
 
 def _intel() -> str | None:
-    """Returns a device where torch can train on it: nearly every processor has graphics, which are not meant."""
+    """Returns a device if torch can train on it. Nearly every processor has graphics, which do not count."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         is_for_xpu = "xpu" in metadata.version("torch") or importlib.util.find_spec("intel_extension_for_pytorch")
         return _device_file("dri/renderD*")() if is_for_xpu else None

@@ -1,4 +1,4 @@
-"""Which kind of host this is."""
+"""The kind of this host."""
 
 import os
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ _KINDS: tuple[HostKind, ...] = (CudaHost(), CpuHost())
 
 
 def this_host(visible: str | None = None, variables: Mapping[str, str] | None = None) -> Host:
-    """Returns what this process may use: CUDA_VISIBLE_DEVICES and the processor affinity are honoured.
+    """Returns the devices that this process may use. CUDA_VISIBLE_DEVICES and the processor affinity are honoured.
 
-    DS_ACCELERATOR=cpu has DeepSpeed train on the processor, so that is what there is to tune on then.
+    With DS_ACCELERATOR=cpu DeepSpeed trains on the processor, so ZeroTune tunes on it.
 
     Args:
-        visible: a value of CUDA_VISIBLE_DEVICES in the place of the environment's; None for that.
-        variables: the environment of who will use the devices; None for this process's.
+        visible: a value of CUDA_VISIBLE_DEVICES that replaces the environment's; None for the environment's.
+        variables: the environment of the process that will use the devices; None for this process's.
 
     Raises:
-        InputError: there are devices, and their driver does not answer, or they are of a kind that is not tuned on.
+        InputError: there are devices, but their driver does not answer, or ZeroTune does not tune on their kind.
     """
     environment = os.environ if variables is None else variables
     if chooses_processor(environment):
@@ -34,10 +34,10 @@ def this_host(visible: str | None = None, variables: Mapping[str, str] | None = 
 
 
 def kind_of(device: str) -> HostKind:
-    """Returns what answers for the hosts of a kind, `cuda` or `cpu`."""
+    """Returns the kind of host for `cuda` or `cpu`."""
     return next(kind for kind in _KINDS if kind.device == device)
 
 
 def kind_called(resource: str) -> HostKind:
-    """Returns what answers for the hosts whose devices Ray calls that, `GPU` or `CPU`."""
+    """Returns the kind of host for Ray's `GPU` or `CPU`."""
     return next(kind for kind in _KINDS if kind.resource == resource)

@@ -1,4 +1,4 @@
-"""Which GPUs CUDA_VISIBLE_DEVICES names, and what a trial calls each."""
+"""The GPUs that CUDA_VISIBLE_DEVICES names, and their names in a trial."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from trial_lib.device.host.nvml import Gpu
 from trial_lib.wire.errors import InputError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-# By these Slurm, and the container toolkit, show a process none.
+# Slurm and the container toolkit hide all devices by these values.
 _NONE = ("", "NoDevFiles", "none", "void")
 _UNASKED = "See what `nvidia-smi` says of it, or leave it out of CUDA_VISIBLE_DEVICES."
 
 
 @dataclass
 class Visible:
-    """What a value of the variable comes to.
+    """The devices of a value of the variable.
 
     Attributes:
-        devices: the UUID of each device by the name that the ranks are given it by.
-        memory: the bytes of each by its UUID, where they are known.
-        models: what each is, by its UUID.
-        notes: what a person has to know of it, a sentence each.
+        devices: the UUID of each device, by its name for the ranks.
+        memory: the bytes of each, by its UUID, if known.
+        models: the model of each, by its UUID.
+        notes: notes for the user, a sentence each.
     """
 
     devices: dict[str, str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Visible:
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, device: Gpu) -> None:
-        """Takes in a GPU, or an instance of one."""
+        """Adds a GPU, or an instance of one."""
         self.devices[name] = device.uuid
         self.models[device.uuid] = device.model
         if device.memory is not None:
@@ -37,22 +37,21 @@ class Visible:
 
 
 def hides_all(variable: str | None) -> bool:
-    """Returns whether a value of the variable is meant to show CUDA no device at all, as `""` and `-1` are."""
+    """Returns whether a value of the variable hides all devices from CUDA, as `""` and `-1` do."""
     first = None if variable is None else variable.split(",")[0].strip()
     return first is not None and (first in _NONE or first.startswith("-"))
 
 
 def every_device(gpus: Sequence[Gpu]) -> Visible:
-    """Returns the devices of a host where the variable is not set.
+    """Returns the devices of a host if the variable is not set.
 
-    CUDA shows a process no whole GPU beside an instance, and one instance alone. So instances are slots where there is
-    nothing else.
+    CUDA shows a process either whole GPUs or one instance. So instances are slots only if there are no whole GPUs.
 
     Args:
         gpus: this host's, in NVML's order.
 
     Raises:
-        InputError: there are GPUs, and none can be used.
+        InputError: there are GPUs, but none can be used.
     """
     found = Visible()
     whole = [gpu for gpu in gpus if not gpu.why_not and gpu.instances is None]
@@ -75,15 +74,15 @@ def every_device(gpus: Sequence[Gpu]) -> Visible:
 
 
 def named_devices(variable: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu] | None = None) -> Visible:
-    """Returns the devices that a value of the variable names, as CUDA reads it: up to the first name of no device.
+    """Returns the devices of a value of the variable, as CUDA reads it: up to the first unknown name.
 
     Args:
-        variable: its value: indices, UUIDs, beginnings of UUIDs, or UUIDs of parts of a GPU (MIG).
-        gpus: this host's, in NVML's order, which the ranks count by.
-        numbered: the same in the order that CUDA counts them in by itself; None for NVML's.
+        variable: indices, UUIDs, beginnings of UUIDs, or UUIDs of parts of a GPU (MIG).
+        gpus: this host's, in NVML's order, which the ranks use.
+        numbered: the same in CUDA's own order; None for NVML's.
 
     Raises:
-        InputError: a device that it names cannot be used.
+        InputError: a named device cannot be used.
     """
     found = Visible()
     for name in map(str.strip, variable.split(",")):
@@ -102,10 +101,10 @@ def named_devices(variable: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu] | 
 
 
 def _gpu_called(name: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu]) -> Gpu | None:
-    """Returns the one GPU, or instance of one, of a name; None where it is no device's, or that of several."""
+    """Returns the one GPU, or instance of one, with a name; None for an unknown or ambiguous name."""
     if name.startswith("MIG-"):
         parts = [part for gpu in gpus for part in gpu.instances or () if part.uuid.startswith(name)]
-        # As older drivers call them (MIG-GPU-.../1/0), or where instances may not be asked for: CUDA will know it.
+        # A name of older drivers (MIG-GPU-.../1/0), or of instances that may not be asked. CUDA will know it.
         parts = parts or [Gpu(name)]
     elif name.isdecimal():
         parts = list(numbered[int(name) : int(name) + 1])
@@ -115,10 +114,10 @@ def _gpu_called(name: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu]) -> Gpu 
 
 
 def _check_unnamed(name: str, gpus: Sequence[Gpu]) -> None:
-    """Refuses the UUID of no GPU where one cannot even be asked for its UUID: that may be the one.
+    """Refuses the UUID of no known GPU if another GPU does not tell its UUID, because it may be that one.
 
     Raises:
-        InputError: so it is.
+        InputError: it is so.
     """
     nameless = next((number for number, gpu in enumerate(gpus) if not gpu.uuid), None)
     if nameless is not None and name.startswith("GPU-"):
@@ -126,13 +125,13 @@ def _check_unnamed(name: str, gpus: Sequence[Gpu]) -> None:
 
 
 def _name(gpu: Gpu, gpus: Sequence[Gpu]) -> str:
-    """Returns what the ranks are given a GPU by: its index where that is surely CUDA's as well.
+    """Returns the name of a GPU for the ranks: its index, if that is surely CUDA's index as well.
 
-    An index is what programs expect. DeepSpeed itself reads CUDA_VISIBLE_DEVICES as whole numbers, at stages 1 and 2
+    Programs expect an index. DeepSpeed itself reads CUDA_VISIBLE_DEVICES as whole numbers at stages 1 and 2
     (accelerator/cuda_accelerator.py, _get_nvml_gpu_id), and fails with a UUID.
     """
     position = next(number for number, each in enumerate(gpus) if each is gpu)
-    # Whether CUDA counts a GPU that does not answer is not written anywhere.
+    # It is documented nowhere whether CUDA counts a GPU that does not answer.
     is_sure = all(each.uuid for each in gpus[:position])
     return str(position) if is_sure else gpu.uuid
 

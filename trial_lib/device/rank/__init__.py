@@ -1,1 +1,1 @@
-"""What a process in the user's environment asks of its devices, by PyTorch."""
+"""A process's own devices, as PyTorch sees them in the user's environment."""

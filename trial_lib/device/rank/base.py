@@ -1,4 +1,4 @@
-"""What every kind of device answers to the rank that trains on it."""
+"""The interface that every kind of device implements for the rank that trains on it."""
 
 from typing import Any, Protocol
 
@@ -7,9 +7,9 @@ class Device(Protocol):
     """The device of a rank.
 
     Attributes:
-        kind: as PyTorch calls it: `cpu`, `cuda`.
-        is_apart: whether it works beside the processor that runs the program: a call returns before its work is done,
-            and a thread that waits for it may spin.
+        kind: PyTorch's name: `cpu`, `cuda`.
+        is_apart: whether it works beside the processor that runs the program. Then a call returns before its work is
+            done, and a thread that waits for it may spin.
     """
 
     kind: str
@@ -19,72 +19,70 @@ class Device(Protocol):
         """Returns the bytes in use now."""
 
     def peak_bytes(self) -> int:
-        """Returns the most bytes that were in use at any moment since `start_over`, or `forget_peak`."""
+        """Returns the most bytes in use at any moment since `start_over` or `forget_peak`."""
 
     def available_bytes(self) -> int | None:
-        """Returns the bytes that this process may still take; None where nothing bounds it."""
+        """Returns the bytes that this process may still take; None if nothing limits it."""
 
     def left_bytes(self) -> dict[str, int]:
-        """Returns the bytes that nobody has (`free`) of all that there are (`total`); empty where nothing bounds them.
+        """Returns the free bytes (`free`) of all bytes (`total`); empty if nothing limits them.
 
-        Where an allocator holds memory back, also what it has `reserved`, and what of that is `allocated`.
+        If an allocator holds memory back, it also has the bytes `reserved` and, of these, `allocated`.
         """
 
     def total_bytes(self) -> int:
-        """Returns the bytes that the model may have at most; 0 where only `limit` says."""
+        """Returns the most bytes that the model may have; 0 if only `limit` decides."""
 
     def allocator_figures(self) -> dict[str, int]:
-        """Returns what the allocator knows beyond the peak: bytes reserved, and retries. Empty where it keeps none."""
+        """Returns the allocator's figures beside the peak: bytes reserved, and retries. Empty if it has none."""
 
     def forget_peak(self) -> None:
-        """Has the peak of the steps count from here on, where that of their preparation would hide it."""
+        """Starts the peak of the steps here, if the peak of their preparation would hide it."""
 
     def start_over(self) -> None:
-        """Gives free memory back, and has all figures count from here on."""
+        """Returns free memory, and starts all figures here."""
 
     def limit(self, budget: int) -> int:
-        """Makes every allocation beyond a budget fail, as one on a full device does.
-
-        To be called after the imports.
+        """Makes every allocation beyond a budget fail, as on a full device. Call it after the imports.
 
         Args:
             budget: bytes that this rank may use.
 
         Returns:
-            The bytes of it that are still free for the model.
+            The bytes of the budget that are still free for the model.
         """
 
     def unlimit(self) -> None:
-        """Lifts what `limit` has set."""
+        """Removes the limit."""
 
     def keep_what_is_freed(self) -> None:
-        """Has memory that a step frees stay with the process, as it does some tens of steps into a training."""
+        """Keeps memory that a step frees with the process, as some tens of steps into a training."""
 
     def finish(self) -> None:
-        """Waits until the device has done what it was given."""
+        """Waits until the device has done its work."""
 
     def instant(self) -> Any:
-        """Returns a moment in the device's own course, without waiting for it."""
+        """Returns a moment in the device's own time, without waiting for it."""
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Returns the seconds from one `instant` to another; after `finish`."""
+        """Returns the seconds from one `instant` to another. Call `finish` first."""
 
     def is_recording(self) -> bool:
-        """Returns whether work is taken down to be played later: nothing is done now, and nothing can be timed."""
+        """Returns whether work is recorded for later. Then nothing is done now, and nothing can be timed."""
 
     def is_busy(self) -> bool:
-        """Returns whether work is left that was given to it."""
+        """Returns whether the device has unfinished work."""
 
     def multiplies_in_tf32(self, module: Any) -> bool:
-        """Returns whether matrices of 32 bits are multiplied with the mantissa of float16, as the program lets it.
+        """Returns whether 32-bit matrices are multiplied with the mantissa of float16, as the program allows.
 
         Args:
-            module: the model: what convolutions and recurrent layers do has a switch of its own.
+            module: the model. Convolutions and recurrent layers have a switch of their own.
         """
 
     def peak_flops(self, dtype: str) -> float | None:
-        """Returns the most FLOP/s of its products of matrices; None where nobody knows.
+        """Returns the most FLOP/s of its products of matrices; None if unknown.
 
         Args:
-            dtype: of the numbers that are multiplied, as `trial_lib.device.data_sheets.peak_flops` has it.
+            dtype: the type of the numbers, as for `trial_lib.device.data_sheets.peak_flops`.
         """

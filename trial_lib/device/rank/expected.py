@@ -1,7 +1,7 @@
-"""Whether a rank trains on what its slot is: the driver has asked NVML, and DeepSpeed asks torch.
+"""Whether a rank trains on the kind of device of its slot. The driver has asked NVML, and DeepSpeed asks torch.
 
-The two differ where torch is built for another device, or where a container shows a GPU to the one and not to the
-other. Then slots, memory, arms and the answer would be of a device that nobody trains on.
+The two differ if torch is built for another device, or if a container shows a GPU only to one of them. Then slots,
+memory, arms and the answer would be of a device that no rank trains on.
 """
 
 import os
@@ -14,7 +14,7 @@ _ON_CORES = "set CUDA_VISIBLE_DEVICES= (to nothing) to tune on this host's cores
 
 
 class OtherDeviceError(InputError):
-    """The rank trains on another kind of device than its slot is."""
+    """The rank trains on another kind of device than its slot."""
 
 
 @dataclass
@@ -26,19 +26,19 @@ _expected = _Expected()
 
 
 def expect(kind: str | None) -> None:
-    """Has `require` compare with a kind of slots, `cuda` or `cpu`; None for any will do."""
+    """Sets the kind of slots that `require` compares with: `cuda`, `cpu`, or None for any."""
     _expected.kind = kind
 
 
 def found() -> str:
-    """Returns the kind of device that DeepSpeed trains on here, as PyTorch calls it; AMD's GPUs are `cuda` too."""
+    """Returns PyTorch's name for the kind of device that DeepSpeed trains on here. AMD's GPUs are `cuda` too."""
     from deepspeed.accelerator import get_accelerator
 
     return str(get_accelerator().device_name())
 
 
 def require() -> None:
-    """Compares the device with the slot; to be called when DeepSpeed is imported, before an engine is built.
+    """Compares the device with the slot. Call it when DeepSpeed is imported, before an engine is built.
 
     Raises:
         OtherDeviceError: they are of two kinds.
@@ -51,7 +51,7 @@ def require() -> None:
 
 
 def _without_gpu(kind: str) -> OtherDeviceError:
-    """Returns what is told where slots are GPUs."""
+    """Returns the message for slots that are GPUs."""
     import torch
 
     ranks = "the CPU" if kind == "cpu" else f"`{kind}`"
@@ -79,7 +79,7 @@ def _without_gpu(kind: str) -> OtherDeviceError:
 
 
 def _gpus_of_torch() -> str | None:
-    """Returns what torch is built for, such as `CUDA 13.0`; None where for a CPU alone."""
+    """Returns the GPUs that torch is built for, such as `CUDA 13.0`; None for a CPU alone."""
     import torch
 
     hip = getattr(torch.version, "hip", None)
@@ -87,7 +87,7 @@ def _gpus_of_torch() -> str | None:
 
 
 def _on_cores_of(kind: str) -> OtherDeviceError:
-    """Returns what is told where slots are cores."""
+    """Returns the message for slots that are cores."""
     what = f"the program's DeepSpeed trains on `{kind}`, and this host's slots are its cores"
     if kind != "cuda":
         return OtherDeviceError(

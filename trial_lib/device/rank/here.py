@@ -1,4 +1,4 @@
-"""Which device a rank has."""
+"""The device of a rank."""
 
 import os
 
@@ -10,11 +10,11 @@ from trial_lib.device.rank.cuda import CudaDevice
 
 
 class UnknownDeviceError(Exception):
-    """A rank trains on a kind of device that nothing here can measure."""
+    """A rank trains on a kind of device that ZeroTune cannot measure."""
 
 
 def device_of(device: torch.device) -> Device:
-    """Returns what answers for a device.
+    """Returns the implementation for a device.
 
     Args:
         device: of an engine.
@@ -33,12 +33,12 @@ def device_of(device: torch.device) -> Device:
 
 
 def device_in_use() -> Device:
-    """Returns the GPU that this process has opened, else the CPU; nothing is opened for the answer."""
+    """Returns the GPU that this process has opened, or the CPU. It opens nothing."""
     return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_initialized() else CpuDevice()
 
 
 def device_to_come() -> Device:
-    """Returns the device that a rank without an engine is going to have, as DeepSpeed chooses it.
+    """Returns the device that a rank without an engine will have, as DeepSpeed chooses it.
 
     Raises:
         UnknownDeviceError: see `device_of`.
