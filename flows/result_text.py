@@ -15,8 +15,8 @@ from trial_lib.report.log_ends import first_failed
 from trial_lib.search.methods import METHODS
 from trial_lib.secrets.by_name import redact
 from trial_lib.study.confirm.of_study import NOTHING_COMPLETED, Answer, answer_of, since_last_study
+from trial_lib.study.kept.history import SUBMITTED_NUMBER
 from trial_lib.study.opening.open_study import OpenStudy
-from trial_lib.study.state import SUBMITTED_NUMBER
 
 _LAST_LINES = 15
 

@@ -19,7 +19,7 @@ from worker_fixtures import alive, is_training, pids_of, wait_until, with_sessio
 
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
-from trial_lib.study.state import PROFILE_NUMBER, SUBMITTED_NUMBER
+from trial_lib.study.kept.history import PROFILE_NUMBER, SUBMITTED_NUMBER
 from trial_lib.tracking.sync import StudySync
 
 pytestmark = pytest.mark.long

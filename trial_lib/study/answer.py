@@ -7,9 +7,10 @@ from typing import Any
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.study.kept.history import PROFILE_NUMBER
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.state import PROFILE_NUMBER, StudyState
+from trial_lib.study.state import StudyState
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.whole_files import write_whole
 

@@ -18,7 +18,18 @@ from trial_lib.study.earlier.earlier_studies import earlier_studies_of
 from trial_lib.study.earlier.fingerprint import fingerprint_in
 from trial_lib.study.earlier.head_start import HeadStart
 from trial_lib.study.kept.edits import Edits
-from trial_lib.study.kept.history import Asked, AskedSweep, Decided, Event, History, Stopped, Told, Withdrawn
+from trial_lib.study.kept.history import (
+    PROFILE_NUMBER,
+    SUBMITTED_NUMBER,
+    Asked,
+    AskedSweep,
+    Decided,
+    Event,
+    History,
+    Stopped,
+    Told,
+    Withdrawn,
+)
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.opening.open_search import open_search
@@ -27,7 +38,7 @@ from trial_lib.study.profile_run import profiled_candidate, run_profile_of_study
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
 from trial_lib.study.search_time import SearchTime
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.state import PROFILE_NUMBER, SUBMITTED_NUMBER, StudyState
+from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
 from trial_lib.study.unfinished import left_of, stays_open, unheard
 from trial_lib.wire.errors import InputError

@@ -6,9 +6,15 @@ from types import MappingProxyType
 from trial_lib.records.candidate import Candidate, Purpose, Withdrawal
 from trial_lib.records.result import TrialResult
 from trial_lib.space.candidate_names import CandidateNames
-from trial_lib.study.kept.history import Asked, AskedSweep, Event, Told, Withdrawn
-
-PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
+from trial_lib.study.kept.history import (
+    PROFILE_NUMBER,
+    SUBMITTED_NUMBER,
+    Asked,
+    AskedSweep,
+    Event,
+    Told,
+    Withdrawn,
+)
 
 
 class StudyState:

@@ -90,8 +90,8 @@ Event = Asked | AskedSweep | Withdrawn | Told | Stopped
 
 
 _REMEDY = "Restore the file, or start a new study."
-# The user's configuration always has this number. The candidates of the search count from the next one.
-_PROFILE, _SUBMITTED = 0, 1
+# The profile trial and the trial of the user's configuration always have these numbers. The search counts on.
+PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
 
 class _Order:
@@ -113,16 +113,16 @@ class _Order:
 
     def _ask(self, numbers: list[int], purpose: Purpose) -> str | None:
         for number in numbers:
-            expected = max(self._asked | {_SUBMITTED}) + 1
+            expected = max(self._asked | {SUBMITTED_NUMBER}) + 1
             # The candidate of the profile trial is settled when the trial has ended. Until then it may be
             # asked for again.
-            is_settled = number != _PROFILE or purpose is not Purpose.PROFILE or number in self._ended
+            is_settled = number != PROFILE_NUMBER or purpose is not Purpose.PROFILE or number in self._ended
             if number in self._asked and is_settled:
                 return f"This line asks for trial {number}, but an earlier line has asked for it"
-            if number > _SUBMITTED and number != expected:
+            if number > SUBMITTED_NUMBER and number != expected:
                 return f"This line asks for trial {number}, but trial {expected} comes next"
             self._asked.add(number)
-        if purpose is Purpose.SEARCH and _PROFILE not in self._ended:
+        if purpose is Purpose.SEARCH and PROFILE_NUMBER not in self._ended:
             return "This line asks for a trial of the search, but no earlier line has the end of the profile trial"
         return None
 
