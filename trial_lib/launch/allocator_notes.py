@@ -1,23 +1,23 @@
-"""What CUDA's caching allocator had to do in a trial, in sentences for people. Pure."""
+"""Sentences for the user about CUDA's caching allocator in a trial. Pure functions."""
 
 from collections.abc import Mapping
 
 from trial_lib.records.result import Memory
 from trial_lib.records.units import bytes_shown
 
-# Share of the device that lies idle in pieces before it is worth a word.
+# A note appears if idle fragments take more than this share of the device.
 _LARGE = 0.1
-# torch's name of the setting since 2.9, and the older one.
+# The name of the setting since torch 2.9, and the older name.
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
 
 
 def allocator_note(memory: Memory, environment: Mapping[str, str]) -> str:
-    """Returns what a person should know of a trial's memory beside its peak; empty on a CPU, and mostly.
+    """Returns a sentence on a trial's memory beyond its peak. Mostly there is nothing to say, and on a CPU never.
 
     Args:
-        memory: of its ranks.
-        environment: that they started with.
+        memory: the memory of its ranks.
+        environment: the environment variables of its ranks.
     """
     return " ".join(filter(None, (_retries(memory), _idle(memory, environment))))
 

@@ -1,4 +1,4 @@
-"""How a trial ended, read from what its ranks left behind. Pure."""
+"""Classifies the end of a trial from the records and logs of its ranks. Pure functions."""
 
 import re
 import signal
@@ -12,29 +12,29 @@ from trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
 from trial_lib.records.result import Outcome
 
 REFUSED = "DeepSpeed refuses the configuration:"
-"""How the reason begins where `deepspeed.initialize` has raised an exception."""
+"""The beginning of the reason if `deepspeed.initialize` has raised an exception."""
 
-# What no program does to itself.
+# A program does not send itself these signals.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
-# Gloo ends the process by a C++ exception that no Python code sees.
+# Gloo ends the process with a C++ exception, which Python code does not see.
 _CPP_EXCEPTION = re.compile(r"^\s*what\(\):\s*(\S.*)$", re.MULTILINE)
 _OTHER_COLLECTIVE = re.compile(r"op\.preamble\.length|collective mismatch")
 
-# What a table can hold.
+# The longest text for a table.
 _LONGEST_MESSAGE = 300
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank left behind.
+    """The records and the log of one rank.
 
     Attributes:
-        measurement: its measurement; None if it did not get that far.
-        failure: the exception that ended it, as `measure.rank` records it; None if there is no record.
+        measurement: its measurement. None if it has none.
+        failure: the exception that ended it, as `measure.rank` records it. None if there is no record.
         log_tail: the last lines of its log.
         log: path of its log.
-        engine_built: whether its program has got as far as a DeepSpeed engine.
+        engine_built: whether its program has built a DeepSpeed engine.
     """
 
     measurement: dict[str, Any] | None
@@ -50,8 +50,8 @@ class TrialEnd:
 
     Attributes:
         outcome: the kind of end.
-        reason: one sentence that a person can act on; empty for a completed trial.
-        failed_rank: the rank that failed first, whose log the reason names; None if no rank failed.
+        reason: one sentence that the user can act on. Empty for a completed trial.
+        failed_rank: the rank that failed first, whose log the reason names. None if no rank failed.
     """
 
     outcome: Outcome
@@ -62,17 +62,17 @@ class TrialEnd:
 def classify(
     ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str
 ) -> TrialEnd:
-    """Reads how a trial ended.
+    """Returns how a trial ended.
 
-    Read in this order: the ranks' measurements; the root cause in any rank's record or log; the kernel's out-of-memory
-    counter; else it crashed. An exit status alone is never success.
+    The ranks' measurements come first, then the root cause in any rank's record or log, then the kernel's counter of
+    out-of-memory kills. Without any of these the trial has crashed. An exit status alone is never success.
 
     Args:
-        ending: how the processes ended.
-        ranks: what each left behind, in rank order.
-        deadline_s: the deadline the trial had.
+        ending: the end of the processes.
+        ranks: the records of each rank, in rank order.
+        deadline_s: the trial's deadline.
         kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
-        device: `cuda` or `cpu`, whose slots have no other memory than the host's.
+        device: `cuda`, or `cpu`, whose slots use the host's memory.
     """
     measured = [(number, rank.measurement) for number, rank in enumerate(ranks) if rank.measurement is not None]
     for number, measurement in measured:
@@ -99,18 +99,18 @@ def _failed_on(ranks: list[RankRecord], number: int, outcome: Outcome, sentence:
 
 def _out_of_memory(lack: MemoryLack) -> tuple[Outcome, str]:
     if lack.whose is MemoryOwner.HOST:
-        # The line may speak of CUDA, which locks the pages.
+        # The line may name CUDA, which locks the pages.
         return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said}"
     return Outcome.OUT_OF_MEMORY, lack.said
 
 
 def is_from_outside(ending: ProcessesEnd, outcome: Outcome, ranks: list[RankRecord]) -> bool:
-    """Returns whether somebody killed the ranks, their guard or their host, which says nothing of what they ran.
+    """Returns whether the ranks, their guard or their host were killed from outside, whatever they ran.
 
     Args:
-        ending: how the processes ended.
-        outcome: as `classify` has it: a rank that the kernel killed for its memory is out of memory.
-        ranks: what each left behind.
+        ending: the end of the processes.
+        outcome: the outcome by `classify`. A rank that the kernel killed for its memory is out of memory.
+        ranks: the records of each rank.
     """
     if outcome is not Outcome.CRASHED:
         return False
@@ -156,7 +156,7 @@ def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float) ->
 
 
 def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
-    """Returns how a trial ended one of whose ranks raised an exception, and a sentence about it."""
+    """Returns the outcome of a trial with an exception in a rank, and a sentence about it."""
     assert rank.failure is not None
     failure, message = rank.failure, _first_lines(rank.failure["message"])
     if failure["ended_early"]:
@@ -191,5 +191,5 @@ def _last_line(rank: RankRecord) -> str:
 
 
 def _first_lines(message: str) -> str:
-    """Returns the beginning of a message as one line: pydantic names the key at fault only in the second and third."""
+    """Returns the first lines of a message as one. pydantic names the wrong key only in the second and third."""
     return " ".join(" ".join(message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]

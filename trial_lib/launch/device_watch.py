@@ -1,4 +1,4 @@
-"""The devices of a trial while it runs: their clocks, and who else computes on them."""
+"""Watches the devices of a trial while it runs: their clocks, and other processes on them."""
 
 import contextlib
 import os
@@ -19,20 +19,20 @@ from trial_lib.records.units import bytes_shown
 _PERIOD_S = 2.0
 _PATIENCE_S = 10.0
 _RELEASE_POLL_S, _TOLD_S, _STUCK_S = 0.1, 5.0, 60.0
-# Its power limit holds nearly every card down that is busy; somebody has set these clocks.
+# These reasons are usual. The power limit slows nearly every busy card, and clocks were set on purpose.
 _USUAL = ("its power limit", "clocks that were set", "a display")
 _Answer = TypeVar("_Answer")
 
 
 class DeviceWatch:
-    """Looks at a trial's devices before it starts, now and then while it runs, and when it has ended.
+    """Looks at a trial's devices before it starts, from time to time while it runs, and when it has ended.
 
-    Someone else's process is one that this process did not start. In a container the driver's numbers may be those of
-    another namespace: there it is one that was there before the trial and is there after it.
+    A process is foreign if this process did not start it. In a container the driver may report process numbers of
+    another namespace. A process is then foreign if it is there before the trial and after it.
 
     Args:
-        host: this one.
-        slots: the trial's.
+        host: this host.
+        slots: the trial's slots.
     """
 
     def __init__(self, host: Host, slots: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ class DeviceWatch:
             self._thread.start()
 
     def take(self) -> list[TrialDevice]:
-        """Returns how the devices were since the last time; a trial's ranks may have ended by now."""
+        """Returns the states of the devices since the last call. The trial's ranks may have ended."""
         tenants = self._within(self._tenants) or {}
         states = [] if self._states else self._within(self._look_at_states)
         with self._lock:
@@ -64,11 +64,11 @@ class DeviceWatch:
         return taken
 
     def await_release(self, is_cancelled: Callable[[], bool], note: Callable[[str], None]) -> None:
-        """Waits until the driver has let go of the trial's ended processes: nobody else's may have the devices before.
+        """Waits until the driver has released the trial's ended processes. No other trial may have the devices before.
 
         Args:
-            is_cancelled: asked while waiting.
-            note: told where that takes its time, and where it is given up: nothing of it has changed for a minute.
+            is_cancelled: called while waiting.
+            note: called with a sentence if this takes long, or if nothing changes for too long and the wait ends.
         """
         held, is_told = self._still_held(), False
         began = since = time.monotonic()
@@ -84,7 +84,7 @@ class DeviceWatch:
                 held, since = now, time.monotonic()
 
     def _still_held(self) -> set[tuple[int, int | None]]:
-        """Returns the trial's processes that have ended, or are about to, and have something of a device; with that."""
+        """Returns the trial's processes that have ended, or are ending, and still hold memory of a device."""
         tenants = self._within(self._tenants) or {}
         with self._lock:
             own = set(self._own)
@@ -92,7 +92,7 @@ class DeviceWatch:
         return {(pid, memory) for pid, memory in named if _has_ended(pid)}
 
     def close(self) -> None:
-        """Looks no more."""
+        """Ends the watch."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_PATIENCE_S)
@@ -116,7 +116,7 @@ class DeviceWatch:
         return self._kind.states(self._host, self._slots)
 
     def _within(self, ask: Callable[[], _Answer]) -> _Answer | None:
-        """Returns what a driver answers, or None where it hangs: it is not asked any more then."""
+        """Returns a driver's answer. None if the driver hangs, which is then not asked again."""
         if self._is_silent:
             return None
         answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
@@ -129,7 +129,7 @@ class DeviceWatch:
             return None
 
     def _note_others(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
-        """Notes the processes of this host that somebody else has started."""
+        """Notes the foreign processes of this host."""
         for device, found in tenants.items():
             for tenant in found:
                 if tenant.pid in self._own or not psutil.pid_exists(tenant.pid):
@@ -140,7 +140,7 @@ class DeviceWatch:
                     self._company[device][tenant.pid] = neighbour(tenant)
 
     def _note_those_who_stay(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
-        """Notes the processes that were there before the trial and still are, whatever container they are of."""
+        """Notes the processes that were there before the trial and still are, in any container."""
         for device, found in tenants.items():
             before = {tenant.pid for tenant in self._before.get(device, [])} - self._own
             for tenant in found:
@@ -166,7 +166,7 @@ class DeviceWatch:
 
 @contextlib.contextmanager
 def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
-    """Watches the devices of slots as long as they are held."""
+    """Watches the devices of slots while they are held."""
     watch = DeviceWatch(host, slots)
     try:
         yield watch
@@ -175,7 +175,7 @@ def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
 
 
 def tell_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
-    """Tells what made a trial slower than it would be: others on its devices, and what held their clocks down."""
+    """Reports what slowed a trial: foreign processes on its devices, and reasons for low clocks."""
     for device in devices:
         if reasons := unusual_reasons(device):
             note(f"{label}: the clock of {device.device} was held down by {', '.join(reasons)}")
@@ -184,12 +184,12 @@ def tell_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str
 
 
 def unusual_reasons(device: TrialDevice) -> list[str]:
-    """Returns what has held a device's clock down, but for what is usual."""
+    """Returns the unusual reasons for a device's low clock."""
     return [reason for reason in device.held_down if reason not in _USUAL]
 
 
 def company_said(company: Sequence[Neighbour]) -> str:
-    """Returns the processes in words."""
+    """Returns a text that lists the processes."""
     return ", ".join(
         f"{each.name or 'a process'} ({each.pid}" + (")" if each.memory is None else f", {bytes_shown(each.memory)})")
         for each in company
@@ -197,7 +197,7 @@ def company_said(company: Sequence[Neighbour]) -> str:
 
 
 def company_now(host: Host) -> list[str]:
-    """Returns who computes on a host's devices now, a sentence for each device that somebody is on."""
+    """Returns a sentence for each of a host's devices on which a process computes now."""
     found = {device: [each for each in there if not _is_own(each.pid)] for device, there in _tenants(host).items()}
     return [
         f"Others compute on {device} now: {company_said(list(map(neighbour, there)))}. "
@@ -212,14 +212,14 @@ def _tenants(host: Host) -> dict[str, list[Tenant]]:
 
 
 def _is_own(pid: int) -> bool:
-    """Returns whether a process descends from this one; one that has ended does not any more."""
+    """Returns whether a process is a living descendant of this one."""
     with contextlib.suppress(psutil.Error):
         return os.getpid() in {process.pid for process in psutil.Process(pid).parents()}
     return False
 
 
 def _has_ended(pid: int) -> bool:
-    """Returns whether a process is gone, or is killed and hangs in a driver."""
+    """Returns whether a process is gone, or was killed and hangs in a driver."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, psutil.STATUS_DISK_SLEEP)
     except psutil.Error:
@@ -231,7 +231,7 @@ def _numbers(held: set[tuple[int, int | None]]) -> str:
 
 
 def neighbour(tenant: Tenant) -> Neighbour:
-    """Returns a process with its name, where it is of this host or container."""
+    """Returns a process with its name. The name is empty for a process of another container."""
     name = ""
     with contextlib.suppress(psutil.Error):
         name = psutil.Process(tenant.pid).name()

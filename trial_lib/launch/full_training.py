@@ -1,4 +1,4 @@
-"""The user's program at full length: fresh processes, no probe, no deadline, started again when they die."""
+"""Runs the user's program at full length, without probe and deadline, and restarts it after a crash."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from trial_lib.wire.rank_order import TrainingOrder
 
 _ENTRY = "trial_lib.measure.rank:train"
 
-# The user's class breaks the API: it would again.
+# The user's class breaks the API, and would do so again.
 _INVALID_TRIAL = "InvalidTrialError"
 _INVALID_TRIAL_LINE = re.compile(rf"^(?:\w+\.)*{_INVALID_TRIAL}: (.+)$", re.MULTILINE)
 
@@ -36,12 +36,12 @@ class TrainingPlan:
     """A full-length training.
 
     Attributes:
-        program: what runs.
-        slots: devices it takes.
+        program: the user's program.
+        slots: the number of devices that it takes.
         paths: its files.
-        max_restarts: how often it is started again when it has crashed.
+        max_restarts: how often it is restarted after a crash.
         ds_config: the DeepSpeed configuration to train with.
-        is_in_code: whether the program's own stands in its code, so that this one is merged into it there.
+        is_in_code: whether the program's code contains its configuration. `ds_config` is then merged into that one.
     """
 
     program: Program
@@ -58,7 +58,7 @@ class TrainingEnd:
 
     Attributes:
         completed: whether the program has returned on every rank.
-        reason: one sentence that a person can act on; empty where it completed.
+        reason: one sentence that the user can act on. Empty if the training completed.
     """
 
     completed: bool
@@ -74,20 +74,20 @@ def run_training(
     note: Callable[[str], None],
     starting: Callable[[list[str]], None] = lambda slots: None,
 ) -> TrainingEnd:
-    """Trains to the program's own end, and starts it again when it has crashed.
+    """Trains to the end of the program, and restarts it after a crash.
 
-    An attempt has succeeded when every rank has left the record of its program's return; exit statuses are not asked.
-    Two attempts that end by the same message, with no progress between them, are the last: the next would end so, too.
-    A restart is preceded by a pause, of one second at first and of half a minute at most.
+    An attempt has succeeded if every rank has recorded that its program returned. Exit statuses do not count. If two
+    attempts end with the same message and no progress between them, there is no third, because it would end so too.
+    The pause before a restart grows.
 
     Args:
         plan: the training.
         starter: starts its processes.
-        host: where.
-        lock_dir: the locks of slots and ports on this host.
-        cancelled: set from another thread to end it.
-        note: told of each crash, and of what holds the training up.
-        starting: told the slots before each attempt, when no rank runs.
+        host: the devices.
+        lock_dir: the folder with the locks of slots and ports on this host.
+        cancelled: set from another thread to end the training.
+        note: called with a sentence on each crash, and on anything that delays the training.
+        starting: called with the slots before each attempt, when no rank runs.
     """
     with held_slots(lock_dir, host, plan.slots, cancelled.is_set, note) as slots:
         if slots is None:
@@ -123,7 +123,7 @@ def run_training(
 
 
 def _progress(paths: FullExperimentPaths) -> tuple[int, str]:
-    """Returns how far a training has ever got: the last batch that it has told of, and its newest checkpoint."""
+    """Returns the progress of a training: the last batch that it has recorded, and its newest checkpoint."""
     batch = max((record.batch for record in MetricsReader(paths.metrics).read()), default=0)
     return batch, max((path.name for path in paths.checkpoints.glob("batch-*")), default="")
 
@@ -133,11 +133,11 @@ class _AttemptEnd:
     """How one attempt ended.
 
     Attributes:
-        outcome: in a trial's words.
+        outcome: the outcome, as a trial has it.
         reason: one sentence.
-        is_invalid: whether another attempt is bound to end the same way: the trial class breaks the API, or DeepSpeed
-            refuses a key of the configuration.
-        is_from_outside: whether somebody killed the ranks or their guard, which says nothing of the next attempt.
+        is_invalid: whether any attempt would end the same way, because the trial class breaks the API, or because
+            DeepSpeed refuses a key of the configuration.
+        is_from_outside: whether the ranks or their guard were killed from outside. The next attempt may succeed.
     """
 
     outcome: Outcome
@@ -212,7 +212,7 @@ def _run(
 
 
 def _broken_api(records: list[RankRecord]) -> str | None:
-    """Returns what the trial class does wrong, if that is what ended the attempt."""
+    """Returns the trial class's fault, if it ended the attempt."""
     for record in records:
         message: str | None = None
         if record.failure is None:

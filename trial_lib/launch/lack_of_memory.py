@@ -1,4 +1,4 @@
-"""Which memory a rank has run out of, read from what it left behind. Pure."""
+"""Finds out from a rank's record and log which memory it has run out of. Pure functions."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.records.units import bytes_shown
 
-# Each text was seen, or stands in the source of torch, NCCL, DeepSpeed, Triton, bitsandbytes or the C library.
+# Each text was observed, or is in the source of torch, NCCL, DeepSpeed, Triton, bitsandbytes or the C library.
 
 _OF_THE_HOST = (
     r"DefaultCPUAllocator: can't allocate memory"
@@ -18,14 +18,14 @@ _OF_THE_HOST = (
     r"|Cannot allocate memory"
     r"|is killed by signal: Killed"
 )
-# The limit of a CPU's slot lets these fail for want of memory. Elsewhere it is the number of threads, or a bug.
+# With the limit of a CPU's slot these fail for lack of memory. Elsewhere the cause is a thread limit, or a bug.
 _OF_A_BUDGET = (
     r"can't start new thread"
     r"|RuntimeError: Resource temporarily unavailable"
-    # oneDNN says no more of why it could not; a convolution of a slot whose memory is nearly full ends so.
+    # oneDNN gives no reason. A convolution in a slot with almost no memory left ends with this.
     r"|could not create a primitive(?! descriptor)"
 )
-# Words that a log has for nothing else; an exception may use others.
+# A log has these words for nothing else. An exception may use others.
 _OF_THE_DEVICE = (
     r"OutOfMemoryError"
     r"|CUDA (driver )?(error: )?out of memory"
@@ -40,21 +40,21 @@ _OUT_OF_MEMORY = {
     "cuda": (re.compile(_OF_THE_HOST), re.compile(_OF_THE_DEVICE)),
 }
 _OF_AN_EXCEPTION = re.compile(r"out of memory", re.IGNORECASE)
-# A library that could not start, or an assertion behind a failed allocation: memory, if there was none left.
+# A library could not start, or an assertion failed behind an allocation. The cause is memory if none was left.
 _UNSURE = re.compile(
     r"\b(CUBLAS|CUBLASLT|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\b"
     r"|handles_\.at\(i\) INTERNAL ASSERT FAILED"
     r"|INTERNAL ASSERT FAILED at \S*CUDACachingAllocator"
 )
-# A handle of cuBLAS and its workspace take some tens of megabytes, cuDNN and lazily loaded kernels some hundreds.
+# A cuBLAS handle with its workspace takes some tens of megabytes. cuDNN and lazily loaded kernels take hundreds.
 _NONE_LEFT_SHARE = 0.03
-# CUDA says the same of a page that it cannot lock as of one that the device has not got; torch's own allocator of the
-# device has an exception of its own.
+# CUDA reports a page that it cannot lock like a lack of the device's memory. torch's allocator for the device raises
+# its own exception.
 _PINS_HERE = re.compile(r"pin_memory|pin_empty|pinned", re.IGNORECASE)
 _SAYS_IT_PINS = re.compile(r"in pin memory thread|cudaHost(Alloc|Register)|cuMemHost(Alloc|Register)")
 _OF_THE_ALLOCATOR = "OutOfMemoryError"
 
-# What the other ranks show when one has died: never the cause.
+# The other ranks show this when one rank has died. It is never the cause.
 PEER_DIED = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|failed to recv, got 0 bytes"
     r"|NCCL communicator was aborted|remote process exited|recvValue failed|Connection was likely closed"
@@ -64,7 +64,7 @@ _LONGEST_LINE = 300
 
 
 class MemoryOwner(str, Enum):
-    """Whose memory has run out."""
+    """The owner of the memory that has run out."""
 
     DEVICE = "device"
     HOST = "host"
@@ -72,10 +72,10 @@ class MemoryOwner(str, Enum):
 
 @dataclass(frozen=True)
 class MemoryLack:
-    """That a rank has run out of memory.
+    """The finding that a rank has run out of memory.
 
     Attributes:
-        whose: what had none left. A CPU's slot has one memory: it is the device's.
+        whose: the owner of that memory. The memory of a CPU's slot counts as the device's.
         said: the line that shows it.
     """
 
@@ -84,13 +84,13 @@ class MemoryLack:
 
 
 def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -> MemoryLack | None:
-    """Returns the memory that a rank has run out of; None if nothing says that it has.
+    """Returns the memory that a rank has run out of. None if nothing shows that.
 
-    The recorded exception says it in any words, the log in those alone that stand for nothing else: a warning may
-    speak of memory as well. The log is asked where Python saw no exception, or another rank's end.
+    In the recorded exception all the texts count. In the log only unmistakable texts count, because a warning may name
+    memory too. The log counts if there is no recorded exception, or if it only shows the end of another rank.
 
     Args:
-        failure: the exception that ended it, as `measure.rank` records it; None if there is no record.
+        failure: the exception that ended it, as `measure.rank` records it. None if there is no record.
         log_tail: the last lines of its log.
         device: `cuda` or `cpu`.
     """
@@ -115,18 +115,18 @@ def _lack_in(failure: dict[str, Any], device: str) -> MemoryLack | None:
 
 
 def _has_its_own(device: str) -> bool:
-    """Returns whether a device has memory beside the host's."""
+    """Returns whether a device has memory of its own."""
     return not kind_of(device).computes_on_the_processor
 
 
 def _in_other_words(text: str) -> MemoryLack | None:
-    """Returns what an exception says, whatever the code says that is shown with it, further in."""
+    """Returns the words of an exception, without the lines of code that are shown with it."""
     lines = (line for line in text.splitlines() if not line[:1].isspace() and _OF_AN_EXCEPTION.search(line))
     return next((MemoryLack(MemoryOwner.DEVICE, line[:_LONGEST_LINE]) for line in lines), None)
 
 
 def _pins(failure: dict[str, Any]) -> bool:
-    """Returns whether pages of the host were to be locked where the exception was raised."""
+    """Returns whether the exception was raised while pages of the host were being locked."""
     last_frame = failure["traceback"].rpartition('  File "')[2]
     return failure["type"] != _OF_THE_ALLOCATOR and bool(
         _SAYS_IT_PINS.search(failure["message"]) or _PINS_HERE.search(last_frame)

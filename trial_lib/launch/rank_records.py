@@ -1,4 +1,4 @@
-"""Reading what a rank has left behind."""
+"""Reads the records and the log of a rank."""
 
 import contextlib
 import json
@@ -13,14 +13,14 @@ _TAIL_BYTES = 20_000
 def read_rank_record(
     record: Path, failure: Path, log: Path, log_start: int = 0, engine_built: Path | None = None
 ) -> RankRecord:
-    """Returns what a rank has left; what is missing or torn is None.
+    """Returns the records of a rank. A record that is missing or damaged is None.
 
     Args:
-        record: its measurement, or the record of its program's return.
-        failure: the exception that ended it.
-        log: what it printed.
-        log_start: bytes of the log that were there before.
-        engine_built: the file that is there once it has an engine; None where nobody asks.
+        record: the file with its measurement, or with the record of its program's return.
+        failure: the file with the exception that ended it.
+        log: the file with its output.
+        log_start: the bytes of the log that are older than the rank.
+        engine_built: the file that exists when the rank has an engine. None if the caller does not ask.
     """
     has_engine = engine_built is None or engine_built.exists()
     return RankRecord(_read(record), _read(failure), _tail(log, log_start), str(log), has_engine)

@@ -1,4 +1,4 @@
-"""A word while ranks stand still: what they wait for, where one of them is at work that takes long."""
+"""Reports while ranks stand still what they wait for, and which rank works."""
 
 import contextlib
 import json
@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 2.0
-# As `trial_lib.measure.ends.endings` names the end of a rank.
+# `trial_lib.measure.ends.endings` names the end of a rank so.
 _ENDED, _WORKS = "ended", "works"
-# To the next word of a trial, and how many times as long it is to the one after that.
+# The time to the next report of a trial, and the factor for the time to the one after it.
 _AGAIN_S, _LONGER = 120.0, 2.0
 
 
 @contextlib.contextmanager
 def told_of(label: str, states: list[Path], note: Callable[[str], None]) -> Iterator[None]:
-    """Tells what the ranks of a trial say that they do, for as long as the trial runs.
+    """Reports the states of a trial's ranks while the trial runs.
 
     Args:
-        label: names the trial.
-        states: the ranks' files, by rank; each is there only while its rank stands still.
-        note: is told.
+        label: the trial's name.
+        states: the ranks' files, by rank. A file exists only while its rank stands still.
+        note: called with a sentence for the user.
     """
     over = threading.Event()
     thread = threading.Thread(target=_tell, args=(label, states, note, over), daemon=True, name="standing-ranks")
@@ -40,7 +40,7 @@ def _tell(label: str, states: list[Path], note: Callable[[str], None], over: thr
         if time.monotonic() < next_at:
             continue
         said = [state for state in map(_read, states) if state is not None]
-        # Ranks that have all ended wait for nothing: their processes are about to go.
+        # If all ranks have ended, none waits. Their processes are about to end.
         kinds = {state["end"]["kind"] for state in said}
         if len(said) == len(states) and kinds != {_ENDED}:
             words = "; ".join(f"rank {rank} {state['words']}" for rank, state in enumerate(said))

@@ -1,21 +1,21 @@
-"""What the trials of a study may do with the program's folder: a layer for each, and what is kept of it.
+"""The rule for the files of the program's folder in a trial: a layer over it, and what is kept of the layer.
 
-A trial changes nothing of the user's. Two ways lead there, and the trial's record says which it was:
+A trial changes nothing of the user's. There are two ways, and the trial's record names the one that it used:
 
-* *layered*: the ranks see the program's folder through a layer of their own (`layer_mount`), whatever they write with:
-  SQLite, Arrow or another program that they start find there what any of them has written.
-* *intercepted*: Python's own functions are replaced in each rank (`trial_lib.leave_alone.user_files`). It needs nothing
-  of the host, sees less, and is used besides for whatever lies outside the layer.
+* *layered*: the ranks see the program's folder through a layer of their own (`layer_mount`). It works for any writer,
+  such as SQLite, Arrow or another program, and all ranks see what one of them writes.
+* *intercepted*: Python's functions are replaced in each rank (`trial_lib.leave_alone.user_files`). This needs nothing
+  from the host, but covers less. It is also used for paths outside of the layer.
 
-The layer is over the program's own folder, or the checkout that it is in, and not over more: what a program writes goes
-to the file system of the study's folder, and a data set that is prepared elsewhere may find no room there. So there
-is none where the two are on different file systems, nor for a trial that spans hosts, whose ranks have to find each
-other's files.
+The layer covers the program's folder, or the checkout that contains it, and no more. Its contents are on the file
+system of the study's folder, which may have no room for a data set that the program prepares elsewhere. There is no
+layer if the two folders are on different file systems. There is none for a trial over several hosts either, because
+its ranks have to find each other's files.
 
-New files that the program had when it took its first optimizer step are its preparation. They are moved to where it
-has put them when the trial has ended, a folder at once, and the next trial finds them; a trial that never came to
-train leaves nothing half prepared. What is new since then is the training's output. It goes with the layer, as do
-changes of what was there before: no trial resumes from the checkpoint of another.
+New files that exist at the first optimizer step are the program's preparation. When the trial has ended, they are moved
+to their place, each folder at once, and the next trial finds them. A trial that ends before its first step leaves
+nothing half prepared. Later files are the training's output. They are removed with the layer, as are changes of older
+files. So no trial resumes from the checkpoint of another.
 """
 
 import contextlib
@@ -34,26 +34,26 @@ from trial_lib.wire.layer import Layer, caches, home_folder, read_layer, store_o
 
 
 def layer_for(model_dir: Path, paths: TrialPaths, environment: Mapping[str, str]) -> Layer | None:
-    """Returns the layer to ask for; None where there is to be none.
+    """Returns the layer for a trial. None if it has none.
 
     Args:
-        model_dir: the program's own folder.
-        paths: of the trial; its scratch folder is there.
-        environment: of its ranks.
+        model_dir: the program's folder.
+        paths: the trial's files. Its scratch folder exists.
+        environment: the environment variables of its ranks.
     """
     folder, scratch = _checkout(model_dir.resolve()), paths.scratch.resolve()
     records = paths.root.parent.resolve()
-    # What is written among the records has to stay; nothing of a folder that holds them directly could be a layer.
+    # Records have to stay, so a folder with records directly in it gets no layer.
     if folder in (Path(folder.anchor), records) or folder.stat().st_dev != scratch.stat().st_dev:
         return None
-    # A sweep's trials share one layer: all records of the study are written as they are.
+    # A sweep's trials share one layer, so the records of the whole study bypass it.
     kept = [records, *(path.resolve() for path in caches(environment))]
     through = tuple(str(path) for path in kept if folder in path.parents)
     return Layer(str(folder), str(store_of(scratch)), through)
 
 
 def _checkout(folder: Path) -> Path:
-    """Returns the checkout that a folder is in: programs write beside their scripts, too; without one, the folder."""
+    """Returns the checkout that contains a folder, or the folder. Programs write beside their scripts too."""
     home = home_folder().resolve()
     for parent in (folder, *folder.parents):
         if parent == home:
@@ -64,7 +64,7 @@ def _checkout(folder: Path) -> Path:
 
 
 def layer_refusal(folder: Path) -> str | None:
-    """Returns why this host puts no layer over what is in a folder, in the kernel's words; None where it does."""
+    """Returns the kernel's reason for no layer over a folder on this host. None if a layer works."""
     with _emptied(Path(tempfile.mkdtemp(dir=folder))) as tried:
         command = bootstrap.command(sys.executable, "trial_lib.launch.processes.layer_mount", str(tried))
         said = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -81,13 +81,13 @@ def _emptied(folder: Path) -> Iterator[Path]:
 
 
 def put_away(scratch: Path) -> None:
-    """Keeps what a trial has prepared and removes the rest, when the last of its processes has ended.
+    """Keeps the preparation of a trial and removes the rest, when its last process has ended.
 
     Args:
-        scratch: the trial's folder for what its program has written.
+        scratch: the trial's folder with the contents of its layer.
     """
     layer = read_layer(scratch)
-    # A disk that is full, or a folder that is gone: the next trial prepares again.
+    # The disk is full, or a folder is gone. The next trial prepares again.
     with contextlib.suppress(OSError):
         if layer is not None and (prepared := layer.noted()):
             _keep(layer, prepared)
@@ -95,20 +95,20 @@ def put_away(scratch: Path) -> None:
 
 
 def remove(scratch: Path) -> None:
-    """Removes all that a trial's program has written in the place of the user's files."""
+    """Removes everything that a trial's program has written into its layer."""
     _remove_store(store_of(scratch))
     shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _remove_store(store: Path) -> None:
-    # The kernel's own folder can be read by nobody but root.
+    # Only root can read the kernel's folder.
     with contextlib.suppress(OSError):
         (store / "work" / "work").chmod(stat.S_IRWXU)
     shutil.rmtree(store, ignore_errors=True)
 
 
 def _keep(layer: Layer, prepared: set[str], below: str = "") -> None:
-    """Moves what is prepared to where the program has put it, unless another trial has been first."""
+    """Moves the preparation to its place, unless another trial was first."""
     for name in os.listdir(layer.upper / below):  # noqa: PTH208 - names, relative to both folders
         path = os.path.join(below, name)  # noqa: PTH118 - as the ranks have listed it
         source, target = layer.upper / path, Path(layer.folder) / path
@@ -121,7 +121,7 @@ def _keep(layer: Layer, prepared: set[str], below: str = "") -> None:
 
 
 def _forget_later(source: Path, path: str, prepared: set[str]) -> None:
-    """Removes what has come into a prepared folder since the training began, and the kernel's notes."""
+    """Removes the files that came into a prepared folder after training began, and the kernel's marks."""
     for name in os.listxattr(source, follow_symlinks=False):
         if ".overlay." in name:
             os.removexattr(source, name, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""A Ray cluster as the driver of a study sees it: its nodes, and the study's actor on each of them."""
+"""The driver's side of a Ray cluster: its nodes, and the study's actor on each node."""
 
 import contextlib
 import logging
@@ -19,9 +19,9 @@ from trial_lib.wire.errors import InputError
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
 _CLOSE_S = 15.0
-# Trials, and what is asked of the actor meanwhile.
+# The actor runs trials and answers other calls meanwhile.
 _CALLS_AT_ONCE = 256
-# Older versions of Ray hide the GPUs from what asks for none.
+# Older versions of Ray hide the GPUs from an actor that requests none.
 _SEES_ALL = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 
 
@@ -29,10 +29,10 @@ def connect(address: str) -> None:
     """Connects this process to a cluster.
 
     Args:
-        address: `HOST:PORT` of its head, or `auto` for the one that this machine is a node of.
+        address: `HOST:PORT` of its head, or `auto` for the cluster of this machine.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such cluster.
     """
     if address.startswith("ray://"):
         raise InputError(
@@ -44,7 +44,7 @@ def connect(address: str) -> None:
         return
     try:
         if address != "auto":
-            # Ray itself would try for a minute.
+            # Ray would try for a minute.
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
@@ -57,38 +57,38 @@ def connect(address: str) -> None:
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Returns what Ray tells of each node that is there."""
+    """Returns Ray's record of each living node."""
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node for node in known if node["Alive"]]
 
 
 def has_other_machines() -> bool:
-    """Returns whether a node of the cluster is another machine than this one."""
+    """Returns whether any node of the cluster is another machine."""
     return not all(is_this_host(str(node["NodeManagerAddress"])) for node in living_nodes())
 
 
 def kind_of_slots() -> str:
-    """Returns what Ray calls a slot: a GPU where any living node has one, else a processor."""
+    """Returns Ray's name of a slot: a GPU if any living node has one, or else a processor."""
     has_gpus = any(node["Resources"].get("GPU", 0) >= 1 for node in living_nodes())
     return "GPU" if has_gpus else "CPU"
 
 
 def slots_by_node(resource: str) -> dict[str, int]:
-    """Returns how many slots of a kind each living node has that has any."""
+    """Returns the number of slots of each living node that has such slots."""
     counted = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in living_nodes()}
     return {node_id: count for node_id, count in counted.items() if count}
 
 
 def share_of(slots_per_trial: int, resource: str, where: str) -> ClusterShare:
-    """Returns how a trial is laid out over the nodes: on one where that has enough slots, else on as few as possible.
+    """Returns the layout of a trial: on one node if a node has enough slots, or else on as few nodes as possible.
 
     Args:
-        slots_per_trial: that it takes.
-        resource: what Ray calls a slot.
-        where: how an error names the place that asks for them.
+        slots_per_trial: the slots that a trial takes.
+        resource: Ray's name of a slot.
+        where: the place that errors name.
 
     Raises:
-        InputError: it does not fit.
+        InputError: a trial does not fit on the cluster.
     """
     nodes = slots_by_node(resource)
     for hosts in range(1, len(nodes) + 1):
@@ -104,10 +104,10 @@ def share_of(slots_per_trial: int, resource: str, where: str) -> ClusterShare:
 
 
 def slots_of_all_nodes(resource: str) -> Host:
-    """Returns the slots of all nodes as one host's, with the memory of the smallest.
+    """Returns the slots of all nodes as if one host had them, with the memory of the smallest node.
 
     Args:
-        resource: what Ray calls a slot.
+        resource: Ray's name of a slot.
 
     Raises:
         InputError: the nodes have devices of different kinds, or cannot run trials.
@@ -141,11 +141,11 @@ def slots_of_all_nodes(resource: str) -> Host:
 
 
 def check_processors(counts: Sequence[int], hosts: Sequence[Host]) -> None:
-    """Refuses nodes of which Ray counts more processors than trials can be given there: those would wait for ever.
+    """Refuses a node if Ray counts more processors there than trials may use, because trials would wait forever.
 
     Args:
-        counts: what Ray counts on each node.
-        hosts: what each node may use, in the same order.
+        counts: the processors that Ray counts on each node.
+        hosts: the devices that trials may use on each node, in the same order.
 
     Raises:
         InputError: there is such a node.
@@ -164,11 +164,11 @@ def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
 
 
 class RayCluster:
-    """The study's actors, one on each node that has slots.
+    """The study's actors, one on each node with slots.
 
     Args:
-        setup: what the study needs on each host.
-        resource: what Ray calls a slot. It stays what it was: the last host with GPUs may go meanwhile.
+        setup: the study's setup on each host.
+        resource: Ray's name of a slot. It does not change, even if the last host with GPUs leaves.
     """
 
     def __init__(self, setup: HostSetup, resource: str) -> None:
@@ -181,7 +181,7 @@ class RayCluster:
     def refresh(self) -> None:
         """Starts an actor on each node that has joined."""
         nodes = slots_by_node(self._resource)
-        # Other threads go through the old ones meanwhile.
+        # Other threads iterate over the old dictionary meanwhile.
         actors = {node_id: actor for node_id, actor in self._actors.items() if node_id in nodes}
         for node_id in nodes.keys() - actors.keys():
             actor: Any = ray.remote(RayHost)
@@ -199,18 +199,18 @@ class RayCluster:
         self._actors = actors
 
     def has_room_for(self, share: ClusterShare) -> bool:
-        """Returns whether a trial could run if no other did."""
+        """Returns whether a trial could run if no other trial ran."""
         nodes = slots_by_node(share.resource)
         return sum(count >= share.slots for count in nodes.values()) >= share.hosts
 
     def prime(self, modules: list[str]) -> None:
-        """Has every host import what the profile trial had imported."""
+        """Imports the modules of the profile trial ahead on every host."""
         self._modules = modules
         for actor in self._actors.values():
             actor.prime.remote(modules)
 
     def cancel(self, name: str | None = None) -> None:
-        """Ends one order's ranks on all hosts, or all that run."""
+        """Ends the ranks of one order on all hosts, or of all orders."""
         for actor in self._actors.values():
             actor.cancel.remote(name)
 

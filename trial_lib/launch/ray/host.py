@@ -1,6 +1,6 @@
-"""A study's share of one host of a Ray cluster: an actor that keeps a warm starter there as long as the study lasts.
+"""A study's actor on one host of a Ray cluster. It keeps a warm starter there until the study ends.
 
-When the driver dies Ray ends the actor, and with it goes all that it has started.
+If the driver dies, Ray ends the actor, and with it all processes that it has started.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ from trial_lib.wire.whole_files import OWNERS_FOLDER
 
 @dataclass(frozen=True)
 class HostSetup:
-    """What a study needs on each host.
+    """The setup of a study on each host.
 
     Attributes:
-        study_id: whose it is.
+        study_id: the study's id.
         interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build ahead of the first trial.
-        ahead: ops to build beside the profile trial, and ahead of every other.
-        environment: what the ranks start from.
-        is_warm: whether they are forks of a primed interpreter.
-        lock_dir: the locks of slots and ports, the same for all studies on a host.
+        builders: DeepSpeed ops to build before the first trial.
+        ahead: ops to build during the profile trial, before all other trials.
+        environment: the environment variables that ranks start from.
+        is_warm: whether ranks are forks of a primed interpreter.
+        lock_dir: the folder with the locks of slots and ports, the same for all studies on a host.
     """
 
     study_id: str
@@ -59,10 +59,10 @@ class PartEnd:
     """How one host's part of a trial ended.
 
     Attributes:
-        ending: of its ranks.
+        ending: the end of its ranks.
         kernel_killed: whether the kernel's out-of-memory killer struck on the host.
-        files: what its ranks have left.
-        notes: what held it up, for people.
+        files: the files that its ranks have left.
+        notes: sentences for the user on anything that delayed it.
     """
 
     ending: ProcessesEnd
@@ -72,10 +72,10 @@ class PartEnd:
 
 
 class RayHost:
-    """Runs a study's trials on this host. Its methods run in threads of their own.
+    """Runs a study's trials on this host. Each call of a method has a thread of its own.
 
     Args:
-        setup: what the study needs here.
+        setup: the study's setup.
     """
 
     def __init__(self, setup: HostSetup) -> None:
@@ -98,15 +98,15 @@ class RayHost:
         return warm
 
     def prime(self, modules: list[str]) -> None:
-        """Has the starter import what the profile trial had imported."""
+        """Imports the modules of the profile trial ahead."""
         self._starter.prime(modules)
 
     def run(self, order: ClusterOrder, devices: list[str]) -> Delivery:
         """Runs an order for one host to its end.
 
         Args:
-            order: what to do.
-            devices: the GPUs that Ray has given it; none on a CPU, where the host's own allocator chooses the cores.
+            order: the order.
+            devices: the GPUs that Ray has assigned. Empty on a CPU, where this host chooses the cores.
         """
         plans = [moved(plan, self._folder / plan.paths.root.name) for plan in order.plans]
         place = ThisHost(self._starter, self._host(devices), self._setup.lock_dir)
@@ -123,7 +123,7 @@ class RayHost:
         return Delivery(ends=told, files=[self._taken(plan.paths) for plan in plans], notes=self._taken_notes())
 
     def meet(self, name: str) -> int:
-        """Reserves a port for the rendezvous of a trial over several hosts, until its part here has ended."""
+        """Reserves a port for the rendezvous of a trial over several hosts until its part here ends."""
         self._meetings[name] = contextlib.ExitStack()
         return self._meetings[name].enter_context(reserved_port(self._setup.lock_dir))
 
@@ -132,10 +132,10 @@ class RayHost:
 
         Args:
             plan: the trial.
-            part: which of its ranks.
-            devices: the GPUs that Ray has given it.
+            part: its ranks on this host.
+            devices: the GPUs that Ray has assigned.
         """
-        # Two nodes of a cluster may be one machine's.
+        # Two nodes of a cluster may be on one machine.
         there = moved(plan, self._folder / f"{plan.paths.root.name}-{part.first_rank}")
         host, lock_dir = self._host(devices), self._setup.lock_dir
         kills_before = kernel_kills()
@@ -154,7 +154,7 @@ class RayHost:
         return PartEnd(ending, kernel_kills() > kills_before, self._taken(there.paths), self._taken_notes())
 
     def cancel(self, name: str | None = None) -> None:
-        """Ends one order's ranks here, or all that run."""
+        """Ends the ranks of one order here, or of all orders."""
         for running, cancelled in list(self._cancelled.items()):
             if name in (None, running):
                 cancelled.set()

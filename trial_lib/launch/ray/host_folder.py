@@ -1,4 +1,4 @@
-"""The folder that a study has on a host of a Ray cluster, as long as an actor of it lives there."""
+"""The folder of a study on a host of a Ray cluster. It exists while the study has an actor there."""
 
 import fcntl
 import shutil
@@ -8,13 +8,13 @@ from trial_lib.slots.lock_files import hold_folder, lock_file, release
 
 
 class HostFolder:
-    """Makes a study's folder, and removes those of studies whose actors here were killed.
+    """Makes a study's folder, and removes the folders of studies whose actors here were killed.
 
-    Two nodes of a cluster may be one machine's: their actors share the folder.
+    Two nodes of a cluster may be on one machine. Their actors share the folder.
 
     Args:
-        lock_dir: the locks of slots and ports, the same for all studies on a host; the folders stand beside them.
-        study_id: the study's.
+        lock_dir: the folder with the locks of slots and ports. The studies' folders are beside it.
+        study_id: the study's id.
 
     Attributes:
         path: the folder.
@@ -24,7 +24,7 @@ class HostFolder:
         self.path = lock_dir / "trials" / study_id
         self._locks = [hold_folder(lock_dir)]
         self.path.parent.mkdir(exist_ok=True)
-        # One at a time: a lock that has just been made is not held yet.
+        # One actor at a time does this, because a new lock file is not locked at once.
         starting = lock_file(lock_dir / "trials.lock", fcntl.LOCK_EX)
         try:
             for other in self.path.parent.iterdir():
@@ -36,7 +36,7 @@ class HostFolder:
             release([starting])
 
     def remove(self) -> None:
-        """Removes the folder; called once, when the study has ended."""
+        """Removes the folder. Called once, when the study has ended."""
         shutil.rmtree(self.path, ignore_errors=True)
         _lock_of(self.path).unlink(missing_ok=True)
         release(self._locks)

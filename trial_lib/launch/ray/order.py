@@ -1,4 +1,4 @@
-"""What travels to the hosts of a Ray cluster and back: plain data, and no record of anything."""
+"""The messages to the hosts of a Ray cluster and back. They are plain data, and no file has them."""
 
 from dataclasses import dataclass, field
 
@@ -13,12 +13,12 @@ NAMESPACE = "zerotune"
 
 @dataclass(frozen=True)
 class ClusterShare:
-    """What a trial takes of a cluster.
+    """The part of a cluster that a trial takes.
 
     Attributes:
-        resource: what Ray calls a slot: `GPU` or `CPU`.
-        slots: on each host.
-        hosts: that it spans.
+        resource: Ray's name of a slot: `GPU` or `CPU`.
+        slots: the number of slots on each host.
+        hosts: the number of hosts.
     """
 
     resource: str
@@ -31,10 +31,10 @@ class ClusterOrder:
     """Work for the cluster: one trial, or a sweep of several on one host.
 
     Attributes:
-        study_id: whose it is.
-        plans: of its trials.
-        share: what it takes.
-        sweep: what the search asked for; None for a single trial.
+        study_id: the study's id.
+        plans: the plans of its trials.
+        share: the part of the cluster that it takes.
+        sweep: the search's order. None for a single trial.
     """
 
     study_id: str
@@ -44,20 +44,20 @@ class ClusterOrder:
 
     @property
     def name(self) -> str:
-        """Unique among the orders of all studies."""
+        """The order's name, unique among all studies."""
         return self.plans[0].trial_id
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What comes back.
+    """The answer to an order.
 
     Attributes:
-        ends: of an order for one host: for each plan its result, with the driver's paths, or why there is none.
-        ending: of an order for several: how the ranks on all of them ended.
-        kernel_killed: of the same: whether the kernel's out-of-memory killer struck on one of the hosts.
-        files: what the ranks of each plan have left.
-        notes: what held it up, for people.
+        ends: for an order on one host: the result of each plan, with the driver's paths, or the reason for none.
+        ending: for an order on several hosts: the end of the ranks on all of them.
+        kernel_killed: for an order on several hosts: whether the out-of-memory killer struck on one of them.
+        files: the files that the ranks of each plan have left.
+        notes: sentences for the user on anything that delayed the order.
     """
 
     ends: list[TrialResult | Withdrawal] = field(default_factory=list)
@@ -68,5 +68,5 @@ class Delivery:
 
 
 def actor_name(study_id: str, node_id: str) -> str:
-    """Returns the name of the actor that a study has on a node."""
+    """Returns the name of a study's actor on a node."""
     return f"zerotune-{study_id}-{node_id}"

@@ -1,4 +1,4 @@
-"""The hosts of a Ray cluster as a place where trials run; the study's folder stays the driver's."""
+"""Runs trials on the hosts of a Ray cluster. The study's folder stays on the driver's host."""
 
 import shutil
 import threading
@@ -17,42 +17,42 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.wire.whole_files import write_whole
 
 _POLL_S = 0.5
-# From a cancellation to the end of the ranks on all hosts.
+# The time from a cancellation to the end of the ranks on all hosts.
 _PATIENCE_S = 10.0
 
 
 class HostLostError(Exception):
-    """What an order ran on is gone: a host, or Ray's processes there."""
+    """A host of an order is gone, or Ray's processes there are."""
 
 
 class Sent(Protocol):
-    """An order that the cluster has been given."""
+    """An order that was sent to the cluster."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for its end; returns whether it has come."""
+        """Waits for the order's end. Returns whether it has ended."""
 
     def delivery(self) -> Delivery:
-        """Returns what came back.
+        """Returns the answer.
 
         Raises:
-            HostLostError: nothing will.
+            HostLostError: there will be none.
         """
 
     def abandon(self) -> None:
-        """Takes it back where it still waits for slots."""
+        """Withdraws the order if it still waits for slots."""
 
 
 class RayPlace:
-    """Has a cluster run trials.
+    """Runs trials on a cluster.
 
     Args:
-        study_id: the study's.
-        cluster: its actors.
-        share: what each trial takes.
+        study_id: the study's id.
+        cluster: the study's actors.
+        share: the part of the cluster that each trial takes.
 
     Attributes:
-        send: gives an order to the cluster.
-        can_sweep: whether a trial has all its ranks on one host: only there are the files that a sweep is steered by.
+        send: sends an order to the cluster.
+        can_sweep: whether all ranks of a trial are on one host. The driver steers a sweep by files on that host.
     """
 
     send: Callable[[ClusterOrder], Sent]
@@ -86,7 +86,7 @@ class RayPlace:
     def run_sweep(
         self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
-        """See `Place.run_sweep`: the results come back together, when the last size has ended."""
+        """See `Place.run_sweep`. All results arrive together, when the last size has ended."""
         for plan in plans:
             write_candidate(plan)
             clear(plan)
@@ -108,7 +108,7 @@ class RayPlace:
         return ends
 
     def _carried_out(self, order: ClusterOrder, cancelled: threading.Event, note: Note) -> Delivery | TrialResult:
-        """Returns what came back of an order; the result of its first trial where nothing has."""
+        """Returns the answer to an order. If there is none, the result of its first trial."""
         started_at = time.time()
         sent = self.send(order)
         gives_up_at = float("inf")
@@ -131,7 +131,7 @@ class RayPlace:
         try:
             delivery = sent.delivery()
         except HostLostError as error:
-            # Its ranks may still run where Ray's processes alone have died.
+            # Its ranks may still run if only Ray's processes have died.
             self._cluster.cancel(order.name)
             if cancelled.is_set():
                 return unstarted(order.plans[0], Outcome.CANCELLED, "Cancelled while it ran.")
@@ -143,7 +143,7 @@ class RayPlace:
         return delivery
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `Place.build`: every host builds what it was told to when it joined."""
+        """See `Place.build`. Every host builds its ops when it joins, so this does nothing."""
         return {}
 
     def prime(self, modules: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""A trial that runs on another host: its plan goes there, and its small files come back.
+"""Transfers a trial to another host and back: its plan there, its small files here.
 
-On that host it has a folder of the host's own, so that the hosts need not share the one of the study.
+The trial has a folder on that host. So the hosts need no shared folder for the study.
 """
 
 import json
@@ -13,17 +13,17 @@ from trial_lib.records.result import TrialResult
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.wire.training_spec import TrainingSpec
 
-# Of a longer file, a log mostly, the end is carried.
+# Only the end of a longer file is transferred. It is mostly a log.
 _LARGEST_FILE = 8 * 2**20
 
 FileContents = dict[str, bytes]
-"""The contents of files by their path in the trial's folder."""
+"""The contents of files, by their paths in the trial's folder."""
 
 _ValueT = TypeVar("_ValueT")
 
 
 def moved(plan: TrialPlan, root: Path) -> TrialPlan:
-    """Returns a plan whose files stand in another folder: in its program's arguments and environment as well."""
+    """Returns a plan with its files in another folder. Its program's arguments and variables change too."""
     old, new = str(plan.paths.root), str(root)
     program = replace(
         plan.program,
@@ -41,7 +41,7 @@ def moved(plan: TrialPlan, root: Path) -> TrialPlan:
 
 
 def result_from(result: TrialResult, there: Path, here: Path) -> TrialResult:
-    """Returns a result whose paths are those of the trial's folder here."""
+    """Returns a result with paths in the trial's folder here."""
     told = _renamed(result.model_dump(mode="json"), str(there), str(here))
     return TrialResult.model_validate_json(json.dumps(told))
 
@@ -57,7 +57,7 @@ def _renamed(value: _ValueT, old: str, new: str) -> _ValueT:
 
 
 def packed(paths: TrialPaths) -> FileContents:
-    """Returns what the ranks of a trial have left in its folder."""
+    """Returns the files that the ranks of a trial have left in its folder."""
     of_the_driver = (paths.candidate, paths.ds_config, paths.training_spec, paths.result)
     files: FileContents = {}
     for path in sorted(paths.root.rglob("*")):
@@ -69,7 +69,7 @@ def packed(paths: TrialPaths) -> FileContents:
 
 
 def unpack(files: FileContents, root: Path) -> None:
-    """Writes files that have been carried here into a trial's folder."""
+    """Writes transferred files into a trial's folder."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""What a Ray task does for an order: it holds the slots that Ray has given it, and has the hosts' actors do the work.
+"""The Ray task of an order. It holds the slots that Ray has assigned, and the hosts' actors do the work.
 
-It waits by futures and never in `ray.get`, which would give its processors to others meanwhile.
+The task waits on futures and never in `ray.get`, which would give its processors to other tasks meanwhile.
 """
 
 import time
@@ -24,10 +24,10 @@ _POLL_S = 0.2
 
 
 def options_of(share: ClusterShare) -> dict[str, Any]:
-    """Returns what a trial's Ray task asks for, when the driver sends it.
+    """Returns the options of a trial's Ray task.
 
-    One that spans hosts asks by its placement group, and waits for that beside the driver: elsewhere it would be lost
-    with a host that it has not come to use.
+    The task of a trial over several hosts has a placement group, and waits for it on the driver's host. On another
+    host the task would be lost with that host.
     """
     on_one = share.hosts == 1
     asked: dict[str, Any] = {"num_cpus": share.slots if on_one and share.resource == "CPU" else 0}
@@ -36,12 +36,12 @@ def options_of(share: ClusterShare) -> dict[str, Any]:
     if not on_one:
         here = ray.get_runtime_context().get_node_id()
         asked["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
-    # What a dead host ran is the study's to decide on, not Ray's.
+    # The study decides about the trials of a dead host, so Ray does not retry.
     return {**asked, "max_retries": 0}
 
 
 def carry_out(order: ClusterOrder) -> Delivery:
-    """Does an order, in a Ray task on the host that Ray has chosen."""
+    """Carries out an order, in a Ray task on the host that Ray has chosen."""
     if order.share.hosts == 1:
         host = _actor(order.study_id, ray.get_runtime_context().get_node_id())
         delivery: Delivery = host.run.remote(order, _devices()).future().result()
@@ -56,7 +56,7 @@ def carry_out(order: ClusterOrder) -> Delivery:
 
 @dataclass(frozen=True)
 class _Running:
-    """One host's part that runs."""
+    """A running part on one host."""
 
     node_id: str
     ended: "Future[PartEnd]"
@@ -92,7 +92,7 @@ def _run_part(study_id: str, plan: TrialPlan, part: HostRanks) -> PartEnd:
 
 
 def _wait(order: ClusterOrder, running: list[_Running]) -> None:
-    """Waits for all parts; where one fails the others have a moment to leave records of their own, as on one host."""
+    """Waits for all parts. If one fails, the others have a moment to write their records, as on one host."""
     left = {part.ended for part in running}
     while left:
         ended, left = wait(left, return_when=FIRST_COMPLETED)
@@ -112,7 +112,7 @@ def _ended_well(ended: "Future[PartEnd]") -> bool:
 
 
 def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str, str]) -> Delivery:
-    """Returns how the parts ended as one trial's end."""
+    """Combines the ends of the parts into the end of one trial."""
     errors = [part.ended.exception() for part in running]
     for error in errors:
         if error is not None and not is_loss(error):
@@ -127,7 +127,7 @@ def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str,
         host = addresses[running[lost[0]].node_id]
         ending = ProcessesEnd(HOST, statuses, host=host, host_rank=lost[0] * share.slots)
     else:
-        # A part that was ended because another had failed says nothing by itself.
+        # A part that was ended because another had failed shows nothing.
         own = [end.ending for end in there if end.ending.ended_by != "cancel"] or [end.ending for end in there]
         failed = [ending for ending in own if ending.ended_by != "ranks"] or own
         ending = ProcessesEnd(failed[0].ended_by, statuses)
@@ -137,14 +137,14 @@ def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str,
 
 
 def is_loss(error: BaseException) -> bool:
-    """Returns whether an exception says that a host or Ray's processes on it are gone, and not that the work failed."""
+    """Returns whether an exception means that a host, or Ray's processes there, are gone. The work has not failed."""
     if isinstance(error, ray.exceptions.RayTaskError):
         return isinstance(error.cause, ray.exceptions.RayError)
     return isinstance(error, ray.exceptions.RayError)
 
 
 def _actor(study_id: str, node_id: str) -> Any:
-    """Returns the study's actor on a node; on one that has just joined, the driver is about to start it."""
+    """Returns the study's actor on a node. On a new node the driver is about to start it."""
     deadline = time.monotonic() + _JOINING_S
     while True:
         try:
@@ -156,5 +156,5 @@ def _actor(study_id: str, node_id: str) -> Any:
 
 
 def _devices() -> list[str]:
-    """Returns the GPUs that Ray has given to this task."""
+    """Returns the GPUs that Ray has assigned to this task."""
     return [str(device) for device in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
