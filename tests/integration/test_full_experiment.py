@@ -209,7 +209,7 @@ def test_a_script_that_keeps_crashing_fails_and_says_why(folder: Folder, home: P
 REFUSALS = {
     "no such configuration": (["--ds-config", "none.json"], "--ds-config none.json: this file does not exist."),
     "broken configuration": (["--ds-config", "experiment.yaml"], "experiment.yaml:1:1: not valid JSON"),
-    "nothing to resume": (["--resume"], "there is no full experiment named tiny here that has not come to its end."),
+    "nothing to resume": (["--resume"], "there is no unfinished full experiment named tiny here."),
     "nothing to include": (["-i", "none.py"], "--include none.py: this does not exist."),
 }
 

@@ -1,1 +1,1 @@
-"""One training at full length: opening it, driving it, its metrics."""
+"""One training at full length: how it is opened and driven, and its metrics."""

@@ -1,4 +1,4 @@
-"""The driver of a full experiment: the user's training at full length, told to the record, the log and MLflow."""
+"""The driver of a full experiment: runs the training at full length, and keeps the record, the log and MLflow."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ _CANCEL_S = 35.0  # the guard gives processes that a driver holds half a minute
 LONGEST_END_S = _SAVE_S + _CANCEL_S + 15.0
 """How long an interrupted full experiment may take to end, in seconds."""
 _TRACKING_CLOSE_S = 30.0
-_TRACKING_SHORT_S = 5.0  # where somebody has interrupted the command, or MLflow has been away
+_TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow was unreachable
 
 
 class TrainingArguments(FrozenRecord):
@@ -62,29 +62,29 @@ class TrainingArguments(FrozenRecord):
 
 
 def write_record(paths: FullExperimentPaths, record: FullExperimentRecord) -> None:
-    """Writes a full experiment's record, for this user alone: hyperparameters may hold secrets."""
+    """Writes a full experiment's record, readable by this user only, because hyperparameters may contain secrets."""
     write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
 
 
 class FullExperiment:
     """A full experiment that runs in this process.
 
-    Only the thread that opened it may call its methods, but for `interrupt`.
+    Only the thread that opened it may call its methods, except `interrupt`.
 
     Args:
-        record: as it stands.
-        experiment: what is trained.
+        record: its present record.
+        experiment: the experiment to train.
         plan: the training.
-        spec: what its ranks are told.
+        spec: the orders to its ranks.
         starter: starts its processes.
-        host: where.
+        host: the host to train on.
         lock_dir: the locks of slots and ports on this host.
         tracker: sends the folder on.
         lock: of the folder, held.
         log: for people; goes to the full experiment's log file.
 
     Attributes:
-        experiment: what is trained.
+        experiment: the experiment to train.
         paths: its files.
         tracker: sends them on.
         log: for people.
@@ -122,7 +122,7 @@ class FullExperiment:
         self._stop_by = math.inf
         self._ended = threading.Event()
         self._end = TrainingEnd(False, "It was not started.")
-        # A daemon: nothing that it waits for may hold the end of this process up.
+        # A daemon thread, so that nothing that it waits for delays the end of this process.
         self._thread = threading.Thread(target=self._train, daemon=True, name="training")
         self._closed = False
         self._is_down = False
@@ -136,17 +136,17 @@ class FullExperiment:
 
     @property
     def record(self) -> FullExperimentRecord:
-        """The full experiment's record as it stands on the disk."""
+        """The full experiment's record as on the disk."""
         return self._record
 
     @property
     def is_down(self) -> bool:
-        """Whether nothing of it is left to do: closing waits a while for the tracking server."""
+        """Whether it is closed. Closing waits a while for the tracking server."""
         return self._is_down
 
     @property
     def percent(self) -> float | None:
-        """How much of its length it has trained; None where the length, or how far it is, is not known."""
+        """The trained part of its length, in percent; None if the length or the progress is unknown."""
         length = self.experiment.config.searcher.max_length
         if length is None or not self.paths.metrics.exists():
             return None
@@ -164,7 +164,7 @@ class FullExperiment:
     # -- running -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Writes the record of a full experiment that runs (again), starts sending it on, and starts the training."""
+        """Writes the record as running, starts sending the folder on, and starts the training."""
         with self._writing:
             if self._interrupted:
                 raise KeyboardInterrupt
@@ -174,10 +174,10 @@ class FullExperiment:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> TrainingEnd | None:
-        """Waits for the training's end, and passes on what it has told meanwhile; its end goes into the record.
+        """Waits for the training's end, and handles its reports meanwhile. Its end goes into the record.
 
         Returns:
-            How it ended; None if it has not within the time-out.
+            How it ended; None if it still runs after the time-out.
 
         Raises:
             KeyboardInterrupt: it was interrupted.
@@ -187,7 +187,7 @@ class FullExperiment:
             raise KeyboardInterrupt
         records = self._reader.read()
         for record in records:
-            # A note is for people to act on.
+            # A person should act on a note.
             self.log.log(logging.WARNING if record.kind == NOTE else logging.INFO, "%s", record)
         if records:
             self._take_in(records)
@@ -201,9 +201,11 @@ class FullExperiment:
         return self._end
 
     def interrupt(self) -> None:
-        """Writes into the record of one that has not ended that it is interrupted; whoever waits for it then stops it.
+        """Writes into the record that the training is interrupted, if it has not ended. The waiting thread then stops
+        it.
 
-        It returns at once, and may be called from any thread: what ends this process from now on finds it written.
+        It returns at once, and any thread may call it. If this process dies afterwards, the record already has the
+        interrupt.
         """
         self._interrupted = True
         with self._writing:
@@ -213,11 +215,11 @@ class FullExperiment:
     def stop(self) -> None:
         """Ends the training, and returns when its processes are gone.
 
-        Code that looks whether it is asked to stop (`should_preempt`) has some seconds to save a checkpoint first.
+        Code that checks for a request to stop (`should_preempt`) has some seconds to save a checkpoint first.
 
-        Those that cannot be killed, such as one that a device's driver holds, are waited for as long as their guard
-        does, and no longer, however often this is called; the log then says so, and the folder stays locked until they
-        are gone, or this process is.
+        Some processes cannot be killed, for example if a device's driver blocks them. This waits for them as long as
+        their guard does, and no longer, however often it is called. The log then says so. The folder stays locked until
+        they are gone, or this process is.
         """
         if not self._cancelled.is_set():
             self._ask_to_save()
@@ -231,14 +233,14 @@ class FullExperiment:
             self.log.warning("processes of the training still run, and do not end")
 
     def _ask_to_save(self) -> None:
-        """Asks a training that heeds it to save and stop, and waits until it has, or for as long as it may take."""
+        """Asks the training to save and stop, and waits until it has, up to a time limit."""
         if self._thread.is_alive() and self._stop_request.is_heeded:
             self._stop_request.make()
-            self.log.warning("asked the training to save a checkpoint and stop: it has %.0f s", _SAVE_S)
+            self.log.warning("asked the training to save a checkpoint and stop within %.0f s", _SAVE_S)
             self._ended.wait(_SAVE_S)
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
-        """Writes how it ended, unless that is known already."""
+        """Writes how it ended, unless the record already has an end."""
         status_now = self._record.status
         if status_now is not StudyStatus.RUNNING and not (self._interrupted and status_now is StudyStatus.CANCELLED):
             return
@@ -256,7 +258,7 @@ class FullExperiment:
             self.validation = answer.get("metrics") or self.validation
 
     def close(self) -> bool:
-        """Ends what still runs, and waits a while for the tracking server; returns whether that has everything."""
+        """Ends the processes, and waits a while for the tracking server; returns whether that has everything."""
         if self._closed:
             return True
         self._closed = True
@@ -272,7 +274,7 @@ class FullExperiment:
             self._is_down = True
 
     def _train(self) -> None:
-        """Runs in a thread of its own."""
+        """Runs the training, in a thread of its own."""
         try:
             self._end = run_training(
                 self._plan,
@@ -284,9 +286,9 @@ class FullExperiment:
                 self._attempt,
             )
             if self._end.completed and self._stop_request.was_followed:
-                self._end = TrainingEnd(False, "It has saved and stopped, as it was asked to.")
+                self._end = TrainingEnd(False, "It saved a checkpoint and stopped, as requested.")
         except Exception as error:
-            # A full disk, say.
+            # For example a full disk.
             self._end = TrainingEnd(False, f"The training could not be run: {type(error).__name__}: {error}")
             self.log.exception("the training could not be run")
         finally:
@@ -295,7 +297,7 @@ class FullExperiment:
                 self._lock.release()
 
     def _attempt(self, slots: list[str]) -> None:
-        """Is told of each attempt before its ranks start."""
+        """Prepares an attempt, before its ranks start."""
         drop_torn_tail(self.paths.metrics)
         self._stop_request.clear()
         shutil.rmtree(self.paths.scratch, ignore_errors=True)
@@ -307,7 +309,7 @@ class FullExperiment:
         """Returns the checkpoint that a script resumes from; the loop of a trial class looks for itself."""
         if self._spec.trial is not None or not self.paths.checkpoints.exists():
             return None
-        # Here: they bring torch, which a driver has no other use for.
+        # Imported here, because they import torch, which a driver does not need otherwise.
         from trial_lib.training.distributed import DistributedContext
         from trial_lib.training.saved.checkpoints import CheckpointStore
 
@@ -333,7 +335,7 @@ class FullExperiment:
                 self._best = record
 
     def _answer(self) -> dict[str, Any]:
-        """Returns what a trial class says of its end; nothing of a plain script."""
+        """Returns a trial class's record of its end; nothing for a plain script."""
         with contextlib.suppress(OSError, ValueError):
             answer: dict[str, Any] = json.loads(self.paths.finished.read_text())
             return answer

@@ -43,10 +43,10 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_i
     Args:
         arguments: the full experiment's.
         work_dir: the folder that full experiments and the tracking store stand in.
-        flow_run_id: the Prefect flow run that begins it; None for a command.
+        flow_run_id: the Prefect flow run that begins it. None for a command.
 
     Raises:
-        InputError: the arguments, the experiment or this host do not fit; nothing was started or written.
+        InputError: the arguments, the experiment or this host do not fit. Nothing was started or written.
     """
     experiment, ds_config, host = _checked(arguments, arguments.config_path)
     tracking_uri = default_tracking_uri(work_dir)
@@ -62,12 +62,11 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_i
 def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperiment:
     """Resumes the newest full experiment of the same name that has not completed.
 
-    What the YAML says now counts, but for the DeepSpeed configuration, which has to be the same; one that DeepSpeed has
-    refused may be mended.
+    The YAML as it is now counts. Only the DeepSpeed configuration must be the same, unless DeepSpeed has refused it.
 
     Args:
-        arguments: where it does not name a DeepSpeed configuration, the one counts that it was begun with.
-        work_dir: the folder that full experiments and the tracking store stand in.
+        arguments: of the command. Without a DeepSpeed configuration there, the one of the beginning counts.
+        work_dir: the folder that full experiments and the tracking store are in.
 
     Raises:
         InputError: there is none, another process drives it, or something does not fit.
@@ -89,7 +88,7 @@ def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperimen
 
 
 def resume_full_experiment(root: Path) -> FullExperiment:
-    """Opens a full experiment that was interrupted.
+    """Resumes a full experiment that was interrupted.
 
     Args:
         root: its folder.
@@ -104,7 +103,7 @@ def resume_full_experiment(root: Path) -> FullExperiment:
         raise FinishedError(
             "this full experiment has come to its end.",
             where=str(root),
-            remedy=f"Its checkpoints are in {paths.checkpoints.name} there; start a new one to train again.",
+            remedy=f"Its checkpoints are in {paths.checkpoints.name} there. Start a new one to train again.",
         )
     arguments = TrainingArguments.model_validate(record.arguments)
     experiment, ds_config, host = _checked(arguments, paths.experiment)
@@ -114,14 +113,14 @@ def resume_full_experiment(root: Path) -> FullExperiment:
 
 
 def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
-    """Opens the full experiment of a study that has its answer; None where it has come to its end already.
+    """Opens the full experiment of a study with an answer; None if it has already ended.
 
     Raises:
         InputError: the experiment cannot be trained at full length.
     """
     paths = FullExperimentPaths(study.paths.full_experiment.root)
     driver = study.driver
-    # Those that the profile trial found, too: a full experiment has no profile.
+    # Also those that the profile trial found, because a full experiment has no profile.
     mapped = driver.setup.experiment.config.model_copy(update={"arg_mappings": driver.known.arg_mappings})
     experiment = dataclasses.replace(driver.setup.experiment, config=mapped)
     check_length(experiment)
@@ -146,12 +145,12 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         record = _new_record(full_experiment_id(study_id), experiment, ds_config, arguments, study_id)
     tracking_uri = default_tracking_uri(work_dir_of(study.paths.root))
     opened = _open(record, experiment, driver.setup.environment, driver.setup.host, paths, tracking_uri)
-    opened.log.parent = driver.log  # what the study's log and its live view show as well
+    opened.log.parent = driver.log  # the study's log and its live view show it as well
     return opened
 
 
 def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
-    """Returns the record of a study's full experiment; None where there is none."""
+    """Returns the record of a study's full experiment; None without one."""
     paths = FullExperimentPaths(study.paths.full_experiment.root)
     return _read_record(paths) if paths.record.exists() else None
 
@@ -212,10 +211,10 @@ def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperim
             found.append(((record.started_at, is_own), paths, record))
     if not found:
         raise InputError(
-            f"there is no full experiment named {name} here that has not come to its end.",
+            f"there is no unfinished full experiment named {name} here.",
             where=str(work_dir / FULL_EXPERIMENTS),
-            remedy="Leave --resume out to start one, or run zerotune in the folder where it was started; "
-            "a study's is resumed by `zerotune resume STUDY`.",
+            remedy="Leave --resume out to start one, or run zerotune in the folder where it was started. Resume "
+            "a study's by `zerotune resume STUDY`.",
         )
     _, paths, record = max(found, key=lambda one: one[0])
     return paths, record
@@ -306,6 +305,6 @@ def _open(
 
 
 def _is_in_code(experiment: Experiment) -> bool:
-    """Returns whether the DeepSpeed configuration stands in the user's code, where nothing hands another one over."""
+    """Returns whether the DeepSpeed configuration is in the user's code, and nothing hands another one over."""
     entrypoint = experiment.entrypoint
     return entrypoint.trial_class is None and not entrypoint.config_values and not experiment.ds_config

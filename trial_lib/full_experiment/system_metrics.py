@@ -1,4 +1,4 @@
-"""How busy the host is while a training runs, sampled by the driver."""
+"""The load of the host during a training, sampled by the driver."""
 
 import contextlib
 import json
@@ -22,16 +22,16 @@ _GUARD = "trial_lib.launch.processes.guard"
 class SystemMonitor:
     """Appends a sample every ten seconds, and a last one at the end.
 
-    A sample holds `cpu_percent` (of all the host's cores, since the sample before), `memory_used` (bytes of the host),
-    `training_memory` (resident bytes of the training's processes; what they share counts for each), and for each GPU of
-    the training `gpu0.utilization` (percent of the last moments) and `gpu0.memory_used` (bytes).
+    A sample has `cpu_percent` (of all the host's cores, since the sample before), `memory_used` (bytes of the host) and
+    `training_memory` (resident bytes of the training's processes; shared bytes count for each). For each GPU of the
+    training it has `gpu0.utilization` (percent of the last moments) and `gpu0.memory_used` (bytes).
 
     Args:
         path: the file of samples.
-        batch: returns the last batch that the training has told of, which goes into the sample.
+        batch: returns the last batch that the training has reported, which goes into the sample.
         sampled: called after each sample.
-        log: told once when a sample cannot be taken.
-        host: whose devices train.
+        log: gets one message if a sample cannot be taken.
+        host: with the devices of the training.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SystemMonitor:
         self._thread.start()
 
     def watch(self, slots: list[str]) -> None:
-        """Is told the slots of the training, in the order of its ranks."""
+        """Takes the slots of the training, in the order of its ranks."""
         self._slots = slots
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class SystemMonitor:
             self._thread.join()
 
     def _run(self) -> None:
-        psutil.cpu_percent()  # a thread's first call has nothing to compare with
+        psutil.cpu_percent()  # the first call of a thread has no earlier value to compare with
         told = False
         is_last = False
         while not is_last:
@@ -85,13 +85,13 @@ class SystemMonitor:
         self._sampled()
 
     def _load(self) -> dict[str, float]:
-        """Returns what the devices are busy with, numbered as the ranks see them."""
+        """Returns the load of the devices, numbered as the ranks see them."""
         loads = kind_of(self._host.device).load(self._host, self._slots)
         return {f"gpu{number}.{name}": value for number, load in enumerate(loads) for name, value in load.items()}
 
 
 def _training_memory() -> float:
-    """Returns the resident bytes of what runs below this process's guards."""
+    """Returns the resident bytes of the processes below this process's guards."""
     total = 0
     for guard in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
