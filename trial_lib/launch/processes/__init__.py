@@ -1,1 +1,1 @@
-"""The processes on the ranks' side: they run in the user's environment."""
+"""The processes on the ranks' side. They run in the user's environment."""

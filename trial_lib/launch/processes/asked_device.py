@@ -1,7 +1,7 @@
-"""What an import asks a GPU, answered without initialising CUDA in this process. Runs in the user's environment.
+"""Answers what an import asks a GPU, without initialising CUDA in this process. Runs in the user's environment.
 
-Before 0.19.3 DeepSpeed asks the first GPU for its architecture when it is imported: by eight of its op builders, and
-where triton is installed. After that no fork of the process could use CUDA.
+Before 0.19.3, `import deepspeed` asks the first GPU for its architecture, in eight op builders and if triton is
+installed. After that no fork of the process could use CUDA.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from trial_lib.launch.processes import rank_process
 
 @contextlib.contextmanager
 def asked_by_a_child(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
-    """Has a child ask a GPU for its properties, while this lasts, whoever asks torch for them.
+    """Has a child process ask a GPU for its properties, whenever code in this block asks torch for them.
 
     Args:
-        is_fit_to_fork: says whether this process may still fork; where it may not, it asks by itself.
+        is_fit_to_fork: returns whether this process may still fork. If not, it asks the GPU itself.
     """
     import torch
 
@@ -28,7 +28,7 @@ def asked_by_a_child(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
     is_over = False
 
     def get_device_properties(*arguments: Any, **options: Any) -> Any:
-        """Stands in for `torch.cuda.get_device_properties`, also where a module keeps it."""
+        """Stands in for `torch.cuda.get_device_properties`, also if a module has imported the function."""
         if is_over or not is_fit_to_fork():
             return ask(*arguments, **options)
         asked = repr((arguments, options))
@@ -45,7 +45,7 @@ def asked_by_a_child(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
 
 
 def _answer_of_a_child(ask: Callable[[], Any]) -> SimpleNamespace:
-    """Returns the plain attributes of what a question has for an answer.
+    """Returns the plain attributes of a question's answer.
 
     Raises:
         RuntimeError: the question raises, or ends the child.

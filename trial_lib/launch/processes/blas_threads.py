@@ -1,7 +1,7 @@
-"""The threads of OpenBLAS, which numpy and scipy bring: it starts them when it is loaded, and a fork has none of them.
+"""The threads of OpenBLAS, the library in numpy and scipy. It starts them when it is loaded. A fork has none of them.
 
-The fork server loads it with one thread, for it must not have more; a fork gets as many as a fresh interpreter would
-have. Runs in the user's environment.
+The fork server loads it with one thread, because it must not have more. A fork starts as many threads as a new
+interpreter would have. Runs in the user's environment.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ from itertools import product
 from pathlib import Path
 
 NUMBER = "OPENBLAS_NUM_THREADS"
-"""The environment variable that goes before all others by which OpenBLAS takes its number of threads."""
+"""The environment variable with OpenBLAS's number of threads. It takes precedence over all others."""
 
 _NUMBERS = (NUMBER, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _PREFIXES, _SUFFIXES = ("", "scipy_"), ("", "64_", "_64")  # as its builds name their functions
 
 
 def start_threads(environment: Mapping[str, str]) -> None:
-    """Has each OpenBLAS that was loaded before a fork start the threads that it would start in a fresh interpreter.
+    """Has each OpenBLAS that was loaded before a fork start the threads that it would start in a new interpreter.
 
     Args:
-        environment: of the fork.
+        environment: the environment variables of the fork.
     """
     number = _number(environment)
     if number == 1:

@@ -1,11 +1,11 @@
-"""Starting a module of ours in the user's interpreter, which may not have ZeroTune installed."""
+"""Starts a module of ZeroTune in the user's interpreter, which may not have ZeroTune installed."""
 
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
 
-# Makes `trial_lib`, and nothing else of the driver's environment, importable; leaves sys.path as the user's
-# interpreter has it (`-c` puts the working directory first).
+# This makes `trial_lib` importable, and nothing else of the driver's environment. sys.path stays as the user's
+# interpreter has it, except for the working directory, which `-c` puts first.
 _SOURCE = """
 import importlib, importlib.util, sys
 sys.path.pop(0)
@@ -19,5 +19,5 @@ importlib.import_module(module).main(sys.argv[3:])
 
 
 def command(interpreter: str, module: str, *arguments: str) -> list[str]:
-    """Returns the command line that calls `main(arguments)` of one of our modules in another interpreter."""
+    """Returns the command line that calls `main(arguments)` of a module of ZeroTune in another interpreter."""
     return [interpreter, "-c", _SOURCE, str(PACKAGE), module, *arguments]

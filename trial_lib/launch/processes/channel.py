@@ -1,6 +1,6 @@
-"""Messages between the driver, the fork server and the guards: JSON with a length before it, and file descriptors.
+"""Messages between the driver, the fork server and the guards. A message is JSON behind its length, and descriptors.
 
-Standard library only: it runs in the user's environment.
+Runs in the user's environment, so it needs the standard library only.
 """
 
 import json
@@ -10,13 +10,13 @@ import struct
 from typing import Any
 
 KEEPER = "keeper"
-"""What the first message of a trial's processes names: the process id of their guard's keeper."""
+"""The key of the first message of a trial's processes: the process id of their guard's keeper."""
 
 LEAVINGS = "leavings"
-"""What their last message names, beside how they ended: the shared memory that they have left."""
+"""A key of their last message: the shared memory that they have left."""
 
 _LENGTH = struct.Struct("!I")
-_MOST_DESCRIPTORS = 253  # that the kernel lets travel at once
+_MOST_DESCRIPTORS = 253  # the most that the kernel transfers at once
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
@@ -35,7 +35,7 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Returns the next message and its file descriptors; None when the other end has closed."""
+    """Returns the next message and its file descriptors. None if the other end has closed."""
     header, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _MOST_DESCRIPTORS)
     try:
         while 0 < len(header) < _LENGTH.size:

@@ -1,6 +1,6 @@
-"""Asking the user's own DeepSpeed about a configuration before any trial: in a process that has imported it anyway.
+"""Asks the user's DeepSpeed about a configuration before any trial. The fork server has imported DeepSpeed anyway.
 
-Runs in the user's environment. DeepSpeed's configuration is judged in a fork, or in a process of its own.
+Runs in the user's environment. A fork judges the configuration, or a process of its own.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ from typing import Any
 from trial_lib.launch.processes import channel, rank_process
 
 CHECK, CHECKED = "check", "checked"
-"""The keys of a request, and of its answer."""
+"""The keys of a request and of its answer."""
 
-# A configuration is judged in milliseconds; DeepSpeed's import, where that has to come first, takes seconds.
+# A judgement takes milliseconds. The import of DeepSpeed, if it comes first, takes seconds.
 _DEADLINE_S = 120
 
 Judgement = dict[str, Any]
-"""`deepspeed`, its version, and `refusals`, as `deepspeed_refusals.Refusal` has them."""
+"""The version as `deepspeed`, and `refusals` with the fields of `deepspeed_refusals.Refusal`."""
 
 
 def judge(request: dict[str, Any]) -> Judgement:
-    """Returns what the DeepSpeed of this environment refuses.
+    """Returns the refusals of this environment's DeepSpeed.
 
     Args:
         request: `ds_config` and `slots`, as `deepspeed_check.refusals_of` takes them.
@@ -40,7 +40,7 @@ def judge(request: dict[str, Any]) -> Judgement:
 
 
 def answer_waiting(driver: socket.socket, is_fit_to_fork: bool) -> None:
-    """Answers a request that has come while DeepSpeed was imported; does nothing where none has.
+    """Answers a request that came while DeepSpeed was imported. Does nothing without a request.
 
     Raises:
         OSError: the driver is gone.
@@ -54,7 +54,7 @@ def answer_waiting(driver: socket.socket, is_fit_to_fork: bool) -> None:
 
 
 def answer(driver: socket.socket, request: dict[str, Any], is_fit_to_fork: bool) -> None:
-    """Sends the driver a judgement; None where this process must not fork, or the fork has none."""
+    """Sends the driver a judgement. It is None if this process must not fork, or if the fork has failed."""
     channel.send(driver, {CHECKED: _judged_in_a_fork(request) if is_fit_to_fork else None})
 
 
@@ -73,7 +73,7 @@ def _judged_in_a_fork(request: dict[str, Any]) -> Judgement | None:
     os.close(write)
     with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
         judged = pipe.read()
-    # Housekeeping may have waited for it already.
+    # The server's housekeeping may have waited for it already.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
     return json.loads(judged) if judged else None
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
     """Entry: reads a request from standard input, and writes the judgement.
 
     Args:
-        arguments: the descriptor that it is written to.
+        arguments: the file descriptor for the judgement.
     """
     _end_in_time(os.getppid())
     judgement = judge(json.load(sys.stdin))

@@ -1,7 +1,7 @@
-"""What DeepSpeed asks of the processor each time that it loads an op, remembered: it takes 1.2 s, twice for each op.
+"""Remembers what DeepSpeed asks of the processor whenever it loads an op. The answer takes 1.2 s, twice for each op.
 
-Runs in the user's environment. py-cpuinfo counts the processor's ticks for a second, busily, though DeepSpeed's builder
-wants the architecture and its flags alone (`cpu_arch` and `simd_width` of deepspeed/ops/op_builder/builder.py).
+Runs in the user's environment. py-cpuinfo counts the processor's ticks in a busy loop for a second. But DeepSpeed's
+builder needs only the architecture and its flags (`cpu_arch` and `simd_width` of deepspeed/ops/op_builder/builder.py).
 """
 
 import contextlib
@@ -18,10 +18,10 @@ _ASKED_FOR = {"arch", "flags"}
 
 
 def remember_cpu_info(file: Path | None = None) -> None:
-    """Has py-cpuinfo, in this process and its forks, look once until the machine is booted anew.
+    """Has py-cpuinfo look once until the next boot, for this process, its forks and later processes.
 
     Args:
-        file: where to keep what it saw; None for one in the user's cache.
+        file: the file that keeps the answer. None is a file in the user's cache.
     """
     try:
         import cpuinfo
@@ -37,11 +37,11 @@ def remember_cpu_info(file: Path | None = None) -> None:
             seen.update(_kept(keep))
         if not seen:
             info = look()
-            # Where the process that looks is killed, it sees nothing.
+            # If the process that looks is killed, it returns nothing.
             if not info.keys() >= _ASKED_FOR:
                 return info
             seen.update(info)
-            # A disk that is full, or a home that cannot be written: the next process looks for itself.
+            # The disk is full, or the home cannot be written. The next process looks for itself.
             with contextlib.suppress(OSError):
                 keep.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(keep, json.dumps({"boot": _boot(), "seen": info}))
@@ -51,7 +51,7 @@ def remember_cpu_info(file: Path | None = None) -> None:
 
 
 def _kept(file: Path) -> dict[str, Any]:
-    """Returns what was seen since the machine was booted; nothing where that cannot be read, or is not whole."""
+    """Returns the kept answer of this boot. Empty if the file cannot be read or is damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())
         seen = dict(kept["seen"])
@@ -61,5 +61,5 @@ def _kept(file: Path) -> dict[str, Any]:
 
 
 def _boot() -> str:
-    """Returns which boot of which machine this is: a home may be shared, and a machine be given another processor."""
+    """Identifies this boot of this machine. Machines may share a home, and a processor may be replaced."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

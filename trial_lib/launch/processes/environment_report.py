@@ -1,6 +1,6 @@
-"""What torch and DeepSpeed say of the environment that the ranks run in, as JSON on standard output.
+"""Reports what torch and DeepSpeed find in the ranks' environment, as JSON.
 
-Runs in the user's environment, in a process of its own: it imports both, and a broken driver can hold it up for ever.
+Runs in the user's environment, in a process of its own, because it imports both and a broken driver may block it.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ _COLOUR = re.compile(r"\x1b\[\d+m")
 
 
 def report() -> dict[str, Any]:
-    """Returns the versions, the devices that torch sees, and of each of DeepSpeed's ops whether it can be built or is.
+    """Returns the versions, the devices that torch sees, and the state of each of DeepSpeed's ops.
 
     Returns:
-        `python`, `torch`, `torch_cuda` (the CUDA that torch was built for; None without), `deepspeed`, `accelerator`
-        (DeepSpeed's name of the device), and `ops`: by name, `built`, `can_build` and, where it cannot, `why`.
+        `python`, `torch`, `torch_cuda` (the CUDA that torch was built for, or None), `deepspeed`, `accelerator`
+        (DeepSpeed's name of the device), and `ops`. Each op has `built`, `can_build` and, if it cannot be built, `why`.
     """
-    # DeepSpeed imports mlflow where it is installed, which takes seconds.
+    # DeepSpeed imports mlflow if it is installed, which takes seconds.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
     import deepspeed
     import torch
@@ -37,7 +37,7 @@ def report() -> dict[str, Any]:
     from deepspeed.ops.op_builder.builder import CUDAOpBuilder
     from torch.utils.cpp_extension import CUDA_HOME
 
-    # DeepSpeed builds these with the toolkit where torch has CUDA (op_builder/builder.py, jit_load), and does not look
+    # If torch has CUDA, DeepSpeed builds these with the toolkit (op_builder/builder.py, jit_load), and does not look
     # for its compiler before.
     needs_toolkit = CUDAOpBuilder if torch.version.cuda and get_accelerator()._name == "cuda" else ()
     has_toolkit = CUDA_HOME is not None and shutil.which("nvcc", path=str(Path(CUDA_HOME) / "bin")) is not None
@@ -70,12 +70,12 @@ def report() -> dict[str, Any]:
 
 
 def is_built(name: str, folders: Iterable[Path], with_cuda: bool) -> bool:
-    """Returns whether an extension is built for this Python, and for the devices: both kinds may share a folder.
+    """Returns whether an extension is built for this Python and for these devices. Builds of both kinds share a folder.
 
     Args:
-        name: of the extension.
-        folders: that torch builds extensions in, one each.
-        with_cuda: whether it is to be linked with CUDA.
+        name: the extension's name.
+        folders: the folders in which torch builds extensions, one for each.
+        with_cuda: whether the build has to be linked with CUDA.
     """
     other = re.compile(rf"py(?!{sys.version_info[0]}{sys.version_info[1]}_)\d+_")
     return any(
@@ -88,7 +88,7 @@ def is_built(name: str, folders: Iterable[Path], with_cuda: bool) -> bool:
 
 
 def _links_cuda(folder: Path, unknown: bool) -> bool:
-    """Returns whether a build is linked with CUDA, as ninja's file says; what is handed in where there is none."""
+    """Returns whether a build is linked with CUDA, by ninja's file. Without that file, the value that is passed."""
     try:
         return "-lcudart" in (folder / "build.ninja").read_text()
     except OSError:
@@ -96,6 +96,6 @@ def _links_cuda(folder: Path, unknown: bool) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the report to the file descriptor that is named: libraries print what they like to standard output."""
+    """Writes the report to a file descriptor. Libraries may print to standard output."""
     with os.fdopen(int(arguments[0]), "w") as file:
         file.write(json.dumps(report()))

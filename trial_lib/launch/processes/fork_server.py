@@ -1,6 +1,6 @@
 """The fork server of the warm starter: an interpreter that has imported torch and DeepSpeed, and only forks.
 
-Runs in the user's environment. It must stay fit to fork (see `priming`), and checks that before each fork.
+Runs in the user's environment. It must stay fit to fork (see `priming`). It checks that before each fork.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from trial_lib.launch.processes.torch_cache import remove_empty_torch_cache
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0
-# Waits for the end of one of its children, and lets others that end go.
+# This program waits for the end of one child, and reaps the others.
 _WAIT = "import os, sys\nwhile os.wait()[0] != int(sys.argv[1]): pass"
 _STANDARD_STREAMS = 2
-# Modules that are found one after the other to make forks unsafe, before the code's imports are all left to the ranks.
+# If more modules than these make forks unsafe, all of the code's imports are left to the ranks.
 _MOST_LEFT_OUT = 5
 
 
@@ -59,9 +59,9 @@ class ForkServer:
                 self._launch(message["launch"], descriptors)
 
     def _prime(self, modules: list[str]) -> None:
-        """Imports `modules`, while a fork stands by: one of them may spoil this process, and the fork then takes over.
+        """Imports `modules` while a fork stands by. If a module makes forks unsafe, the fork takes over.
 
-        It leaves out what has spoilt its parent, and all of the modules where too many do.
+        The fork leaves out the module that spoilt its parent. If too many modules do so, it leaves out all of them.
         """
         left_out: set[str] = set()
         while True:
@@ -95,13 +95,13 @@ class ForkServer:
         channel.send(self._driver, {"primed": True})
 
     def _stand_aside(self, successor: int) -> None:
-        """Waits for the end of the fork that serves from now on, as a program that has none of this one's imports.
+        """Waits for the end of the fork that serves from now on, as a program without this one's imports.
 
-        It is the same process, whose child the successor is. What the imports have taken of a GPU is given back.
+        The process stays the same, because the successor is its child. Memory of a GPU that the imports took is freed.
         """
         self._driver.close()
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers alone
-            # The log stays; a driver's own files need not be such as a new program does not inherit.
+            # The log stays open. The files of a GPU's driver may be inheritable, so they are closed here.
             if descriptor > _STANDARD_STREAMS:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
@@ -127,7 +127,7 @@ class ForkServer:
         channel.send(self._driver, {"doubt": reason})
 
     def _reap(self) -> None:
-        """Lets ended trials go, and kills what a killed keeper left: the server is the next subreaper above it."""
+        """Reaps ended trials, and kills what a killed keeper has left. The server is the next subreaper above."""
         has_ended = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -137,7 +137,7 @@ class ForkServer:
                 has_ended = True
                 self._guards.discard(pid)
         if not has_ended:
-            # Nobody has left anything: to look through all processes of the host takes the ranks' cores from them.
+            # Nothing was left. A look through all processes of the host would take time from the ranks' cores.
             return
         for child in psutil.Process().children():
             if child.pid not in self._guards:
@@ -159,7 +159,7 @@ def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int
             try:
                 rank_process.become(request, rank, guard)
             finally:
-                # Not up through the frames of the guard that it was forked from.
+                # The exit must not unwind the frames of the guard that it was forked from.
                 os._exit(1)
         return pid
 
@@ -170,18 +170,18 @@ def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int
 
 
 def _keep(driver: socket.socket, server: int) -> None:
-    """Stays behind as the server's parent: when the driver dies, also in the middle of a build, ends all below."""
+    """Stays behind as the server's parent. If the driver dies, also during a build, it ends everything below."""
     poll = select.poll()
     poll.register(driver, 0)
     while os.waitpid(server, os.WNOHANG)[0] == 0:
         if poll.poll(_HOUSEKEEPING_S * 1000):
-            # The guards have seen it too, and clean up behind their trials.
+            # The guards have noticed it too, and clean up after their trials.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server, signal.SIGKILL)
             _wait_for_children(_GUARDS_S)
             kill_descendants()
             return
-    # The server was killed. Trials that run have guards of their own, and the driver at the end of their sockets.
+    # The server was killed. Running trials have guards of their own, and sockets to the driver.
     driver.shutdown(socket.SHUT_RDWR)
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -198,9 +198,9 @@ def _wait_for_children(seconds: float) -> None:
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Spares imports the garbage collector's passes, a fifth of their time; what they leave it never looks at again."""
+    """Spares imports the garbage collector's passes, which are a fifth of their time, and freezes their objects."""
     thresholds = gc.get_threshold()
-    # Not `gc.disable`: a library that is imported may call that itself, for its program.
+    # `gc.disable` is not used here, because an imported library may call it for its program.
     gc.set_threshold(0)
     try:
         yield
@@ -211,20 +211,20 @@ def _importing() -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: primes, says so, serves.
+    """Entry: primes the server, reports that, and serves.
 
     Args:
         arguments: the descriptor of the driver's socket, then the DeepSpeed ops to build and load.
     """
     driver = socket.socket(fileno=int(arguments[0]))
-    # The terminal's Ctrl-C is the driver's to hear.
+    # The driver handles the terminal's Ctrl-C.
     os.setsid()
     become_subreaper()
     rank_process.go_on_without_parent(os.getppid())
     server = os.fork()
     if server:
         _keep(driver, server)
-        # Of the imports: a driver that has died cannot do it.
+        # The imports may have left something there, and a driver that has died cannot remove it.
         remove_empty_torch_cache(os.environ)
         return
     rank_process.die_with_parent(os.getppid())

@@ -1,4 +1,4 @@
-"""A process that DeepSpeed's launcher has started becomes a rank of a trial. Runs in the user's environment."""
+"""Turns a process of DeepSpeed's launcher into a rank of a trial. Runs in the user's environment."""
 
 import json
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 from trial_lib.launch.processes import rank_process
 
 WORKERS_OF = "ZEROTUNE_WORKERS_OF"
-"""The environment variable by which the guard above DeepSpeed's launcher says whose folder the ranks' workers have."""
+"""The environment variable with the process id in the name of the folder of the ranks' workers."""
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: takes its rank from the environment, as the launcher sets it, and all else from the trial's launch file.
+    """Entry: reads its rank from the launcher's environment, and everything else from the trial's launch file.
 
     Args:
-        arguments: the path of that file (`trial_lib.launch.hosts.starter` writes it).
+        arguments: the path of that file, which `trial_lib.launch.hosts.starter` writes.
     """
     launch = json.loads(Path(arguments[0]).read_text())
     rank = int(os.environ["RANK"])

@@ -1,4 +1,4 @@
-"""DeepSpeed's just-in-time builds, ahead of any deadline, and the locks that a killed build leaves behind.
+"""Runs DeepSpeed's just-in-time builds outside of any deadline, and clears the locks of killed builds.
 
 Runs in the user's environment.
 """
@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.2
-_LOADING_S = 1.0  # of an op that is built, at most
-_HELD = (errno.EAGAIN, errno.EACCES)  # that flock raises if another process has the lock
-_REMOVAL_S = 0.1  # that a builder takes, at most, from closing its lock to removing it
-# What DeepSpeed has in the place of an op that there is not on a CPU.
+_LOADING_S = 1.0  # the longest time to load a built op
+_HELD = (errno.EAGAIN, errno.EACCES)  # flock's errors if another process has the lock
+_REMOVAL_S = 0.1  # the longest time from closing a lock to removing it
+# DeepSpeed has a function of this name for an op that does not exist on a CPU.
 _NOT_THERE = "deepspeed_not_implemented"
 _COLOUR = re.compile(r"\x1b\[\d+m")
-_building: set[Path] = set()  # what this process builds
+_building: set[Path] = set()  # the folders in which this process builds
 
 
 def _to_log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-_says: list[Callable[[str], None]] = [_to_log]  # the last of them is told what this process waits for
+_says: list[Callable[[str], None]] = [_to_log]  # the last one is called with what this process waits for
 
 
 def holds_open(path: Path) -> bool:
-    """Returns whether any process has `path` open: torch's builder keeps its lock file open while it builds."""
+    """Returns whether any process has `path` open. torch's builder keeps its lock file open while it builds."""
     wanted = path.resolve()
     for descriptors in Path("/proc").glob("[0-9]*/fd"):
         with contextlib.suppress(OSError):
@@ -47,9 +47,9 @@ def holds_open(path: Path) -> bool:
 
 
 def is_stale(lock: Path) -> bool:
-    """Returns whether a build's lock is there, and its build was killed; every later build would wait for it for ever.
+    """Returns whether a lock is left of a killed build. Every later build would wait for it forever.
 
-    One whose holder cannot be seen, for it is another user's, is not taken for stale; nor one of a build by ZeroTune on
+    Another user's lock is not stale, because its holder cannot be seen. Neither is the lock of a build by ZeroTune on
     another host, or in another container, that shares the folder.
     """
     try:
@@ -60,7 +60,7 @@ def is_stale(lock: Path) -> bool:
 
 
 def _builds_elsewhere(build_dir: Path) -> bool:
-    """Returns whether another process holds the lock around torch's own, wherever it runs."""
+    """Returns whether a process on any host holds ZeroTune's lock around torch's lock."""
     if build_dir in _building:
         return False
     with contextlib.suppress(FileNotFoundError), _lock_around(build_dir).open() as file:
@@ -76,11 +76,11 @@ def _lock_around(build_dir: Path) -> Path:
 
 
 def clear_stale_lock(build_dir: Path) -> bool:
-    """Removes the lock of a build that was killed; returns whether there was one."""
+    """Removes the lock of a killed build. Returns whether there was one."""
     lock = build_dir / "lock"
     if not is_stale(lock):
         return False
-    # A builder that ends well closes its lock before it removes it, perhaps while all that is open was looked through.
+    # A builder closes its lock before it removes it, perhaps while the open files were being listed.
     time.sleep(_REMOVAL_S)
     try:
         if not is_stale(lock):
@@ -92,10 +92,10 @@ def clear_stale_lock(build_dir: Path) -> bool:
 
 
 def build_folders(environment: Mapping[str, str]) -> list[Path]:
-    """Returns the folders that torch builds extensions in, one each.
+    """Returns the folders in which torch builds extensions, one for each.
 
     Args:
-        environment: of the ranks, which says where that is.
+        environment: the environment variables of the ranks, which may name the place.
     """
     root = environment.get("TORCH_EXTENSIONS_DIR")
     home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is no home
@@ -103,10 +103,10 @@ def build_folders(environment: Mapping[str, str]) -> list[Path]:
 
 
 def clear_stale_locks(environment: Mapping[str, str]) -> None:
-    """Removes every lock that a killed process left; a rank that is killed while it loads an op leaves one too.
+    """Removes every lock of a killed process. A rank that is killed while it loads an op leaves a lock too.
 
     Args:
-        environment: of the ranks.
+        environment: the environment variables of the ranks.
     """
     for folder in build_folders(environment):
         clear_stale_lock(folder)
@@ -114,7 +114,7 @@ def clear_stale_locks(environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(build_dir: Path) -> Iterator[None]:
-    """Holds a lock that dies with its holder, around torch's own that does not."""
+    """Holds a lock around torch's. This lock goes with its holder, and torch's does not."""
     build_dir.mkdir(parents=True, exist_ok=True)
     with _lock_around(build_dir).open("w") as file:
         if not _locks_soon(file.fileno()):
@@ -128,7 +128,7 @@ def _one_at_a_time(build_dir: Path) -> Iterator[None]:
 
 
 def _locks_soon(descriptor: int) -> bool:
-    """Locks a file unless another process holds its lock for longer than it takes to load an op; returns whether."""
+    """Locks a file, unless another process holds the lock for longer than a load takes. Returns whether."""
     tried_until = time.monotonic() + _LOADING_S
     while True:
         try:
@@ -141,13 +141,13 @@ def _locks_soon(descriptor: int) -> bool:
 
 
 class _BuilderDiedError(Exception):
-    """The process that built an op was killed, and its lock is left."""
+    """The process that built an op was killed and has left its lock."""
 
 
 def wait_for_the_living() -> None:
-    """Has torch's builder, in this process and its forks, wait for another's build only while that process lives.
+    """Has torch's builder, in this process and its forks, wait for another build only while its process lives.
 
-    What a killed process has left unfinished is built by the one that has waited for it.
+    If that process is killed, the process that waited builds the op.
     """
     from torch.utils import cpp_extension
     from torch.utils.file_baton import FileBaton
@@ -165,7 +165,7 @@ def wait_for_the_living() -> None:
                 continue
 
     def wait(baton: Any) -> None:
-        """Waits as torch does, but not for a process that is dead."""
+        """Waits as torch does, but not for a dead process."""
         build_dir = Path(baton.lock_file_path).parent
         _says[-1](f"waiting for another process that builds {build_dir.name}")
         while Path(baton.lock_file_path).exists():
@@ -180,13 +180,13 @@ def wait_for_the_living() -> None:
 
 @contextlib.contextmanager
 def _told_of(note: Callable[[str], None]) -> Iterator[None]:
-    """Tells, while this lasts, of each op that is built, before that takes its time."""
+    """Reports, in this block, each op before it is built."""
     from torch.utils import cpp_extension
 
     run = cpp_extension._run_ninja_build
 
     def run_and_tell(build_directory: str, *args: Any, **kwargs: Any) -> None:
-        """Stands in for `torch.utils.cpp_extension._run_ninja_build`, which is called for an op that is built, too."""
+        """Stands in for `torch.utils.cpp_extension._run_ninja_build`, which torch also calls for built ops."""
         folder = Path(build_directory)
         if _has_work(folder):
             is_there = (folder / f"{folder.name}.so").exists()
@@ -204,7 +204,7 @@ def _told_of(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def _has_work(folder: Path) -> bool:
-    """Returns whether there is something to build in a folder, as ninja sees it."""
+    """Returns whether ninja has anything to build in a folder."""
     try:
         asked = subprocess.run(["ninja", "-n"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -213,14 +213,14 @@ def _has_work(folder: Path) -> bool:
 
 
 def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str]:
-    """Builds and loads DeepSpeed ops, where they are not built yet; minutes each, once per machine and version.
+    """Builds and loads DeepSpeed's ops. A build takes minutes, once for each machine and version.
 
     Args:
-        builders: names of DeepSpeed's op builders, such as `CPUAdamBuilder`.
-        note: told what is being built, before it takes its time.
+        builders: the names of DeepSpeed's op builders, such as `CPUAdamBuilder`.
+        note: called with a sentence before each build.
 
     Returns:
-        For each op that cannot be built or loaded here, why.
+        The reason for each op that cannot be built or loaded here.
     """
     from deepspeed.accelerator import get_accelerator
     from torch.utils import cpp_extension
@@ -236,7 +236,7 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str
             if why := _incompatible(builder):
                 cannot[name] = why
                 continue
-            # It makes the folder, which may be nobody's to write.
+            # torch makes the folder, and may not have the right to.
             build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
             with _told_of(note), _one_at_a_time(build_dir):
                 builder.load(verbose=False)
@@ -247,7 +247,7 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str
 
 
 def _incompatible(builder: Any) -> str:
-    """Returns why DeepSpeed takes an op for one that cannot be built here; empty where it can."""
+    """Returns DeepSpeed's reason why an op cannot be built here. Empty if it can."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         if builder.is_compatible(verbose=True):
@@ -257,10 +257,10 @@ def _incompatible(builder: Any) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Builds the named ops; what it does goes to standard error, or as JSON, a line each, where it is told to.
+    """Builds the named ops. It reports to standard error, or in lines of JSON to a file descriptor.
 
     Args:
-        arguments: the builders' names; before them, perhaps, `--report` and a file descriptor.
+        arguments: the builders' names, behind `--report` and a file descriptor if there is one.
     """
     if arguments[:1] != ["--report"]:
         build(arguments, note=_to_log)

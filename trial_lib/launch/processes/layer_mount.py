@@ -1,10 +1,9 @@
-"""A layer over the program's folder is put in place: by the guard of a trial, before it starts the ranks.
+"""Puts a layer over the program's folder. The guard of a trial does so before it starts the ranks.
 
-The kernel keeps the folder as it is and shows the trial's processes, and those that they start, one that they can
-change (overlayfs). Only they see it, in a mount namespace of their own, which goes with the last of them. Root needs
-nothing for that. Anybody else needs a user namespace, in which they stay who they are; where the kernel, a container or
-the file system refuses, the ranks see the folder itself, and have their own ways to leave it alone
-(`trial_lib.leave_alone.user_files`).
+The kernel keeps the folder as it is, and shows the trial's processes a folder that they can change (overlayfs). Only
+these processes and their children see it, in a mount namespace that ends with the last of them. Root needs nothing
+else. Any other user needs a user namespace, in which the user's identity stays the same. If the kernel, a container or
+the file system refuses, the ranks see the folder itself, and `trial_lib.leave_alone.user_files` protects it.
 
 Runs in the user's environment.
 """
@@ -21,22 +20,22 @@ from trial_lib.wire.layer import Layer
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _BIND, _RECURSIVE, _SLAVE = 0x1000, 0x4000, 0x80000
 _CAP_SYS_ADMIN = 21
-# Of `capset`: a version of the interface, whose data are two sets of three words.
+# The version of `capset`'s interface whose data are two sets of three words.
 _CAPABILITIES_3 = 0x20080522
-# Nothing may be found in a folder that another one was renamed to before: such a rename fails, and Python's is helped.
+# With these a rename of a folder below the layer fails. In the ranks Python's rename then copies it.
 _OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
 
 
 def enter(layer: Layer) -> bool:
-    """Has this process, and what it starts, see a folder through a layer; returns whether it does.
+    """Lets this process and its children see a folder through a layer. Returns whether they do.
 
     Args:
-        layer: to be put in place. Its store is made.
+        layer: the layer. Its store is created.
     """
     is_privileged = _is_privileged()
     try:
         _make_store(layer)
-        # In a namespace of its own as another user's equal, a process that then finds no layer would have less rights.
+        # A process that enters a user namespace and then gets no layer would have fewer rights than before.
         if not is_privileged and not _works_in_a_child(layer):
             return False
         _mount(layer, is_privileged)
@@ -46,7 +45,7 @@ def enter(layer: Layer) -> bool:
 
 
 def _make_store(layer: Layer) -> None:
-    # A study that has been interrupted and removed meanwhile does not come back by this.
+    # This must not create the folder of a study that was removed meanwhile.
     Path(layer.store).mkdir(exist_ok=True)
     for folder in (layer.upper, layer.work, layer.below):
         folder.mkdir()
@@ -76,7 +75,7 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    # Nothing that is mounted here is seen elsewhere.
+    # Other namespaces must not see what is mounted here.
     _call("mount", b"none", b"/", None, _RECURSIVE | _SLAVE, None)
     mounts = _mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
     through = sorted({*filter(os.path.isdir, layer.through), *mounts})
@@ -84,7 +83,7 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
         folder, upper, work = (opened.enter_context(_held(path)) for path in (layer.folder, layer.upper, layer.work))
         as_they_are = [(path, opened.enter_context(_held(path))) for path in through]
         _bind(folder, layer.below)
-        # By descriptors: a path may have any character, and the layer is over some of them in a moment.
+        # Descriptors are used, because a path may have any character, and the layer will hide some paths.
         options = f"lowerdir={folder},upperdir={upper},workdir={work},{_OPTIONS}"
         if not is_privileged:
             options += ",userxattr"
@@ -105,7 +104,7 @@ def _call(name: str, *arguments: object) -> None:
 
 @contextlib.contextmanager
 def _held(path: str | Path) -> Iterator[str]:
-    """Yields a path by which a folder is found whatever is mounted over it."""
+    """Yields a path of a folder that works whatever is mounted over the folder."""
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}"
@@ -118,25 +117,25 @@ def _bind(source: str, target: str | Path) -> None:
 
 
 def _mounts_within(folder: str, table: bytes) -> list[str]:
-    """Returns where other file systems are mounted below a folder: a layer would hide them.
+    """Returns the other file systems that are mounted below a folder, because a layer would hide them.
 
     Args:
-        folder: that the layer is over.
+        folder: the folder below the layer.
         table: the kernel's mountinfo.
     """
-    # Spaces and the like are written as octal numbers; any other byte of a name stands as it is.
+    # The kernel writes spaces and the like as octal numbers, and every other byte of a name unchanged.
     points = (line.split(b" ")[4].decode("unicode_escape").encode("latin-1") for line in table.split(b"\n") if line)
     return [text for text in map(os.fsdecode, points) if text.startswith(folder.rstrip(os.sep) + os.sep)]
 
 
 def _drop_capabilities() -> None:
-    """Gives up what the namespace has brought: the program runs with no more rights than its user has."""
+    """Gives up the capabilities of the namespace, so that the program has no more rights than its user."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
     _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: puts a layer over an empty folder of this host, and prints why it cannot."""
+    """Entry: tries a layer over an empty folder of this host, and prints the reason if that fails."""
     folder = Path(arguments[0])
     layer = Layer(str(folder / "seen"), str(folder / "store"))
     Path(layer.folder).mkdir()

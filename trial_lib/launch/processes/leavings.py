@@ -1,4 +1,4 @@
-"""What the processes of a trial leave outside its folder, when none of them is left.
+"""Removes what the ended processes of a trial have left outside of its folder.
 
 Runs in the user's environment.
 """
@@ -14,15 +14,15 @@ from trial_lib.launch.processes import rank_process
 from trial_lib.wire import shared_segments, swap_folders
 
 REMOVED, LEFT = "removed", "left"
-"""What became of shared memory: whose it was, the trial's, is certain; or is not."""
+"""Shared memory of the trial was removed. Shared memory that may be another program's was left."""
 
 _BEFORE = "segments"
-# torch names a segment for the process that makes it.
+# torch puts the number of the process into a segment's name.
 _OF_TORCH = re.compile(r"torch_(\d+)_")
 
 
 def look_before(request: dict[str, Any]) -> None:
-    """Notes in a launch which segments of shared memory there are before its ranks start."""
+    """Notes in a launch the segments of shared memory that exist before its ranks start."""
     request[_BEFORE] = shared_segments.segments()
 
 
@@ -34,11 +34,11 @@ def remove_leavings(
     Args:
         request: the launch.
         guard: the process id of its guard.
-        held: segments of shared memory that they had when they were killed.
+        held: segments of shared memory that the processes had mapped when they were killed.
         pids: the process ids of some of them.
 
     Returns:
-        The bytes of each segment that was removed, and of those that have come meanwhile and that nobody has.
+        The bytes of each segment that was removed, and of each new segment that no process has and that was left.
     """
     environment = request["ranks"][0]["environment"]
     before = request.get(_BEFORE)
@@ -51,7 +51,7 @@ def remove_leavings(
     new = {
         name
         for name, number in shared_segments.segments().items()
-        # Those of another rendezvous are another's: its own guard may just be about to remove them.
+        # Buffers of another rendezvous belong to another trial, whose guard removes them.
         if before.get(name) != number and not name.startswith(shared_segments.BUFFERS)
     }
     if not new:
@@ -82,10 +82,10 @@ def _noted(request: dict[str, Any]) -> set[str]:
 
 
 def scratch_of(payload: Mapping[str, Any]) -> Path | None:
-    """Returns the scratch folder of a launch; None if it has none.
+    """Returns the scratch folder of a launch. None if it has none.
 
     Args:
-        payload: of the `LaunchRequest`.
+        payload: the payload of the `LaunchRequest`.
     """
     scratch = payload.get("scratch")
     return None if scratch is None else Path(scratch)
@@ -94,15 +94,15 @@ def scratch_of(payload: Mapping[str, Any]) -> Path | None:
 def remove_shared_memory(address: str, port: str, before: Mapping[str, int] | None) -> None:
     """Removes what DeepSpeed and NCCL leave in shared memory when their ranks are killed.
 
-    The names of the buffers of DeepSpeed's CPU collectives, some 70 MB a rank, end in the address and port of the
-    rendezvous, and those are one trial's alone. A segment of NCCL's, some MB for each pair of ranks, may be another
-    program's: it is removed where that would have to be seen.
+    The buffers of DeepSpeed's CPU collectives take some 70 MB a rank. Their names end in the address and port of the
+    rendezvous, which only one trial has. A segment of NCCL's, some MB for each pair of ranks, may belong to another
+    program. It is removed only if this process would see that program.
 
     Args:
-        address: of the rendezvous.
-        port: of the rendezvous.
-        before: the segments that there were before the ranks started, as `shared_segments.segments` returns them; None
-            where nobody has looked.
+        address: the address of the rendezvous.
+        port: the port of the rendezvous.
+        before: the segments that existed before the ranks started, as `shared_segments.segments` returns them. None
+            if they were not listed.
     """
     for buffer in shared_segments.FOLDER.glob(f"{shared_segments.BUFFERS}*_{address}_{port}_*"):
         buffer.unlink(missing_ok=True)

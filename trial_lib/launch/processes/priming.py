@@ -1,8 +1,8 @@
-"""What the fork server imports before it forks, and how it stays fit to fork. Runs in the user's environment.
+"""Primes the fork server: its imports before it forks, and its fitness to fork. Runs in the user's environment.
 
-It must stay single-threaded, and leave the devices' drivers alone: a fork of anything else hangs or fails. Some modules
-start a thread, or initialise a driver, when they are imported. These, and whatever imports them, are left to the ranks;
-all others are imported once for all trials.
+The server must have one thread, and must not initialise a device's driver. Otherwise its forks hang or fail. Some
+modules start a thread, or initialise a driver, when they are imported. The ranks import these modules, and the modules
+that import them. The server imports all others once for all trials.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from trial_lib.launch.processes.cpu_info import remember_cpu_info
 
 
 def prime(driver: socket.socket, builders: list[str]) -> None:
-    """Imports what every DeepSpeed training imports, and what a first step would otherwise load later."""
-    # DeepSpeed imports mlflow where it is installed, which takes seconds that most programs need not pay.
+    """Imports the modules of every DeepSpeed training, and those that a first step would load."""
+    # DeepSpeed imports mlflow if it is installed. That takes seconds, which most programs need not pay.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
     import torch
 
@@ -30,7 +30,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
         importlib.import_module("deepspeed")
 
     del sys.modules["mlflow"]
-    # Before what takes longer: somebody waits for it.
+    # The driver waits for this answer, so it comes before the slow steps.
     config_check.answer_waiting(driver, doubt() is None)
     importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use
     with contextlib.suppress(ImportError):
@@ -48,7 +48,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
         return
     # The ranks load the ops themselves.
     jit_builds.wait_for_the_living()
-    # Loading a CUDA op asks the device for its architecture, and with that initialises CUDA: in a child, then.
+    # Loading a CUDA op asks the device for its architecture, which initialises CUDA. So a child loads it.
     child = os.fork()
     if child == 0:
         try:
@@ -59,7 +59,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
 
 
 def doubt() -> str | None:
-    """Returns why a fork is not safe now, or None."""
+    """Returns the reason why a fork is not safe now, or None."""
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked after every import
     if threads != 1:
         return f"the fork server has {threads} threads"
@@ -68,7 +68,7 @@ def doubt() -> str | None:
 
 
 class _LeftOutError(BaseException):
-    """A module is wanted that is left out. No `except ImportError` takes it for one that is not installed."""
+    """An import of a module that is left out. It is no ImportError, so that no program takes it for missing."""
 
 
 class _SpoiltError(BaseException):
@@ -76,11 +76,11 @@ class _SpoiltError(BaseException):
 
 
 def import_all(modules: Iterable[str], left_out: set[str]) -> str | None:
-    """Imports modules in their order; one that fails here, or needs one that is left out, is left to the ranks.
+    """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
 
     Args:
-        modules: what the profile trial had imported.
-        left_out: what must not be imported.
+        modules: the modules that the profile trial had imported.
+        left_out: the modules that must not be imported.
 
     Returns:
         The module whose import has made forks of this process unsafe, or None.
@@ -100,7 +100,7 @@ def import_all(modules: Iterable[str], left_out: set[str]) -> str | None:
 
 @contextlib.contextmanager
 def _watched(left_out: set[str]) -> Iterator[None]:
-    """Asks after each module, the innermost first, whether a fork is still safe."""
+    """Checks after each module, the innermost first, whether a fork is still safe."""
 
     def refusing(create: Callable[..., Any]) -> Callable[..., Any]:
         def create_module(loader: Any, spec: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The folder under /tmp that torch makes for compiled code, once that part of it is imported, compiled or not."""
+"""The folder under /tmp that torch makes for compiled code, even if nothing is compiled."""
 
 import contextlib
 import getpass
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def remove_empty_torch_cache(environment: Mapping[str, str]) -> None:
-    """Removes the folder where nothing was compiled; whoever compiles later makes it again.
+    """Removes the folder if it is empty. torch makes it again if it compiles later.
 
-    What is in it stays: the full training finds there what the trials have compiled.
+    Compiled code stays, because the full training uses what the trials have compiled.
 
     Args:
-        environment: of the ranks. A folder that it names is the user's own, and stays.
+        environment: the environment variables of the ranks. A folder that they name is the user's, and stays.
 
     Source:
         `torch/_inductor/runtime/cache_dir_utils.py`.
@@ -22,7 +22,7 @@ def remove_empty_torch_cache(environment: Mapping[str, str]) -> None:
     if "TORCHINDUCTOR_CACHE_DIR" in environment:
         return
     temporary = Path(environment.get("TMPDIR") or tempfile.gettempdir())
-    # One that has something in it cannot be removed like this; a user whom the system has no name for has another.
+    # A folder with contents cannot be removed this way. A user without a name in the system has another folder.
     with contextlib.suppress(OSError, KeyError):
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
         (temporary / f"torchinductor_{user}").rmdir()

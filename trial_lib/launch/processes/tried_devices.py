@@ -1,7 +1,7 @@
-"""Whether torch can really compute on the GPUs, each and two together. Runs in the user's environment.
+"""Tries whether torch can compute on each GPU, and on two together. Runs in the user's environment.
 
-In throw-away processes: torch's own answer may be NVML's, which knows GPUs that a driver is too old for, and a broken
-one ends or holds up whoever tries.
+It runs in processes of its own, because a broken driver may end or block them. torch's own answer does not suffice. It
+may come from NVML, which lists GPUs that the driver is too old for.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ _REDUCES = "reduces"
 
 
 def tried() -> dict[str, Any]:
-    """Returns what has come of it.
+    """Tries all devices.
 
     Returns:
-        `sees` (GPUs that CUDA shows torch) and `why_none` (its words where it shows none); `devices`: for each the
-        words of the error that it ended with, empty where it computed; `together`: the same of a sum over the first
-        two, None where there are not two.
+        `sees` is the number of GPUs that torch sees, and `why_none` CUDA's reason if there is none. `devices` has the
+        error of each device, empty if it computed. `together` is the error of a sum over the first two devices, None
+        without two working devices.
     """
-    # Asked by torch at each question: with it torch takes NVML's word.
+    # torch reads this variable at each call. With it torch would ask NVML instead of CUDA.
     os.environ.pop(_BY_NVML, None)
     import torch
 
@@ -49,10 +49,10 @@ def tried() -> dict[str, Any]:
 
 
 def compute(device: str) -> None:
-    """Takes memory of a device, and multiplies two matrices there.
+    """Allocates memory on a device, and multiplies two matrices there.
 
     Raises:
-        RuntimeError: it cannot, or comes to something else.
+        RuntimeError: that fails, or the product is wrong.
     """
     import torch
 
@@ -63,10 +63,10 @@ def compute(device: str) -> None:
 
 
 def reduced_together(kind: str) -> str:
-    """Returns the words of the error that two processes end with which sum up over two devices; empty for none.
+    """Returns the error of two processes that compute a sum over two devices. Empty if there is none.
 
     Args:
-        kind: `cuda`, by NCCL; `cpu`, by gloo.
+        kind: `cuda` for NCCL, `cpu` for gloo.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ended:
         processes = []
@@ -83,7 +83,7 @@ def reduced_together(kind: str) -> str:
                 said.append(f"it has not ended within {_TOGETHER_S:.0f} s")
                 continue
             if process.returncode:
-                # What the other says of it comes after.
+                # The first error comes first. The other process may only report that its peer is gone.
                 said.insert(0, (words.strip().splitlines() or [f"a process ended with {process.returncode}"])[-1])
     return next(iter(said), "")
 
@@ -114,7 +114,7 @@ def _words(attempt: Callable[[], None]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes what was tried to the file descriptor that is named, or is one of those that sum up together."""
+    """Writes the result to a file descriptor, or runs one of the two processes of a sum."""
     if arguments[0] == _REDUCES:
         _, kind, folder, rank = arguments
         _reduce(kind, folder, int(rank))
