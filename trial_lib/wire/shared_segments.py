@@ -78,7 +78,7 @@ def are_all_holders_seen() -> bool:
 
 
 def abandoned(prefix: str) -> set[str]:
-    """Returns this user's segments with a prefix that no process holds any more."""
+    """Returns the names of this user's segments that have a prefix, and that no process holds."""
     named = {name for name in segments() if name.startswith(prefix)}
     return named - held_by_anybody() if named else set()
 
