@@ -84,3 +84,15 @@ def test_every_file_that_is_named_is_there() -> None:
         if not (ROOT / name).is_file()
     }
     assert missing == set()
+
+
+def test_everything_that_is_imported_from_a_package_is_there() -> None:
+    missing = set()
+    for path in texts():
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and _DOTTED.fullmatch(f"{node.module}.x"):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                missing |= {f"{path.relative_to(ROOT)}: {name}" for name in names if not resolves(name)}
+    assert missing == set()
