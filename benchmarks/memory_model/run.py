@@ -16,12 +16,12 @@ from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.table import RecordedTable, TableRow, read_table
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.settings import AdaptiveSettings
 
 TABLES = Path(__file__).parents[1] / "replay" / "tables"
 RESULTS = Path(__file__).parents[1] / "results" / "memory_model.json"
 CONFIDENCE = 0.9
-HEADROOM = SearchSettings().memory_headroom
+HEADROOM = AdaptiveSettings().memory_headroom
 OTHER_TRIALS = 2  # of each other arm, as a race between arms leaves behind
 
 SHOWN = (

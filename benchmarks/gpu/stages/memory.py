@@ -9,7 +9,7 @@ from benchmarks.gpu.kit import GIB, Kit, Shape
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.wire.step_window import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
@@ -17,7 +17,7 @@ SIZES = (1, 4, 16)
 # An interval of 90 % holds as many; of a few dozen that hang together, somewhat fewer.
 LEAST_WITHIN = 0.7
 CONFIDENT = 0.9
-HEADROOM = SearchSettings().memory_headroom
+HEADROOM = AdaptiveSettings().memory_headroom
 # What CUDA itself, its libraries and fragments take of a card beside what torch knows of.
 MOST_UNKNOWN = 3 * GIB
 COMPANY = 20 * GIB
