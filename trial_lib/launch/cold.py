@@ -15,7 +15,6 @@ from trial_lib.launch.op_builds import OpBuilds
 from trial_lib.launch.processes import bootstrap, channel
 from trial_lib.launch.processes.config_check import Judgement
 from trial_lib.launch.processes.jit_builds import clear_stale_locks
-from trial_lib.launch.processes.torch_cache import remove_empty_torch_cache
 from trial_lib.launch.rank_starter import Launched, LaunchRequest
 
 
@@ -126,7 +125,6 @@ class ColdStarter:
         if self._judge is not None:
             self._judge.kill()
             self._judge.wait()
-        remove_empty_torch_cache(self._environment)
 
 
 def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = True) -> dict[str, str]:

@@ -20,7 +20,6 @@ from trial_lib.launch.processes import channel, config_check, rank_process
 from trial_lib.launch.processes.guard import Guard, become_guard
 from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
 from trial_lib.launch.processes.priming import doubt, import_all, prime
-from trial_lib.launch.processes.torch_cache import remove_empty_torch_cache
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0
@@ -224,8 +223,6 @@ def main(arguments: list[str]) -> None:
     server = os.fork()
     if server:
         _keep(driver, server)
-        # The imports may have left something there, and a driver that has died cannot remove it.
-        remove_empty_torch_cache(os.environ)
         return
     rank_process.die_with_parent(os.getppid())
     become_subreaper()
