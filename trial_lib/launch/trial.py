@@ -133,17 +133,14 @@ def run_trial(
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
     """Returns the result of a trial without processes, or whose processes are unknown."""
     return TrialResult(
-        trial_id=plan.trial_id,
-        number=plan.number,
-        purpose=plan.purpose,
-        name=plan.name,
-        config_hash=plan.config_hash,
-        outcome=outcome,
-        reason=reason,
-        from_outside=from_outside,
-        host=platform.node(),
-        started_at=time.time(),
+        **_of_plan(plan), outcome=outcome, reason=reason, from_outside=from_outside, started_at=time.time()
     )
+
+
+def _of_plan(plan: TrialPlan) -> dict[str, Any]:
+    """Returns the fields of a result that the plan and this host decide."""
+    of_plan = {name: getattr(plan, name) for name in ("trial_id", "number", "purpose", "name", "config_hash")}
+    return {**of_plan, "host": platform.node()}
 
 
 def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
@@ -341,11 +338,7 @@ def _result(
     note = " ".join(filter(None, (first.get("note", ""), allocator_note(of_ranks, plan.program.environment))))
     profile, program = first.get("profile"), first.get("program") or _known_program(plan)
     return TrialResult(
-        trial_id=plan.trial_id,
-        number=plan.number,
-        purpose=plan.purpose,
-        name=plan.name,
-        config_hash=plan.config_hash,
+        **_of_plan(plan),
         outcome=outcome,
         reason=end.reason,
         failed_rank=end.failed_rank,
@@ -368,7 +361,6 @@ def _result(
         imported=first.get("imported", []),
         files=first.get("files", ""),
         trained_on=first.get("trained_on", ""),
-        host=platform.node(),
         versions=first.get("versions", {}),
         started_at=started_at,
     )

@@ -13,38 +13,8 @@ from trial_lib.wire.arrival import Arrival
 class ProgramFacts:
     """The program's own settings, as the starting point of the driver's search.
 
-    Attributes:
-        ds_config: the DeepSpeed configuration that the code passed, before a candidate's overrides. If the Hugging Face
-            Trainer reads it, it has its "auto" values. None before the code passed one.
-        typed_batch: the batch of the engine that trains (`train_batch_size`, `micro_batch_size`,
-            `gradient_accumulation_steps`), in a run of the program as typed; None in any other run.
-        rows_per_sample: rows of a batch that one sample takes; 0 if rows do not show samples.
-        batch_dimension: the dimension of a batch's first tensor that has the rows.
-        other_rows_per_sample: `rows_per_sample` if the other dimension has the rows; see `Arrival`.
-        micro_batches_per_step: micro-batches in the first optimizer step of a run as typed; None in any other run.
-        tokens_per_micro_batch: tokens in the first micro-batch; None if the batches show none.
-        batch_varies: whether the number of samples differs from micro-batch to micro-batch.
-        batch: the program's own values of the batch keys (`train_micro_batch_size_per_gpu`,
-            `gradient_accumulation_steps`), if the configuration has "auto" or no value for them.
-        arg_mappings: flags of the command line that set a batch key, by that key.
-        longest_sequence: the most tokens of a sample in the first batches of the data. None if the batches show no
-            tokens, or all samples have equally many.
-        shortest_sequence: the fewest.
-        is_stretchable: whether the program has trained on a batch that was stretched to the longest.
-        reads_activation_checkpointing: whether the configuration controls DeepSpeed's activation checkpointing.
-        optimizer: the class of the optimizer that the code makes, by its module and name; empty if DeepSpeed makes it.
-        by_accelerate: whether Accelerate passes that optimizer to DeepSpeed.
-        partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
-        has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
-        repeats_backward: whether the code calls backward more than once for one step of an engine that ends an
-            accumulation. It then adds gradients up by itself.
-        steps_elsewhere: optimizer steps that engines other than the measured one have taken.
-        options: the whole numbers among the options that the program has read, by name, in a run as typed.
-        hands_over_two_configs: whether the code passes one configuration to `deepspeed.initialize` in `args` and
-            another as `config`.
-        settled: the engine's values for keys that may be "auto", as a part of a configuration, in a run as typed; see
-            `precision.settled`.
-        formats: number formats that the model is kept in and computes with, by names such as `bfloat16`.
+    The fields are those of `trial_lib.records.result.ProgramProfile`, which explains them. A rank cannot import that
+    record, because its environment may have no pydantic. Here `typed_batch` is a mapping.
     """
 
     ds_config: dict[str, Any] | None = None

@@ -7,25 +7,13 @@ from typing import Any
 from pydantic import Field
 
 from trial_lib.records.frozen_record import FrozenRecord
-from trial_lib.records.study_folder import StudyStatus
+from trial_lib.records.study_folder import DrivenFolder, StudyStatus
 from trial_lib.records.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True)
-class FullExperimentPaths:
+class FullExperimentPaths(DrivenFolder):
     """The files of one full experiment."""
-
-    root: Path
-
-    @property
-    def experiment(self) -> Path:
-        """The experiment's YAML as submitted."""
-        return self.root / "experiment.yaml"
-
-    @property
-    def shown_experiment(self) -> Path:
-        """The experiment's YAML without values that look like secrets, to be shown to others."""
-        return self.root / "experiment.redacted.yaml"
 
     @property
     def ds_config(self) -> Path:
@@ -81,11 +69,6 @@ class FullExperimentPaths:
     def log(self) -> Path:
         """The events of the training, line by line, for people."""
         return self.root / "train.log"
-
-    @property
-    def lock(self) -> Path:
-        """The lock of the one process that drives the full experiment."""
-        return self.root / "driver.lock"
 
     def rank_log(self, rank: int) -> Path:
         """The output of a rank, standard output and error together, one attempt after the other."""

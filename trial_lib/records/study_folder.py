@@ -97,8 +97,8 @@ class TrialPaths:
 
 
 @dataclass(frozen=True)
-class StudyPaths:
-    """The files of one study."""
+class DrivenFolder:
+    """The files that a study's folder and a full experiment's have in common."""
 
     root: Path
 
@@ -111,6 +111,16 @@ class StudyPaths:
     def shown_experiment(self) -> Path:
         """The experiment's YAML without values that look like secrets, to be shown to others."""
         return self.root / "experiment.redacted.yaml"
+
+    @property
+    def lock(self) -> Path:
+        """The lock of the one process that drives the study or the full experiment."""
+        return self.root / "driver.lock"
+
+
+@dataclass(frozen=True)
+class StudyPaths(DrivenFolder):
+    """The files of one study."""
 
     @property
     def record(self) -> Path:
@@ -146,11 +156,6 @@ class StudyPaths:
     def earlier_studies(self) -> Path:
         """The results of earlier studies that this one learned from, as of its opening (`EarlierStudy`s, as JSON)."""
         return self.root / "earlier_studies.json"
-
-    @property
-    def lock(self) -> Path:
-        """The lock of the one process that drives the study."""
-        return self.root / "driver.lock"
 
     @property
     def best_ds_config(self) -> Path:

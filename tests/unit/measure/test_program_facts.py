@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.records.result import ProgramProfile
 
 
 def engine(accumulation: int, **more: Any) -> SimpleNamespace:
@@ -37,3 +38,9 @@ def test_the_interval_of_zenflow_is_no_accumulation(built: SimpleNamespace, accu
         "micro_batch_size": 4,
         "gradient_accumulation_steps": accumulation,
     }
+
+
+def test_facts_have_the_fields_of_the_record_and_their_defaults() -> None:
+    of_a_rank = ProgramFacts().to_json()
+    assert list(of_a_rank) == list(ProgramProfile.model_fields)
+    assert of_a_rank == ProgramProfile().model_dump(mode="json")
