@@ -1,4 +1,4 @@
-"""What training code of other kinds than a trial class uses of ZeroTune: the Core API, and helpers for Hugging Face.
+"""The parts of ZeroTune for training code that is no trial class: the Core API, and helpers for Hugging Face.
 
-It runs inside a rank, in the user's environment: neither Prefect, MLflow nor pydantic is imported.
+They run inside a rank, in the user's environment: neither Prefect, MLflow nor pydantic is imported.
 """

@@ -1,4 +1,4 @@
-"""What a script can ask about the training that it is a rank of: Determined's `get_cluster_info`."""
+"""The training that a script is a rank of: Determined's `get_cluster_info`."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,17 +7,17 @@ from trial_lib.training.attr_dict import AttrDict
 from trial_lib.wire.training_spec import TrainingSpec, training_spec_of_this_rank
 
 LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)s] %(name)s: %(message)s"
-"""For `logging.basicConfig(format=...)`: the process tells the ranks apart."""
+"""For `logging.basicConfig(format=...)`. The process number distinguishes the ranks."""
 
 
 @dataclass(frozen=True)
 class TrialInfo:
-    """One training's own part.
+    """One training.
 
     Attributes:
-        hparams: the experiment's hyperparameters, with the DeepSpeed configuration of this training in the place of the
-            user's: `deepspeed_config` names its file, and `overwrite_deepspeed_args` holds all of it, for code that
-            merges that into a file of its own. Readable as a dict and by attributes.
+        hparams: the experiment's hyperparameters with the DeepSpeed configuration of this training instead of the
+            user's. `deepspeed_config` names its file. `overwrite_deepspeed_args` holds all of it, for code that merges
+            it into a file of its own. They have keys and attributes.
         trial_seed: the experiment's seed.
     """
 
@@ -28,12 +28,12 @@ class TrialInfo:
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """What ZeroTune has told this rank.
+    """ZeroTune's information for this rank.
 
     Attributes:
-        trial: the training's own part.
-        latest_checkpoint: the newest intact checkpoint of an earlier start, for `checkpoint.restore_path`; None where
-            the training begins.
+        trial: the training.
+        latest_checkpoint: the newest intact checkpoint of an earlier start, for `checkpoint.restore_path`; None if the
+            training begins.
         task_type: `TRIAL`, always: a trial that is measured, or a full experiment.
     """
 
@@ -49,7 +49,7 @@ class ClusterInfo:
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """Returns what ZeroTune has told this rank; None where it runs without ZeroTune."""
+    """Returns ZeroTune's information for this rank; None without ZeroTune."""
     spec = training_spec_of_this_rank()
     return None if spec is None else _info(spec)
 

@@ -1,13 +1,13 @@
-"""The Core API: what a training loop of the user's own tells and asks, under Determined's names.
+"""The Core API for a user's own training loop, under Determined's names.
 
-The same program is a trial that is measured, a full experiment, or a run without ZeroTune; `init` finds out which.
+The same program is a trial that is measured, a full experiment, or a run without ZeroTune. `init` finds out which.
 
 | | trial | full experiment | without ZeroTune |
 |---|---|---|---|
 | `op.length` | longer than any trial | `searcher.max_length` | 1 |
 | metrics | taken, not kept | to the record and MLflow | taken, not kept |
 | checkpoints | in a scratch folder | the best and the last two, complete or absent | in `checkpoints`, all |
-| `should_preempt` | False | whether somebody stops it | False |
+| `should_preempt` | False | whether a user stops it | False |
 """
 
 import enum
@@ -25,17 +25,17 @@ from trial_lib.training.saved.checkpoints import CheckpointStore
 from trial_lib.wire.stop_request import StopRequest
 from trial_lib.wire.training_spec import TrainingSpec, training_spec_of_this_rank
 
-# The largest number of 32 bits: some code makes a tensor of a length.
+# The largest 32-bit number, because some code makes a tensor of a length.
 _LONGER_THAN_ANY_TRIAL = 2**31 - 1
 _LENGTH_WITHOUT_ZEROTUNE = 1
 _DEFAULT_METRIC = "validation_loss"
 
 
 class PreemptMode(enum.Enum):
-    """Which ranks call `should_preempt`.
+    """The ranks that call `should_preempt`.
 
-    `WorkersAskChief`: all of them, in step, and all are given rank 0's answer. `ChiefOnly`: rank 0 alone.
-    `WorkersAskMaster`: any, whenever it likes; their answers may differ for a moment.
+    `WorkersAskChief`: all of them, in step. All get rank 0's answer. `ChiefOnly`: rank 0 alone. `WorkersAskMaster`: any
+    rank at any time. Their answers may differ for a moment.
     """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
@@ -44,10 +44,10 @@ class PreemptMode(enum.Enum):
 
 
 class SearcherOperation:
-    """One request to train: up to `length`, and then to report.
+    """One request to train up to `length`, and then to report.
 
     Attributes:
-        length: how long to train in all, in the unit of `searcher.max_length`.
+        length: the whole length of the training, in the unit of `searcher.max_length`.
     """
 
     def __init__(self, length: int, unit: str | None, distributed: DistributedContext, progress: CoreProgress) -> None:
@@ -57,7 +57,7 @@ class SearcherOperation:
         self._progress = progress
 
     def report_progress(self, length: float) -> None:
-        """Tells how far the training is, in the unit of `length`; on rank 0.
+        """Reports the progress of the training, in the unit of `length`; on rank 0.
 
         Raises:
             RuntimeError: another rank has called it.
@@ -88,15 +88,15 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """How long to train.
+    """The length of the training.
 
     Args:
-        spec: what this rank is told; None without ZeroTune.
+        spec: this rank's training spec; None without ZeroTune.
         distributed: the ranks.
-        progress: is told of it.
+        progress: gets the progress.
 
     Attributes:
-        metric: the validation metric that says which checkpoint is best.
+        metric: the validation metric that decides which checkpoint is best.
     """
 
     def __init__(self, spec: TrainingSpec | None, distributed: DistributedContext, progress: CoreProgress) -> None:
@@ -107,11 +107,11 @@ class SearcherContext:
 
     @property
     def has_length(self) -> bool:
-        """Whether it is known how long to train."""
+        """Whether the length of the training is known."""
         return self._length is not None
 
     def operations(self, *_: Any, **__: Any) -> Iterator[SearcherOperation]:
-        """Yields the one operation there is; Determined's arguments have no effect.
+        """Yields the one operation. Determined's arguments have no effect.
 
         Raises:
             InvalidTrialError: the experiment names no length.
@@ -125,15 +125,15 @@ class SearcherContext:
         yield SearcherOperation(self._length, self._unit, self._distributed, self._progress)
 
     def get_configured_units(self) -> str | None:
-        """Returns the unit of `op.length`: `batches`, `records`, `epochs`, or None where there is none."""
+        """Returns the unit of `op.length`: `batches`, `records`, `epochs`, or None if there is none."""
         return self._unit
 
 
 class TrainContext:
-    """Reporting metrics; rank 0's count.
+    """Reports metrics. Those of rank 0 count.
 
     Args:
-        progress: is told of them.
+        progress: gets the metrics.
         tensorboard: the folder for TensorBoard's files.
     """
 
@@ -149,12 +149,12 @@ class TrainContext:
         Args:
             steps_completed: the optimizer steps done.
             metrics: one number each, by name.
-            batch_metrics: those of each batch, which Determined keeps; not kept here.
+            batch_metrics: those of each batch. Determined keeps them, and ZeroTune does not.
         """
         self._progress.training(steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Reports validation metrics; that which `searcher.metric` names says which checkpoint is best.
+        """Reports validation metrics. The one that `searcher.metric` names decides which checkpoint is best.
 
         Args:
             steps_completed: the optimizer steps done.
@@ -169,15 +169,15 @@ class TrainContext:
 
 
 class PreemptContext:
-    """Whether to save and stop.
+    """Requests to save and stop.
 
     Args:
-        request: of the full experiment; None where nobody asks.
+        request: of the full experiment; None if there is none.
         distributed: the ranks.
-        mode: which ranks ask.
+        mode: the ranks that ask.
 
     Attributes:
-        was_told: whether the program was told to stop.
+        was_told: whether the program has received the request.
     """
 
     def __init__(self, request: StopRequest | None, distributed: DistributedContext, mode: PreemptMode) -> None:
@@ -188,9 +188,9 @@ class PreemptContext:
         self._heeds = False
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Returns whether to save a checkpoint and return: a user stops the full experiment, to resume it later.
+        """Returns whether to save a checkpoint and return, because a user stops the full experiment to resume it later.
 
-        A full experiment that asks is given some seconds to do so when it is stopped (Ctrl-C); another is not.
+        A full experiment that calls this gets some seconds to save when it is stopped (Ctrl-C). Another does not.
 
         Args:
             auto_ack: for Determined's cluster; has no effect.
@@ -214,14 +214,14 @@ class PreemptContext:
 
 
 class Context:
-    """The Core API of one rank; made by `init`, and entered by `with`.
+    """The Core API of one rank. `init` makes it, and `with` enters it.
 
     Attributes:
         distributed: this rank's place, and the exchange of Python objects between ranks.
-        searcher: how long to train.
-        train: reporting metrics.
-        checkpoint: storing and restoring checkpoints.
-        preempt: whether to save and stop.
+        searcher: the length of the training.
+        train: reports metrics.
+        checkpoint: stores and restores checkpoints.
+        preempt: requests to save and stop.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Context:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Writes down how the training has ended, where it has ended well; on rank 0."""
+        """Records the end of the training, if it has ended well; on rank 0."""
         if kind is not None or self._spec is None or self.distributed.rank != 0:
             return
         if self._request is not None and self.preempt.was_told and not self._progress.is_completed:
@@ -280,12 +280,12 @@ def init(
     checkpoint_storage: str | Path | None = None,
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
 ) -> Context:
-    """Returns the Core API of this rank, a context manager in which to train.
+    """Returns the Core API of this rank, a context manager to train in.
 
     Args:
-        distributed: the ranks; by default what the launcher's environment says of them.
-        checkpoint_storage: the folder of the checkpoints in a run without ZeroTune; by default `checkpoints`.
-        preempt_mode: which ranks will call `preempt.should_preempt`.
+        distributed: the ranks. Default: those of the launcher's environment.
+        checkpoint_storage: the folder of the checkpoints in a run without ZeroTune. Default: `checkpoints`.
+        preempt_mode: the ranks that will call `preempt.should_preempt`.
 
     Raises:
         InvalidTrialError: the environment contradicts itself about the ranks.
@@ -302,7 +302,7 @@ def init(
 
 
 def _length(spec: TrainingSpec | None) -> tuple[int | None, str | None]:
-    """Returns how long to train, and the unit of that."""
+    """Returns the length of the training, and its unit."""
     if spec is None:
         return _LENGTH_WITHOUT_ZEROTUNE, None
     if spec.is_trial:

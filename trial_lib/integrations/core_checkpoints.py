@@ -15,14 +15,14 @@ from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.saved.checkpoints import CheckpointStore
 
 METADATA = "metadata.json"
-"""The file of a checkpoint that holds what was passed as its metadata."""
+"""The file of a checkpoint that holds its metadata."""
 
 Selector = Callable[[str], bool]
-"""Says whether a file belongs to it, by its path relative to the folder."""
+"""Returns whether a file is selected, by its path relative to the folder."""
 
 
 class CheckpointContext(ABC):
-    """Storing and restoring checkpoints, by a storage id each.
+    """Stores and restores checkpoints by storage ids.
 
     Args:
         distributed: the ranks.
@@ -34,14 +34,14 @@ class CheckpointContext(ABC):
     def store_path(
         self, metadata: dict[str, Any] | None = None, *, shard: bool = False
     ) -> AbstractContextManager[tuple[Path, str]]:
-        """Stores what is written inside as a checkpoint.
+        """Stores the files that its body writes as a checkpoint.
 
         Args:
-            metadata: JSON; in a full experiment it has `steps_completed`, the optimizer steps done.
-            shard: whether all ranks write to the one folder: all of them enter and leave then. Otherwise rank 0 alone.
+            metadata: JSON. In a full experiment it has `steps_completed`, the optimizer steps done.
+            shard: whether all ranks write to the one folder. Then all of them enter and leave. Otherwise rank 0 alone.
 
         Returns:
-            A context manager; it yields the folder to write to, and the storage id.
+            A context manager. It yields the folder to write to, and the storage id.
 
         Raises:
             RuntimeError: another rank than 0 stores without `shard`.
@@ -55,12 +55,12 @@ class CheckpointContext(ABC):
 
     @contextmanager
     def restore_path(self, storage_id: str, *_: Any, **__: Any) -> Iterator[Path]:
-        """Yields the folder of a checkpoint, to be read and left as it is.
+        """Yields the folder of a checkpoint. Read it, and leave it unchanged.
 
         Determined's further arguments are about downloads. Nothing is downloaded here, so they have no effect.
 
         Args:
-            storage_id: as `store_path` gave it, or `get_cluster_info().latest_checkpoint`.
+            storage_id: from `store_path`, or `get_cluster_info().latest_checkpoint`.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
@@ -75,13 +75,13 @@ class CheckpointContext(ABC):
         shard: bool = False,
         selector: Selector | None = None,
     ) -> str:
-        """Stores a copy of a folder as a checkpoint, and returns its storage id.
+        """Stores a copy of a folder as a checkpoint. Returns its storage id.
 
         Args:
             ckpt_dir: the folder; None for a rank that has none.
             metadata: as for `store_path`.
-            shard: as for `store_path`; folders of several ranks are put together.
-            selector: which files to copy; all for None.
+            shard: as for `store_path`. Folders of several ranks are merged.
+            selector: the files to copy; all for None.
         """
         with self.store_path(metadata, shard=shard) as (path, storage_id):
             folder = None if ckpt_dir is None else Path(ckpt_dir)
@@ -93,19 +93,19 @@ class CheckpointContext(ABC):
     def download(
         self, storage_id: str, ckpt_dir: str | os.PathLike[str], *_: Any, selector: Selector | None = None
     ) -> None:
-        """Copies a checkpoint into a folder; called on all ranks, of which the first of each node copies.
+        """Copies a checkpoint into a folder. Call it on all ranks. The first rank of each node copies.
 
         Args:
             storage_id: as for `restore_path`.
-            ckpt_dir: the folder; made where it is missing.
-            selector: which files to copy; all for None.
+            ckpt_dir: the folder, which is made if it does not exist.
+            selector: the files to copy; all for None.
         """
         if self._distributed.local_rank == 0:
             _copy(self._existing(storage_id), Path(ckpt_dir), selector)
         self._distributed.barrier()
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """Returns what was passed as a checkpoint's metadata."""
+        """Returns the metadata of a checkpoint."""
         metadata: dict[str, Any] = json.loads((self._existing(storage_id) / METADATA).read_text(encoding="utf-8"))
         return metadata
 
@@ -124,7 +124,7 @@ class CheckpointContext(ABC):
         return folder
 
     def _merged(self, metadata: dict[str, Any], shard: bool) -> dict[str, Any]:
-        """Returns the metadata of all ranks; where two say different things, that of the lower rank counts."""
+        """Returns the metadata of all ranks. If two differ, that of the lower rank counts."""
         merged: dict[str, Any] = {}
         for one in reversed(self._distributed.allgather(metadata) if shard else [metadata]):
             merged |= one
@@ -132,13 +132,13 @@ class CheckpointContext(ABC):
 
 
 class KeptCheckpoints(CheckpointContext):
-    """The checkpoints of a full experiment: the best and the last two stay, each complete or absent.
+    """The checkpoints of a full experiment. It keeps the best and the last two, each complete or absent.
 
     Args:
         distributed: the ranks.
         store: the checkpoints as all ranks write them.
         store_of_one: the same as rank 0 writes them alone.
-        progress: is told of each.
+        progress: gets each checkpoint.
     """
 
     def __init__(
@@ -173,11 +173,11 @@ class KeptCheckpoints(CheckpointContext):
 
 
 class LooseCheckpoints(CheckpointContext):
-    """Checkpoints that nobody keeps for the program: those of a trial, and those of a run without ZeroTune.
+    """Checkpoints that ZeroTune does not keep: those of a trial, and those of a run without ZeroTune.
 
     Args:
         distributed: the ranks.
-        root: their folder, made with the first.
+        root: their folder, which is made with the first.
     """
 
     def __init__(self, distributed: DistributedContext, root: Path) -> None:
@@ -202,7 +202,7 @@ class LooseCheckpoints(CheckpointContext):
 
 
 def _place(folder: Path | None) -> tuple[int, int] | None:
-    """Returns what tells folders apart, by whatever path they are reached."""
+    """Returns an identity of a folder that is the same for all of its paths."""
     if folder is None:
         return None
     status = folder.stat()

@@ -1,4 +1,4 @@
-"""What a program of the Core API has told so far, and where that is written down."""
+"""The progress of a Core API program, and its record."""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from trial_lib.wire.whole_files import write_whole
 
 
 class CoreProgress:
-    """The metrics, checkpoints and end of one training, kept on every rank and recorded by rank 0.
+    """The metrics, checkpoints and end of one training. Every rank keeps them, and rank 0 records them.
 
     Args:
-        recorder: appends to the full experiment's metrics; to nothing in a trial or without ZeroTune.
-        store: the full experiment's checkpoints, as one rank alone sees them; None where it keeps none.
-        metric: the validation metric that says which checkpoint is best.
+        recorder: appends to the full experiment's metrics. In a trial and without ZeroTune it appends to nothing.
+        store: the full experiment's checkpoints, as one rank alone sees them; None if it keeps none.
+        metric: the validation metric that decides which checkpoint is best.
 
     Attributes:
-        batch: optimizer steps done, as far as the program has told.
-        epoch: from 0, where the program reports its progress in epochs.
+        batch: the optimizer steps done, as far as the program has reported.
+        epoch: from 0, if the program reports its progress in epochs.
         is_completed: whether the program has reported its operation complete.
     """
 
@@ -40,7 +40,7 @@ class CoreProgress:
         self._recorder.training(batch, self.epoch, self._numbers(metrics))
 
     def validation(self, batch: int, metrics: Mapping[str, Any]) -> None:
-        """Records validation metrics; a checkpoint of the same batch is judged by them, whichever came first."""
+        """Records validation metrics. They also judge a checkpoint of the same batch, whichever came first."""
         self.batch = max(self.batch, batch)
         numbers = self._numbers(metrics)
         self._validation = batch, numbers
@@ -62,7 +62,7 @@ class CoreProgress:
         """Notes the end of the operation.
 
         Args:
-            metric: what the program calls its result; it counts where no validation was reported.
+            metric: the program's result. It counts if no validation was reported.
         """
         self.is_completed = True
         number = _number(metric)
@@ -70,7 +70,7 @@ class CoreProgress:
             self._validation = self.batch, {self._metric: number}
 
     def write_end(self, path: Path) -> None:
-        """Writes down how the training has ended; on rank 0."""
+        """Records the end of the training; on rank 0."""
         checkpoints = [] if self._store is None else self._store.complete()
         best = None if self._store is None else self._store.best()
         end = {
@@ -83,7 +83,7 @@ class CoreProgress:
         write_whole(path, json.dumps(end, indent=2))
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the metrics that are one number each; names the others, once."""
+        """Returns the metrics that are one number each, and names the others once."""
         numbers = {str(name): number for name, value in metrics.items() if (number := _number(value)) is not None}
         others = {str(name) for name in metrics} - set(numbers) - self._left_out
         if others:
@@ -93,7 +93,7 @@ class CoreProgress:
 
 
 def _number(value: Any) -> float | None:
-    """Returns a number, an array or tensor of one element as a float; None for anything else."""
+    """Returns a number, or an array or tensor of one element, as a float; None for anything else."""
     if isinstance(value, (str, bytes)):
         return None
     try:

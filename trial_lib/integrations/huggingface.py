@@ -15,31 +15,30 @@ except ImportError as error:
         f"trial_lib.integrations.huggingface needs transformers ({error}): pip install zerotune[hf]."
     ) from error
 
-# What the Trainer adds to the metrics of a training that has ended, and to those of an evaluation.
+# Metrics that the Trainer adds at the end of a training, and of an evaluation.
 _SUMMARY = "train_runtime"
 _OF_THE_CLOCK = ("_runtime", "_per_second", "_compilation_time", "_model_preparation_time")
 _EVALUATION, _TEST = "eval_", "test_"
 
 
 class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers has no types here
-    """Reports the Trainer's metrics, keeps its checkpoints, and ends it: at the experiment's length, or when asked to.
+    """Reports the Trainer's metrics, keeps its checkpoints, and ends it: at the experiment's length, or on a request.
 
-    In a full experiment, metrics reach the record and MLflow, every checkpoint that the Trainer writes is kept complete
-    or absent, the training ends at `searcher.max_length` (in batches or epochs) or at the Trainer's own length,
-    whichever comes first, and a stop is followed by a checkpoint. In a trial, and without ZeroTune, it changes nothing.
+    In a full experiment, metrics reach the record and MLflow. Every checkpoint that the Trainer writes is kept complete
+    or absent. The training ends at `searcher.max_length` (in batches or epochs) or at the Trainer's own length,
+    whichever comes first. A checkpoint follows a stop. In a trial, and without ZeroTune, the callback changes nothing.
 
     `DetCallback` is Determined's name of this class.
 
     Args:
-        core_context: what `core.init` returned.
-        args: the Trainer's `TrainingArguments`. When a training is resumed, `args.resume_from_checkpoint` is set: pass
+        core_context: the result of `core.init`.
+        args: the Trainer's `TrainingArguments`. When a training is resumed, `args.resume_from_checkpoint` is set. Pass
             it to `trainer.train(resume_from_checkpoint=...)`.
-        filter_metrics: report only metrics whose names have one of these in them, and the experiment's own; None for
-            all.
+        filter_metrics: report only metrics whose names contain one of these, and the experiment's own; None for all.
         user_data: JSON that is kept with every checkpoint, as `my_data.json`.
 
     Attributes:
-        current_op: the operation, for `dsat_reporting_context`; None where the experiment names no length.
+        current_op: the operation, for `dsat_reporting_context`; None if the experiment names no length.
     """
 
     def __init__(
@@ -62,12 +61,12 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
         self._resume(args)
 
     def _resume(self, args: Any) -> None:
-        """Has the Trainer resume from the newest checkpoint that was kept, if there is one."""
+        """Makes the Trainer resume from the newest kept checkpoint, if there is one."""
         info = get_cluster_info()
         if info is None or info.latest_checkpoint is None or getattr(args, "overwrite_output_dir", False):
             return
         with self._core.checkpoint.restore_path(info.latest_checkpoint) as path:
-            # Read where it is kept: the one in the output directory may have been cut short.
+            # Read from the kept copy. The one in the output directory may have been cut short.
             kept = sorted(path.glob("checkpoint-*"))
         if kept:
             args.resume_from_checkpoint = str(kept[-1])
@@ -75,7 +74,7 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
     # -- metrics -------------------------------------------------------------------------------------------------
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Reports what the Trainer logs of its training, and looks whether to stop."""
+        """Reports the metrics that the Trainer logs of its training, and checks whether to stop."""
         if logs and _SUMMARY not in logs and not any(name.startswith((_EVALUATION, _TEST)) for name in logs):
             self._core.train.report_training_metrics(state.global_step, self._selected(logs))
 
@@ -100,7 +99,7 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
     # -- length and stop -----------------------------------------------------------------------------------------
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ends the training at its length in batches or records, or when it is asked to stop."""
+        """Ends the training at its length in batches or records, or on a request."""
         if self._unit == "batches":
             self._end_at(state.global_step, args, state, control)
         elif self._unit == "records":
@@ -127,7 +126,7 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Reports the operation complete, unless the training was asked to stop."""
+        """Reports the operation complete, unless the training was stopped by a request."""
         if self.current_op is not None and state.is_world_process_zero and not self._stops:
             self.current_op.report_completed(self._result)
 

@@ -1,4 +1,4 @@
-"""The command line of a Hugging Face Trainer script, made to agree with the overrides of a DeepSpeed configuration."""
+"""The command line of a Hugging Face Trainer script, adapted to the overrides of a DeepSpeed configuration."""
 
 import fcntl
 import json
@@ -23,22 +23,22 @@ _FLAGS = {key: f"--{name}" for key, name in TRAINING_ARGUMENTS.items()}
 
 
 def get_hf_args_with_overwrites(args: Sequence[str], hparams: Mapping[str, Any]) -> list[str]:
-    """Returns the arguments of a Trainer script, made to agree with the overrides of its DeepSpeed configuration.
+    """Returns the arguments of a Trainer script, adapted to the overrides of its DeepSpeed configuration.
 
-    The overrides are merged into the JSON file that `--deepspeed` names, and `--per_device_train_batch_size` and
-    `--gradient_accumulation_steps` are set to what then stands there, added where they are missing; "auto" is never
-    copied. Without overrides, nothing is changed. Every rank may call it at once: the file is read and written under a
-    lock, and a reader finds it whole.
+    The overrides are merged into the JSON file that `--deepspeed` names. `--per_device_train_batch_size` and
+    `--gradient_accumulation_steps` get its values, and are added if they are missing. "auto" is never copied. Without
+    overrides, nothing is changed. Every rank may call it at once. The file is read and written under a lock, so a
+    reader finds it whole.
 
-    In a full experiment the user's own file stays as it is: where the overrides are not in it already, `--deepspeed`
-    is made to name a merged copy. In a trial there is nothing to do, since the Trainer's own arguments follow it.
+    In a full experiment the user's own file stays unchanged. If the overrides are not in it already, `--deepspeed`
+    names a merged copy. In a trial there is nothing to do, because the Trainer's own arguments follow it.
 
     Args:
         args: of the command line, without the script.
-        hparams: the experiment's hyperparameters; `overwrite_deepspeed_args` in them are the overrides.
+        hparams: the experiment's hyperparameters. `overwrite_deepspeed_args` in them are the overrides.
 
     Raises:
-        InputError: there are overrides, and no `--deepspeed` names a file; or it is missing, or is no JSON.
+        InputError: there are overrides, but no `--deepspeed` names a file, or it is missing, or is no JSON.
     """
     overrides = hparams.get(OVERWRITES)
     spec = training_spec_of_this_rank()
@@ -61,7 +61,7 @@ def get_hf_args_with_overwrites(args: Sequence[str], hparams: Mapping[str, Any])
 
 
 def _merged(path: Path, overrides: Mapping[str, Any], copies_to: Path | None) -> tuple[str, DeepSpeedConfig]:
-    """Merges overrides into a configuration's file, or into a copy in a folder; returns the file and what is in it."""
+    """Merges overrides into a configuration's file, or into a copy in a folder. Returns the file and its content."""
     with _locked(path):
         config = overwrite_deepspeed_config(path, {})
         merged = overwrite_deepspeed_config(config, overrides)
@@ -77,7 +77,7 @@ def _merged(path: Path, overrides: Mapping[str, Any], copies_to: Path | None) ->
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file's folder inside: the file itself is replaced by a new one when it is written."""
+    """Holds the lock of a file's folder, because the file itself is replaced by a new one when it is written."""
     folder = path.resolve().parent
     if not folder.is_dir():
         yield  # and reading the file says what is wrong
@@ -91,12 +91,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _is(word: str, flag: str) -> bool:
-    """Returns whether a word is a flag, with its value behind `=` or not; transformers takes dashes, too."""
+    """Returns whether a word is a flag, with or without `=` and its value. transformers also accepts dashes."""
     return word.split("=", 1)[0].replace("-", "_") == flag.replace("-", "_")
 
 
 def _value(args: Sequence[str], flag: str) -> str | None:
-    """Returns the value of a flag, the last where it is given twice."""
+    """Returns the value of a flag, or the last one of several."""
     value = None
     for index, word in enumerate(args):
         if _is(word, flag):
@@ -108,7 +108,7 @@ def _value(args: Sequence[str], flag: str) -> str | None:
 
 
 def _with_value(args: Sequence[str], flag: str, value: str) -> list[str]:
-    """Returns the arguments with another value of a flag, wherever it is given; added at the end where it is not."""
+    """Returns the arguments with another value of a flag, everywhere; added at the end if it is missing."""
     changed: list[str] = []
     words = iter(args)
     found = False

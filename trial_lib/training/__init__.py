@@ -1,5 +1,5 @@
-"""The `DeepSpeedTrial` API and its training loop: what runs inside a rank when the user's code is a class.
+"""The `DeepSpeedTrial` API and its training loop, inside a rank whose program is a class.
 
-`deepspeed_trial` is what the user writes, `context` what they are given, `loop` what calls them. `__main__` puts the
-three together from a `TrainingSpec`.
+The user writes a `deepspeed_trial`, gets a `context`, and `loop` calls the trial. `__main__` puts the three together
+from a `TrainingSpec`.
 """

@@ -22,10 +22,10 @@ def main(arguments: list[str]) -> None:
 
 
 def train(spec: TrainingSpec) -> None:
-    """Builds the trial, its loaders and its loop, one after the other, and runs the loop.
+    """Builds the trial, its loaders and its loop, one after another, and runs the loop.
 
-    In a trial whose ranks measure several micro-batch sizes, the trial with its engines stays, and the two others are
-    built anew for each size.
+    If the ranks measure several micro-batch sizes, the trial with its engines stays. Loaders and loop are built again
+    for each size.
 
     Raises:
         InvalidTrialError: the trial breaks the API.
@@ -43,11 +43,11 @@ def train(spec: TrainingSpec) -> None:
 
 
 def run_loop(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> NextSize | None:
-    """Builds the loaders and the loop and runs it to its end; returns what is to follow, if it was ended for that."""
+    """Builds the loaders and the loop, and runs it to its end. Returns the next spec if the loop was ended for one."""
     try:
         train_built(trial, context, spec)
     except NextSize as following:
-        # What its frames hold is to go: the loop, and the data.
+        # The objects of its frames have to be freed: the loop and the data.
         return following.with_traceback(None)
     return None
 
@@ -68,7 +68,7 @@ def load_class(name: str) -> type[DeepSpeedTrial]:
 
 
 def build_trial(trial_class: type[DeepSpeedTrial], spec: TrainingSpec) -> tuple[DeepSpeedTrialContext, DeepSpeedTrial]:
-    """Initialises the process group, unless that is left to the trial, and has the trial build its engines."""
+    """Initialises the process group, unless the trial does, and lets the trial build its engines."""
     device = rank_device(int(os.environ.get("LOCAL_RANK", "0")))
     join_process_group(device)
     context = DeepSpeedTrialContext(spec, DistributedContext.from_torch(), device)

@@ -1,4 +1,4 @@
-"""Work that one rank does for all, and what all must see: every rank returns, or every rank raises."""
+"""Work that one rank does for all, and files that all ranks must see. Every rank returns, or every rank raises."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +11,10 @@ _Result = TypeVar("_Result")
 
 
 def on_rank_0(distributed: DistributedContext, work: Callable[[], _Result]) -> _Result:
-    """Does something on rank 0 while the others wait; called on all ranks.
+    """Does something on rank 0 while the others wait. Call it on all ranks.
 
     Returns:
-        What `work` returned, on every rank.
+        The result of `work`, on every rank.
 
     Raises:
         OSError: `work` raised it; on every rank, with the same words.
@@ -37,7 +37,7 @@ def on_rank_0(distributed: DistributedContext, work: Callable[[], _Result]) -> _
 
 
 def must_be_seen(distributed: DistributedContext, folder: Path) -> None:
-    """Checks that all ranks see a folder that rank 0 has made; called on all ranks.
+    """Checks that all ranks see a folder that rank 0 has made. Call it on all ranks.
 
     Raises:
         OSError: one does not; on every rank.

@@ -1,4 +1,4 @@
-"""Hyperparameters that are read as a dict or as attributes. Pure."""
+"""Hyperparameters as a dict with attributes. Pure."""
 
 import difflib
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ class AttrDict(dict[str, Any]):
     """A dict whose keys are attributes too: `hparams.lr` is `hparams["lr"]`.
 
     It serves as the `args` of `deepspeed.initialize`. Mappings in it, also those in lists, become `AttrDict`s when they
-    are put in; what is appended to a list afterwards stays what it is. A key that is the name of one of dict's own
-    attributes (`items`, `update`, ...) is reached by index only.
+    are put in. An object that is appended to a list afterwards stays unchanged. A key with the name of an attribute of
+    dict (`items`, `update`, ...) can only be reached by index.
 
-    Takes the arguments of `dict`.
+    It takes the arguments of `dict`.
     """
 
     # Without a __dict__ nothing but a key can be an attribute.
@@ -23,14 +23,14 @@ class AttrDict(dict[str, Any]):
         self.update(*args, **kwargs)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Sets a key; mappings in the value become readable."""
+        """Sets a key. Mappings in the value become `AttrDict`s."""
         super().__setitem__(key, _readable(value))
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what is not an attribute of dict.
+        """Returns the value of a key that is no attribute of dict.
 
         Raises:
-            AttributeError: there is no such key; the message says which known ones are nearest.
+            AttributeError: there is no such key. The message names the nearest known ones.
         """
         try:
             return self[name]
@@ -41,7 +41,7 @@ class AttrDict(dict[str, Any]):
         """Sets a key.
 
         Raises:
-            AttributeError: dict has an attribute of this name, so that the key could not be read as one.
+            AttributeError: dict has an attribute of this name, so the key could not be read as one.
         """
         if hasattr(type(self), name):
             raise AttributeError(f'"{name}" is an attribute of every dict: set it by index, hparams["{name}"] = ...')
@@ -59,7 +59,7 @@ class AttrDict(dict[str, Any]):
             raise AttributeError(self._unknown(name)) from None
 
     def __or__(self, other: Any) -> Any:
-        """Returns the union, readable as this one; dict's own would be a plain dict."""
+        """Returns the union as an AttrDict. dict's own would be a plain dict."""
         if not isinstance(other, dict):
             return NotImplemented
         merged = self.copy()
@@ -67,7 +67,7 @@ class AttrDict(dict[str, Any]):
         return merged
 
     def __ior__(self, other: Any) -> "AttrDict":  # type: ignore[override]
-        """Sets the other's keys, as `update`; dict's own would leave its mappings as they are."""
+        """Sets the other's keys, as `update`. dict's own would leave its mappings unchanged."""
         self.update(other)
         return self
 
@@ -81,7 +81,7 @@ class AttrDict(dict[str, Any]):
             self[key] = value
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Returns the value of a key, which is set to `default` where it is missing."""
+        """Returns the value of a key, which is set to `default` if it is missing."""
         if key not in self:
             self[key] = default
         return self[key]

@@ -1,4 +1,4 @@
-"""The points of a training where a trial's own code is called."""
+"""The points of a training that call the user's code."""
 
 import inspect
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 class PyTorchCallback:
-    """Code of the user's that runs at points of the training: override what you need.
+    """The user's code for points of the training. Override the methods that you need.
 
-    Every rank has its own copy, and calls it; ask `context.distributed.rank` for what one rank is to do. A callback
-    with a state overrides `state_dict` and `load_state_dict`, so that a resumed training has it too.
+    Every rank has its own copy and calls it. Use `context.distributed.rank` for work of one rank. A callback with a
+    state overrides `state_dict` and `load_state_dict`, so that a resumed training has the state too.
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Called once, before everything else: the trial and its data loaders are built, no checkpoint is loaded yet.
+        """Called once, before everything else. Trial and data loaders are built, and no checkpoint is loaded yet.
 
         Args:
             first_batch_idx: the optimizer step that the training resumes at; 0 for a new one.
@@ -85,10 +85,10 @@ class PyTorchCallback:
         """
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Called when a checkpoint's files are written; files that are added to the folder now belong to it.
+        """Called when a checkpoint's files are written. Files that you add to the folder now belong to it.
 
         Args:
-            checkpoint_dir: the folder of the checkpoint that is being made.
+            checkpoint_dir: the folder of the unfinished checkpoint.
         """
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
@@ -99,24 +99,24 @@ class PyTorchCallback:
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Called when a checkpoint is where it stays, after `on_checkpoint_end`.
+        """Called when a checkpoint is in its final place, after `on_checkpoint_end`.
 
         Args:
             uuid: the checkpoint's name.
         """
 
     def on_trial_shutdown(self) -> None:
-        """Called once, after everything else, also where the training failed."""
+        """Called once, after everything else, even if the training failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of this callback: plain values and tensors in dicts and lists."""
+        """Returns the callback's state for a checkpoint: plain values and tensors in dicts and lists."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` returned when the checkpoint was made.
+        """Restores the callback's state.
 
         Args:
-            state_dict: that.
+            state_dict: the result of `state_dict` when the checkpoint was made.
         """
 
 
@@ -126,13 +126,13 @@ HOOKS = tuple(name for name in vars(PyTorchCallback) if name.startswith("on_"))
 class Callbacks:
     """The callbacks of a trial, called in their order.
 
-    Which of them override a hook is found out here, once: calling a hook that nobody overrides costs one look-up.
+    Overridden hooks are found once, here. Calling a hook that no callback overrides costs one look-up.
 
     Args:
-        callbacks: what `build_callbacks` returned.
+        callbacks: the result of `build_callbacks`.
 
     Raises:
-        InvalidTrialError: that is not a dict of callbacks by name, or a hook does not take its arguments.
+        InvalidTrialError: it is no dict of callbacks by name, or a hook does not take its arguments.
     """
 
     def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
@@ -146,7 +146,7 @@ class Callbacks:
         self._overriding = {hook: _overriding(hook, callbacks) for hook in HOOKS}
 
     def is_overridden(self, hook: str) -> bool:
-        """Returns whether any callback overrides a hook; what a hook is given need not be collected for nobody."""
+        """Returns whether any callback overrides a hook, so that its arguments have to be collected."""
         return bool(self._overriding[hook])
 
     def call(self, hook: str, *args: Any) -> None:
@@ -154,7 +154,7 @@ class Callbacks:
 
         Args:
             hook: its name, one of `HOOKS`.
-            args: as the hook says.
+            args: the hook's arguments.
         """
         for function in self._overriding[hook]:
             function(*args)
@@ -164,7 +164,7 @@ class Callbacks:
         return {name: callback.state_dict() for name, callback in self._callbacks.items()}
 
     def load_state_dict(self, states: dict[str, dict[str, Any]]) -> None:
-        """Gives the callbacks their states back; one that is new or gone since the checkpoint is passed over."""
+        """Restores the states of the callbacks. One that is new or gone since the checkpoint is ignored."""
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(states[name])

@@ -1,4 +1,4 @@
-"""What a `DeepSpeedTrial` is given: its hyperparameters, its place among the ranks, and what it asks of the loop."""
+"""The context of a `DeepSpeedTrial`: its hyperparameters, its place among the ranks, and its requests to the loop."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,18 +48,18 @@ class DeepSpeedTrialContext:
         self.validation_iterator: Iterator[Any] | None = None
 
     def follow(self, spec: TrainingSpec) -> None:
-        """Goes on with what another spec says: the same training, with another batch."""
+        """Continues with another spec: the same training with another batch."""
         self._spec = spec
 
     @property
     def spec(self) -> TrainingSpec:
-        """What this rank is told."""
+        """This rank's training spec."""
         return self._spec
 
-    # -- what the experiment says --------------------------------------------------------------------------------
+    # -- the experiment --------------------------------------------------------------------------------
 
     def get_hparams(self) -> AttrDict:
-        """Returns a copy of the hyperparameters; readable as a dict, and as attributes."""
+        """Returns a copy of the hyperparameters, with keys and attributes."""
         return AttrDict(self._spec.hparams)
 
     def get_hparam(self, name: str) -> Any:
@@ -71,7 +71,7 @@ class DeepSpeedTrialContext:
         return self.get_hparams()[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Returns the experiment's YAML as a dict; values of secrets are left out."""
+        """Returns the experiment's YAML as a dict, without values of secrets."""
         return AttrDict(self._spec.experiment_config)
 
     def get_data_config(self) -> dict[str, Any]:
@@ -88,11 +88,11 @@ class DeepSpeedTrialContext:
     def wrap_model_engine(self, model: Any) -> Any:
         """Registers an engine with the loop, which saves it, loads it and counts its batches.
 
-        The first engine's batch size is the training's. A pipeline engine finds the loop's data by itself from then on:
-        its `train_batch()` and `eval_batch()` may be called without an iterator.
+        The first engine's batch size is the training's. A pipeline engine finds the loop's data by itself from then on.
+        You may call its `train_batch()` and `eval_batch()` without an iterator.
 
         Args:
-            model: the engine, the first of what `deepspeed.initialize` returns.
+            model: the engine, which is the first result of `deepspeed.initialize`.
 
         Returns:
             The engine.
@@ -116,7 +116,7 @@ class DeepSpeedTrialContext:
         return model
 
     def set_mpu(self, mpu: ModelParallelUnit) -> None:
-        """Says which ranks hold replicas, build loaders and report metrics, where the engine cannot tell.
+        """Sets the ranks that hold replicas, build loaders and report metrics, if the engine cannot tell.
 
         Raises:
             InvalidTrialError: no engine is registered, one was set already, or it is something else.
@@ -146,23 +146,23 @@ class DeepSpeedTrialContext:
 
     @property
     def use_pipeline_parallel(self) -> bool:
-        """Whether an engine is a pipeline: `train_batch` is then called once for each batch."""
+        """Whether an engine is a pipeline. Then `train_batch` is called once for each batch."""
         return any(pipeline.is_pipeline(model) for model in self.models)
 
     @property
     def needs_even_batches(self) -> bool:
-        """Whether all batches must be of one size: the stages of a pipeline exchange their shapes once."""
+        """Whether all batches must have one size, because the stages of a pipeline exchange their shapes once."""
         engine = self.models[0]
         return pipeline.is_pipeline(engine) and not getattr(engine.module, "dynamic_shape", False)
 
     @property
     def train_micro_batch_size_per_gpu(self) -> int:
-        """The first engine's micro-batch size: what a training loader's batches should have, in samples."""
+        """The first engine's micro-batch size, in samples: the size of a training loader's batches."""
         return int(self._first_engine("train_micro_batch_size_per_gpu").train_micro_batch_size_per_gpu())
 
     @property
     def num_micro_batches_per_slot(self) -> int:
-        """Micro-batches that each rank takes for one batch: the first engine's `gradient_accumulation_steps`."""
+        """Micro-batches of each rank in one batch: the first engine's `gradient_accumulation_steps`."""
         return int(self._first_engine("num_micro_batches_per_slot").gradient_accumulation_steps())
 
     def get_train_micro_batch_size_per_gpu(self) -> int:
@@ -180,14 +180,14 @@ class DeepSpeedTrialContext:
             )
         return self.models[0]
 
-    # -- what the trial asks of the loop -------------------------------------------------------------------------
+    # -- requests to the loop -------------------------------------------------------------------------
 
     def disable_auto_grad_accumulation(self) -> None:
-        """Has `train_batch` called once for each batch: it takes all of the batch's micro-batches itself."""
+        """Calls `train_batch` once for each batch. It takes all micro-batches of the batch itself."""
         self.accumulates_automatically = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allows loaders other than `trial_lib.DataLoader`, which shuffle and shard as they will."""
+        """Allows other loaders than `trial_lib.DataLoader`, with their own shuffling and sharding."""
         self.checks_loaders = False
 
     def wrap_reducer(
@@ -200,14 +200,14 @@ class DeepSpeedTrialContext:
         """Registers a metric that is not an average.
 
         Args:
-            reducer: a function of the list of all values that were given to `update` on all ranks, or a
-                `MetricReducer`.
-            name: of the metric; without one the reducer returns a dict of metrics.
-            for_training: whether the training metrics have it.
-            for_validation: whether the validation metrics have it.
+            reducer: a `MetricReducer`, or a function of the list of all values that were given to `update` on all
+                ranks.
+            name: of the metric. Without one the reducer returns a dict of metrics.
+            for_training: whether it is a training metric.
+            for_validation: whether it is a validation metric.
 
         Returns:
-            The reducer, whose `update(value)` the trial calls.
+            The reducer. The trial calls its `update(value)`.
 
         Raises:
             InvalidTrialError: it is neither, it would never be used, or the name is taken.
@@ -217,7 +217,7 @@ class DeepSpeedTrialContext:
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profiles the training by `torch.profiler.profile(*args, **kwargs)`, one profiler step a batch.
 
-        Traces go to the TensorBoard folder unless `on_trace_ready` says otherwise.
+        Traces go to the TensorBoard folder, unless `on_trace_ready` is given.
         """
         kwargs.setdefault("on_trace_ready", torch.profiler.tensorboard_trace_handler(str(self.get_tensorboard_path())))
         self.profiler = torch.profiler.profile(*args, **kwargs)
@@ -227,7 +227,7 @@ class DeepSpeedTrialContext:
         return self._stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Asks the training to stop, from any rank: at the next report it validates, saves and ends.
+        """Requests the training to stop, from any rank. At the next report it validates, saves and ends.
 
         Raises:
             InvalidTrialError: the argument is not a bool.
@@ -239,10 +239,13 @@ class DeepSpeedTrialContext:
     # -- moving data ---------------------------------------------------------------------------------------------
 
     def to_device(self, data: Any) -> Any:
-        """Returns data on this rank's device: tensors, and containers of them to any depth; the rest stays as it is."""
+        """Returns data on this rank's device: tensors, and containers of them to any depth.
+
+        Other values stay unchanged.
+        """
         return move_to(self.device, data)
 
-    # -- where the training stands -------------------------------------------------------------------------------
+    # -- progress -------------------------------------------------------------------------------
 
     def is_epoch_start(self) -> bool:
         """Returns whether the current batch is the first that begins in its epoch."""
@@ -269,7 +272,7 @@ class DeepSpeedTrialContext:
     # -- TensorBoard ---------------------------------------------------------------------------------------------
 
     def get_tensorboard_path(self) -> Path:
-        """Returns this rank's folder for TensorBoard's files; rank 0 has the training's, the others one in it."""
+        """Returns this rank's folder for TensorBoard's files. Rank 0 has the training's, the others one in it."""
         root = Path(self._spec.tensorboard or "tensorboard")
         rank = self.distributed.rank
         path = root if rank == 0 else root / f"rank{rank}"
@@ -277,7 +280,7 @@ class DeepSpeedTrialContext:
         return path
 
     def get_tensorboard_writer(self) -> Any:
-        """Returns this rank's `torch.utils.tensorboard.SummaryWriter`, one and the same each time.
+        """Returns this rank's `torch.utils.tensorboard.SummaryWriter`, the same each time.
 
         Raises:
             InvalidTrialError: the package tensorboard is not installed.
@@ -293,6 +296,6 @@ class DeepSpeedTrialContext:
         return self._writer
 
     def close(self) -> None:
-        """Closes what the trial has opened through the context."""
+        """Closes everything that the trial has opened through the context."""
         if self._writer is not None:
             self._writer.close()

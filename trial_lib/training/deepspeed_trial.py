@@ -1,4 +1,4 @@
-"""What the user writes: a training as a class."""
+"""The class that a user writes: a training."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class DeepSpeedTrial(ABC):
     """A training with DeepSpeed, in the parts that a loop calls.
 
     `__init__` builds the model and its engine (`deepspeed.initialize`) and registers the engine with
-    `context.wrap_model_engine`. The process group is there by then.
+    `context.wrap_model_engine`. The process group exists by then.
     """
 
     @abstractmethod
@@ -24,15 +24,16 @@ class DeepSpeedTrial(ABC):
         """Builds models and engines.
 
         Args:
-            context: what the loop offers; to be kept as `self.context` for later.
+            context: the loop's side. Keep it as `self.context`.
         """
 
     @abstractmethod
     def build_training_data_loader(self) -> Any:
-        """Returns the training data: a `trial_lib.DataLoader` of batches of `context.train_micro_batch_size_per_gpu`.
+        """Returns the training data: a `trial_lib.DataLoader` with batches of the engine's micro-batch size.
 
-        Any other loader is refused unless `context.disable_dataset_reproducibility_checks()` was called. It is called
-        on the ranks that build loaders: with pipeline parallelism those of the first and the last stage.
+        That is `context.train_micro_batch_size_per_gpu`. Another kind of loader is refused unless
+        `context.disable_dataset_reproducibility_checks()` was called. The method runs on the ranks that build loaders.
+        With pipeline parallelism these are the first and the last stage.
         """
 
     @abstractmethod
@@ -46,7 +47,7 @@ class DeepSpeedTrial(ABC):
         """Trains on one micro-batch: forward, backward and step of the engine.
 
         It is called `gradient_accumulation_steps` times for one batch. With pipeline parallelism, and after
-        `context.disable_auto_grad_accumulation()`, it is called once and sees to the whole batch.
+        `context.disable_auto_grad_accumulation()`, it is called once and trains on the whole batch.
 
         Args:
             dataloader_iter: the training data, micro-batch after micro-batch; None on a rank without loaders.

@@ -1,4 +1,4 @@
-"""Devices: which one a rank has, the process group that goes with it, and moving data to it."""
+"""The device of a rank, its process group, and moving data to it."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED
 
 
 def rank_device(local_rank: int) -> torch.device:
-    """Returns the device of a rank, made the current one: its accelerator where there is one, else the CPU."""
+    """Returns the device of a rank and makes it the current one: its accelerator if it has one, else the CPU."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
@@ -22,7 +22,7 @@ def rank_device(local_rank: int) -> torch.device:
 
 
 def join_process_group(device: torch.device) -> None:
-    """Initialises the process group that suits a rank's device, unless that is left to the trial."""
+    """Initialises the process group for a rank's device, unless the trial does."""
     if any(os.environ.get(name, "0").lower() not in ("", "0", "false") for name in _MANUAL_INIT):
         return
     import deepspeed
@@ -34,12 +34,12 @@ def move_to(device: torch.device, data: Any) -> Any:
     """Returns data on a device.
 
     Args:
-        device: where to.
-        data: a tensor, anything with a `to` of its own (a packed sequence, a tokenizer's output), or mappings, lists
-            and tuples of those to any depth; what else there is stays as it is.
+        device: the device.
+        data: a tensor, an object with its own `to` (a packed sequence, a tokenizer's output), or mappings, lists and
+            tuples of those to any depth. Other values stay unchanged.
     """
     if isinstance(data, torch.Tensor):
-        # From pinned memory it goes on beside the computation; the device's stream keeps the order.
+        # A copy from pinned memory runs beside the computation. The device's stream keeps the order.
         return data.to(device, non_blocking=device.type != "cpu")
     if hasattr(data, "to"):
         return data.to(device)

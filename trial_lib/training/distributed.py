@@ -1,4 +1,4 @@
-"""The ranks of a training, and how they hand objects to each other."""
+"""The ranks of a training, and the exchange of objects between them."""
 
 import os
 from datetime import timedelta
@@ -14,20 +14,20 @@ one has died, whatever this says."""
 
 
 class DistributedContext:
-    """Where this rank stands among all ranks, and collectives of Python objects.
+    """The place of this rank among all ranks, and collectives of Python objects.
 
-    Objects are pickled and travel through main memory, in a gloo process group that this makes for itself at its first
-    collective: they need no room on a device, and wait for hours, which the group that gradients travel in must not. A
-    tensor arrives on the device that it came from: hand in CPU tensors. All collectives have to be called by all ranks
-    (the local ones by all ranks of a node), in the same order. A world of one needs no process group.
+    Objects are pickled and travel through main memory, in a gloo process group that is made at the first collective.
+    They need no room on a device, and may wait for hours, which the group of the gradients must not. A tensor arrives
+    on the device that it came from, so pass CPU tensors. All ranks have to call all collectives (the local ones all
+    ranks of a node), in the same order. A world of one needs no process group.
 
     Attributes:
         rank: of this process, from 0 to `size` - 1.
-        size: how many ranks train.
-        local_rank: of this process among those of its node.
-        local_size: how many ranks this node has.
+        size: the number of ranks.
+        local_rank: of this process on its node.
+        local_size: the number of ranks on this node.
         cross_rank: of this node among all nodes.
-        cross_size: how many nodes there are.
+        cross_size: the number of nodes.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class DistributedContext:
     def from_torch(cls) -> "DistributedContext":
         """Returns the context of this process.
 
-        Rank and size are the process group's; before there is one (the trial makes it itself), they are those of the
-        environment: RANK and WORLD_SIZE. What concerns the node comes from LOCAL_RANK and LOCAL_WORLD_SIZE (DeepSpeed's
-        launcher: LOCAL_SIZE), and from CROSS_RANK and CROSS_SIZE or GROUP_RANK and GROUP_WORLD_SIZE where a launcher
-        sets them. Nothing is sent.
+        Rank and size are the process group's. If the trial makes the group itself and there is none yet, they are RANK
+        and WORLD_SIZE of the environment. The node's numbers come from LOCAL_RANK and LOCAL_WORLD_SIZE (DeepSpeed's
+        launcher: LOCAL_SIZE), and from CROSS_RANK and CROSS_SIZE or GROUP_RANK and GROUP_WORLD_SIZE if a launcher sets
+        them. Nothing is sent.
 
         Raises:
             InvalidTrialError: the environment contradicts itself.
@@ -151,7 +151,7 @@ class DistributedContext:
         return self._broadcast(value, self._first_local, self._local()) if self._has_local_peers() else value
 
     def barrier(self) -> None:
-        """Returns when every rank is here."""
+        """Waits for every rank."""
         if self._has_peers():
             dist.barrier(group=self._all())
 
@@ -173,14 +173,14 @@ class DistributedContext:
     def _all(self) -> dist.ProcessGroup:
         """Returns the process group of all ranks for objects.
 
-        It is made at its first use, by all ranks: the trial may initialise `torch.distributed` later than this is made.
+        All ranks make it at its first use, because the trial may initialise `torch.distributed` after this object.
         """
         if self._group is None:
             self._group = _object_group(None)
         return self._group
 
     def _local(self) -> dist.ProcessGroup:
-        """Returns the process group of this node's ranks for objects: that of all ranks, where they are the same."""
+        """Returns the process group of this node's ranks for objects. It is that of all ranks on a single node."""
         if self.local_size == self.size:
             return self._all()
         if self._local_group is None:
@@ -204,7 +204,7 @@ class DistributedContext:
 
 
 def _object_group(ranks: list[int] | None) -> dist.ProcessGroup:
-    """Returns a new process group of some ranks, of all for None; called by its members alone.
+    """Returns a new process group of some ranks; None means all. Only its members call it.
 
     Raises:
         InvalidTrialError: they do not reach each other.

@@ -1,5 +1,5 @@
-"""The one error for a trial class that breaks the API."""
+"""The error for a trial class that breaks the API."""
 
 
 class InvalidTrialError(Exception):
-    """The user's trial does something that the API does not allow; the message says what, where and the remedy."""
+    """The user's trial breaks the API. The message says what, where and the remedy."""

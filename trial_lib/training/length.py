@@ -1,7 +1,7 @@
-"""Lengths of a training: batches, records and epochs, and when something that happens every so often is due.
+"""Lengths of a training in batches, records and epochs, and the times of periodic events.
 
-A batch is an optimizer step. An epoch is a pass over the training loader, on each replica `micro_batches_per_epoch`
-long; where that is no multiple of the accumulation, an epoch ends within the batch that takes its last micro-batch.
+A batch is an optimizer step. An epoch is a pass over the training loader, `micro_batches_per_epoch` long on each
+replica. If that is no multiple of the accumulation, an epoch ends within the batch that takes its last micro-batch.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from trial_lib.wire.training_spec import UnitLength
 
 @dataclass(frozen=True)
 class Pace:
-    """How batches, records and epochs relate in one training.
+    """The relation of batches, records and epochs in one training.
 
     Attributes:
         train_batch_size: samples of a batch, over all replicas.
         accumulation: micro-batches of a batch, on each replica.
-        micro_batches_per_epoch: on each replica; None where the loader cannot tell.
-        records_per_epoch: samples of an epoch, for a loader that cannot tell; None where nobody can.
+        micro_batches_per_epoch: on each replica; None if the loader does not know.
+        records_per_epoch: samples of an epoch, for a loader that does not know; None if unknown.
     """
 
     train_batch_size: int
@@ -28,7 +28,7 @@ class Pace:
 
     @property
     def _epochs_per_batch(self) -> tuple[int, int]:
-        """The part of an epoch that a batch is, as numerator and denominator; no part where nobody knows."""
+        """The share of an epoch in a batch, as numerator and denominator; zero if unknown."""
         if self.micro_batches_per_epoch is not None:
             return self.accumulation, self.micro_batches_per_epoch
         if self.records_per_epoch is not None:
@@ -37,7 +37,7 @@ class Pace:
 
     @property
     def inexact_epochs(self) -> str | None:
-        """Why epochs do not begin with a batch; None where they do, or where nobody knows."""
+        """Why epochs do not begin with a batch; None if they do, or if it is unknown."""
         part, whole = self._epochs_per_batch
         if not part or whole % part == 0:
             return None
@@ -70,7 +70,7 @@ class Pace:
         return batches * part // whole
 
     def batches_for(self, length: UnitLength) -> int:
-        """Returns the first number of batches after which a length is reached.
+        """Returns the first number of batches that reaches a length.
 
         Raises:
             InvalidTrialError: it counts in epochs, and their length is not known.
@@ -81,14 +81,14 @@ class Pace:
         return -(-count * whole // part)
 
     def is_due(self, period: UnitLength | None, batches: int) -> bool:
-        """Returns whether a period has just been completed with the last of so many batches; never for None or 0."""
+        """Returns whether the last batch has completed a period; never for None or 0."""
         if period is None:
             return False
         unit, count = _only(period)
         return count > 0 and self.done(batches, unit) // count > self.done(batches - 1, unit) // count
 
     def epoch_of(self, batch_idx: int) -> int:
-        """Returns the epoch, from 0, that a batch begins in; 0 where nobody knows."""
+        """Returns the epoch, from 0, that a batch begins in; 0 if unknown."""
         part, whole = self._epochs_per_batch
         return batch_idx * part // whole
 

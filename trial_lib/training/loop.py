@@ -1,4 +1,4 @@
-"""The training loop: batches, reports, validations and checkpoints, each when it is due."""
+"""The training loop: batches, reports, validations and checkpoints, each at its time."""
 
 import json
 import math
@@ -28,12 +28,12 @@ from trial_lib.wire.whole_files import write_whole
 
 
 def train_built(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> None:
-    """Builds the loaders and the loop of a trial that has built its engines, and runs the loop to its end.
+    """Builds the loaders and the loop of a trial with engines, and runs the loop to its end.
 
     Args:
         trial: the trial.
         context: the trial's.
-        spec: how long, how often, and where to.
+        spec: length, periods and places of the training.
 
     Raises:
         InvalidTrialError: the trial has registered no engine, or breaks the API otherwise.
@@ -43,7 +43,7 @@ def train_built(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: Tra
             f"{spec.trial or type(trial).__name__} has registered no engine. Call context.wrap_model_engine(engine) in "
             "its __init__."
         )
-    # Replicas draw differently from here on, ranks of one replica alike.
+    # From here on replicas draw different random numbers, and ranks of one replica the same.
     random_states.seed_everything(spec.seed + context.mpu.data_parallel_rank)
     loaders = build_loaders(trial, context, with_validation=spec.length is not None)
     TrainingLoop(trial, context, loaders, spec).run()
@@ -53,13 +53,13 @@ class TrainingLoop:
     """Trains a trial to its length, from the newest intact checkpoint on.
 
     Args:
-        trial: the trial, its engines registered.
+        trial: the trial, with its engines registered.
         context: the trial's.
         loaders: the trial's.
-        spec: how long, how often, and where to.
+        spec: length, periods and places of the training.
 
     Raises:
-        InvalidTrialError: lengths cannot be told in batches.
+        InvalidTrialError: lengths cannot be converted to batches.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class TrainingLoop:
         self._reported_at = 0.0
 
     def run(self) -> None:
-        """Trains to the length, or until the trial asks to stop; the last batch is validated and saved."""
+        """Trains to the length, or until the trial requests a stop. The last batch is validated and saved."""
         context, callbacks = self._context, self._callbacks
         checkpoint = None if self._store is None else self._store.newest_intact(self._recorder.note)
         callbacks.call(
@@ -150,7 +150,7 @@ class TrainingLoop:
         spec, pace = self._spec, self._pace
         self._context.reducers.reset(for_training=True)
         self._reported, self._reported_at = self._batches, time.perf_counter()
-        # A tuning trial is measured as it is, and ends without an end.
+        # A tuning trial is only measured, so it ends without these steps.
         profiler = None if self._length is None else self._context.profiler
         if profiler is not None:
             profiler.start()
@@ -203,7 +203,7 @@ class TrainingLoop:
             self._callbacks.call("on_training_epoch_end", epoch_idx)
 
     def _report(self) -> bool:
-        """Records the training metrics since the last report; returns whether any rank has asked to stop."""
+        """Records the training metrics since the last report. Returns whether any rank has requested a stop."""
         context = self._context
         reports = context.mpu.should_report_metrics
         metrics = self._averager.average(context.distributed, reports)
@@ -220,7 +220,7 @@ class TrainingLoop:
         return any(context.distributed.allgather(context.get_stop_requested()))
 
     def _validate(self) -> None:
-        """Validates, and saves what is the best so far."""
+        """Validates, and saves the best checkpoint so far."""
         context = self._context
         assert self._validator is not None
         self._validation = metrics = self._validator.validate()
@@ -251,7 +251,7 @@ class TrainingLoop:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """Writes a checkpoint of this moment, unless there is one that knows as much."""
+        """Writes a checkpoint of this moment, unless an equal one exists."""
         metric = self._validation.get(self._spec.metric) if self._validated_at == self._batches else None
         if self._store is None or self._saved == (self._batches, metric):
             return
@@ -276,7 +276,7 @@ class TrainingLoop:
         self._callbacks.call("on_checkpoint_write_end", str(folder))
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
-        """Loads a checkpoint, and returns this rank's random states in it; None for a rank that did not save any."""
+        """Loads a checkpoint. Returns this rank's random states in it; None for a rank that saved none."""
         context = self._context
         rank, size = context.distributed.rank, context.distributed.size
         if checkpoint.state["train_batch_size"] != self._pace.train_batch_size:
@@ -288,7 +288,7 @@ class TrainingLoop:
         with loadable(checkpoint, context.models, context.distributed) as folder:
             self._trial.load(context, folder)
         saved_one = rank < checkpoint.world_size
-        # Callbacks see the same on every rank, so that a new rank resumes from the first rank's.
+        # Callbacks have the same state on every rank, so a new rank resumes from the first rank's.
         states = load_rank_state(checkpoint.path, rank if saved_one else 0)
         self._callbacks.load_state_dict(states["callbacks"])
         self._first_micro_batch = states["micro_batches_read"]
@@ -300,7 +300,7 @@ class TrainingLoop:
         return random
 
     def _place_on_other_ranks(self, checkpoint: Checkpoint, micro_batches_read: int) -> int:
-        """Returns the first micro-batch of each replica: as many samples are behind it as when it was saved."""
+        """Returns the first micro-batch of each replica, with as many samples before it as at the save."""
         if micro_batches_read != checkpoint.batch * checkpoint.state["accumulation"]:
             raise InvalidTrialError(
                 f"{checkpoint.path} was saved by {checkpoint.world_size} ranks and cannot be loaded by "
@@ -311,7 +311,7 @@ class TrainingLoop:
         return checkpoint.batch * self._pace.accumulation
 
     def _finish(self) -> None:
-        """Validates and saves the last batch, and writes down that the training has ended."""
+        """Validates and saves the last batch, and records the end of the training."""
         if self._validator is not None and self._validated_at != self._batches:
             self._validate()
         self._save()
@@ -329,13 +329,13 @@ class TrainingLoop:
 
 
 def _saves_in_the_background(engine: Any) -> bool:
-    """Returns whether an engine writes checkpoints while it trains on; older versions of DeepSpeed cannot."""
+    """Returns whether an engine writes checkpoints while it trains. Older versions of DeepSpeed cannot."""
     is_decoupled = getattr(engine.checkpoint_engine, "is_decoupled", None)
     return is_decoupled is not None and bool(is_decoupled())
 
 
 def _check_replicas(context: DeepSpeedTrialContext) -> None:
-    """Refuses a model parallelism that the loop was not told of: ranks of one replica would read different data."""
+    """Refuses a model parallelism unknown to the loop. Ranks of one replica would read different data."""
     ours, engines = context.mpu.data_parallel_world_size, int(context.models[0].dp_world_size)
     if ours != engines:
         raise InvalidTrialError(
@@ -345,7 +345,7 @@ def _check_replicas(context: DeepSpeedTrialContext) -> None:
 
 
 def _micro_batches_seen(context: DeepSpeedTrialContext) -> int:
-    """Returns the micro-batches that the first engine has taken; of a pipeline, by its whole steps."""
+    """Returns the micro-batches that the first engine has taken, for a pipeline by its whole steps."""
     engine = context.models[0]
     if context.use_pipeline_parallel:
         return int(engine.global_steps) * context.num_micro_batches_per_slot

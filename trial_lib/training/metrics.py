@@ -1,4 +1,4 @@
-"""What `train_batch` and `evaluate_batch` return, averaged over batches and ranks."""
+"""The results of `train_batch` and `evaluate_batch`, averaged over batches and ranks."""
 
 from collections.abc import Iterable
 from numbers import Real
@@ -12,7 +12,7 @@ from trial_lib.training.invalid_trial import InvalidTrialError
 
 
 def as_metrics(returned: Any, where: str) -> dict[str, Any]:
-    """Returns what a batch returned as metrics by name.
+    """Returns the result of a batch as metrics by name.
 
     Args:
         returned: a dict, which is kept, or, from `train_batch`, the loss as a tensor.
@@ -33,15 +33,15 @@ def as_metrics(returned: Any, where: str) -> dict[str, Any]:
 
 
 def detached(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Returns metrics to keep for a while: without the graphs, and so the activations, that they came from."""
+    """Returns metrics without their graphs, and so without activations, to keep for a while."""
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
 
 
 def as_number(value: Any) -> float | None:
-    """Returns a scalar as a float, or None for what is none.
+    """Returns a scalar as a float; None for other values.
 
-    Scalars are numbers (a bool is one), numpy's scalars, and tensors and arrays of one element. A tensor's device is
-    waited for.
+    Scalars are numbers (including bool), numpy's scalars, and tensors and arrays of one element. It waits for a
+    tensor's device.
     """
     if isinstance(value, torch.Tensor):
         return None if value.numel() != 1 or value.is_complex() else float(value.item())
@@ -51,7 +51,7 @@ def as_number(value: Any) -> float | None:
 
 
 def described(value: Any) -> str:
-    """Returns what a value is, for a message: its type, and the shape of a tensor or an array."""
+    """Returns a description of a value for a message: its type, and the shape of a tensor or an array."""
     if value is None:
         return "None"
     if isinstance(value, (torch.Tensor, np.ndarray)):
@@ -65,13 +65,13 @@ def described(value: Any) -> str:
 class MetricAverager:
     """Averages the metrics of batches, and of ranks.
 
-    A metric is the mean over the batches that returned it, over all ranks: a rank counts by its batches. A loss that is
-    not finite makes its mean not finite. Adding never waits for a device: tensors are summed where they are, in double
-    precision where the device has it.
+    A metric is the mean over the batches that returned it, over all ranks. So each rank is weighted by its batches. A
+    loss that is not finite makes its mean not finite. Adding never waits for a device: tensors are summed on it, in
+    double precision if it has that.
 
     Args:
-        strict_keys: every batch has to return the same metrics, and every rank too. For `evaluate_batch`; a metric of
-            `train_batch` may come and go.
+        strict_keys: whether every batch and every rank has to return the same metrics. True for `evaluate_batch`. A
+            metric of `train_batch` may come and go.
     """
 
     def __init__(self, strict_keys: bool = False) -> None:
@@ -114,9 +114,7 @@ class MetricAverager:
         self._batches += 1
 
     def average(self, distributed: DistributedContext, contributes: bool = True) -> dict[str, float]:
-        """Returns the mean of each metric since the last call, the same on every rank.
-
-        To be called by every rank.
+        """Returns the mean of each metric since the last call, the same on every rank. Call it on every rank.
 
         Args:
             distributed: the ranks.
@@ -150,7 +148,7 @@ class MetricAverager:
         value = value.detach()
         total = self._tensors.get(name)
         if total is None:
-            # A copy in any case: the sum is written to, and the tensor is the user's.
+            # Always a copy, because the sum is written to and the tensor is the user's.
             dtype = torch.float64 if value.device.type in ("cpu", "cuda") else torch.float32
             self._tensors[name] = value.reshape(()).to(dtype, copy=True)
             return
@@ -161,7 +159,7 @@ class MetricAverager:
         total.add_(value)
 
     def _sums(self) -> dict[str, tuple[float, int]]:
-        """Returns the sum and the number of batches of each metric; waits once for each device."""
+        """Returns the sum and the number of batches of each metric. It waits once for each device."""
         sums = dict.fromkeys(self._counts, 0.0)
         sums.update(self._numbers)
         for device in {tensor.device for tensor in self._tensors.values()}:

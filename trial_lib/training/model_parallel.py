@@ -1,4 +1,4 @@
-"""Which part of the data a rank reads, and whether it reports: the ranks of a model that spans several devices."""
+"""The data that a rank reads and the metrics that it reports, if a model spans several devices."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,11 @@ class ModelParallelUnit:
     """The place of one rank in a model-parallel training.
 
     Args:
-        data_parallel_rank: which replica of the model this rank belongs to, from 0.
-        data_parallel_world_size: how many replicas there are.
-        should_report_metrics: whether what this rank's batches return counts; True on one rank of a replica.
+        data_parallel_rank: the model replica of this rank, from 0.
+        data_parallel_world_size: the number of replicas.
+        should_report_metrics: whether the results of this rank's batches count. True on one rank of a replica.
         should_build_data_loader: whether this rank reads data.
-        should_build_dataloader: another spelling of `should_build_data_loader`; exactly one of the two is given.
+        should_build_dataloader: another spelling of `should_build_data_loader`. Give exactly one of the two.
 
     Raises:
         TypeError: both spellings, or neither.
@@ -62,7 +62,7 @@ class ModelParallelUnit:
 
 
 def data_parallel_unit(distributed: DistributedContext) -> ModelParallelUnit:
-    """Returns the place of a rank that is a replica of its own: it reads data and reports."""
+    """Returns the place of a rank that is a replica by itself. It reads data and reports."""
     return ModelParallelUnit(
         data_parallel_rank=distributed.rank,
         data_parallel_world_size=distributed.size,
@@ -74,8 +74,8 @@ def data_parallel_unit(distributed: DistributedContext) -> ModelParallelUnit:
 def pipeline_unit(grid: Any) -> ModelParallelUnit:
     """Returns the place of this rank in a pipeline.
 
-    The first stage reads the inputs and the last one the labels. Only the last stage knows the loss; where layers are
-    sliced over several ranks all of its slices do, and the first of them reports it.
+    The first stage reads the inputs and the last one the labels. Only the last stage has the loss. If layers are sliced
+    over several ranks, all slices have it, and the first of them reports it.
 
     Args:
         grid: DeepSpeed's `PipelineParallelGrid`, a pipeline engine's `grid`.

@@ -1,4 +1,4 @@
-"""Pipeline engines: told apart from others, and given the loop's data."""
+"""Pipeline engines, and the loop's data for them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,12 +16,12 @@ def is_pipeline(engine: Any) -> bool:
 def supply_iterators(engine: Any, training: Iterators, validation: Iterators) -> None:
     """Lets `train_batch()` and `eval_batch()` of a pipeline engine be called without an iterator.
 
-    DeepSpeed's `eval_batch` must be given one, while Determined's documents call it without.
+    DeepSpeed's `eval_batch` needs one, but Determined's documents call it without.
 
     Args:
-        engine: the pipeline engine; its two methods are replaced.
+        engine: the pipeline engine, whose two methods are replaced.
         training: returns the loop's training data; None on a stage that reads none.
-        validation: the same for the validation under way.
+        validation: the same for the present validation.
     """
     train_batch, eval_batch = engine.train_batch, engine.eval_batch
 

@@ -1,4 +1,4 @@
-"""What a checkpoint can hold for a rank: objects that are read back without pickle."""
+"""The objects that a checkpoint can hold for a rank: those that are read back without pickle."""
 
 import io
 from typing import Any
@@ -7,14 +7,14 @@ import torch
 
 
 def unreadable_part(value: Any, where: str = "") -> str | None:
-    """Returns the innermost part of a state that `weights_only` cannot read back, as `callbacks.ema is a Path`.
+    """Returns the innermost part of a state that `weights_only` cannot read back, such as `callbacks.ema is a Path`.
 
     Args:
         value: the state, or a part of it.
         where: the keys that lead to the part.
 
     Returns:
-        None where everything can be read back.
+        None if everything can be read back.
     """
     if isinstance(value, dict | list | tuple):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

@@ -1,11 +1,11 @@
-"""What a training tells while it runs: one JSON object a line, appended by rank 0 and read by the driver.
+"""The records of a running training: one JSON object a line. Rank 0 appends them and the driver reads them.
 
     {"kind": "training", "batch": 100, "epoch": 0, "time": 1763750000.0, "metrics": {"loss": 1.2, "throughput": 95.1}}
     {"kind": "validation", "batch": 100, "epoch": 0, "time": ..., "metrics": {"validation_loss": 1.3}}
     {"kind": "checkpoint", "batch": 100, "time": ..., "name": "batch-00000100", "metric": 1.3}
-    {"kind": "note", "time": ..., "text": "what a person should know"}
+    {"kind": "note", "time": ..., "text": "a note for the user"}
 
-`batch` counts the optimizer steps done. A training that went back to a checkpoint appends its batches again.
+`batch` counts the finished optimizer steps. A training that went back to a checkpoint appends its batches again.
 """
 
 import json
@@ -18,7 +18,7 @@ from trial_lib.wire.json_lines import append
 
 
 class Recorder:
-    """Appends to the file of records on rank 0, and prints what it appends; does nothing on other ranks.
+    """Appends to the file of records on rank 0, and prints each record. It does nothing on other ranks.
 
     Args:
         path: the file; None keeps no record.
@@ -42,7 +42,7 @@ class Recorder:
         self._append({"kind": "checkpoint", "batch": batch, "name": name, "metric": metric})
 
     def note(self, text: str) -> None:
-        """Records what a person should know."""
+        """Records a note for the user."""
         self._append({"kind": "note", "text": text})
 
     def _append(self, record: dict[str, Any]) -> None:

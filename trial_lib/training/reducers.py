@@ -1,4 +1,4 @@
-"""Metrics that a mean over batches cannot give: the trial's own reducers, over all batches and ranks."""
+"""Metrics that are no mean over batches: the trial's own reducers, over all batches and ranks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,34 +15,34 @@ from trial_lib.training.metrics import as_number, described
 class MetricReducer(ABC):
     """A metric that is reduced in two steps: on each rank, then over the ranks.
 
-    How values get into it (an `update` method, say) is the trial's affair.
+    The trial passes values to it, for example by an `update` method.
     """
 
     @abstractmethod
     def reset(self) -> None:
-        """Forgets all values: a training or validation phase begins."""
+        """Forgets all values, because a training or validation phase begins."""
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """Returns what this rank contributes, to be pickled; tensors in containers reach the others as CPU tensors."""
+        """Returns this rank's contribution, which is pickled. Tensors in containers arrive as CPU tensors."""
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """Returns the metric (one number), or several in a dict where the reducer has no name.
+        """Returns the metric (one number), or several in a dict if the reducer has no name.
 
-        It is called on rank 0 alone; the others are told what it returned.
+        It runs on rank 0 alone. The others receive its result.
 
         Args:
-            per_slot_metrics: what `per_slot_reduce` returned, by rank, for each rank that contributes.
+            per_slot_metrics: the results of `per_slot_reduce`, by rank, for each rank that contributes.
         """
 
 
 class FunctionReducer(MetricReducer):
-    """Keeps all values and hands them to a function.
+    """Keeps all values and passes them to a function.
 
     Args:
-        function: takes the list of all values since the last reset, rank by rank, in the order of the updates; tensors
-            in it are detached and on the CPU. Returns as `cross_slot_reduce`, and is called on rank 0 alone.
+        function: takes the list of all values since the last reset, rank by rank, in the order of the updates. Tensors
+            in it are detached and on the CPU. It returns as `cross_slot_reduce` does, and runs on rank 0 alone.
     """
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
@@ -50,10 +50,10 @@ class FunctionReducer(MetricReducer):
         self._values: list[Any] = []
 
     def update(self, value: Any) -> None:
-        """Adds a value. It is not copied: a buffer that is written again is to be cloned first.
+        """Adds a value without a copy. Clone a buffer that is written again.
 
-        Tensors on a device are brought to main memory, so that an epoch's predictions do not fill the device. From CUDA
-        that does not wait for the device.
+        Tensors on a device are copied to main memory, so that an epoch's predictions do not fill the device. From CUDA
+        the copy does not wait for the device.
         """
         self._values.append(_map_tensors(_leaving_the_device, value))
 
@@ -68,7 +68,7 @@ class FunctionReducer(MetricReducer):
         return self._values
 
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
-        """Returns what the function makes of all ranks' values."""
+        """Returns the function's result for all ranks' values."""
         return self._function([value for values in per_slot_metrics for value in values])
 
 
@@ -90,10 +90,10 @@ class _Wrapped:
 class Reducers:
     """The reducers of a trial.
 
-    A reducer that serves training and validation has one store of values. The loop therefore reports the training
-    metrics before it validates, and resets before the first batch of each phase: no value is counted in the other
-    phase, and none is lost. A reporting period that a validation interrupts is two periods: the values before the
-    validation are in the report before it, those after it in the next.
+    A reducer for training and validation has one store of values. So the loop reports the training metrics before it
+    validates, and resets before the first batch of each phase. No value counts in the other phase, and none is lost. A
+    validation splits a reporting period in two: the values before it are in the report before it, and those after it in
+    the next.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Reducers:
         return kept
 
     def reset(self, for_training: bool) -> None:
-        """Makes the reducers of a phase forget their values; to be called before its first batch."""
+        """Makes the reducers of a phase forget their values. Call it before the first batch of the phase."""
         for wrapped in self._wrapped:
             if wrapped.is_for(for_training):
                 wrapped.reducer.reset()
@@ -165,13 +165,15 @@ class Reducers:
     def reduce(self, for_training: bool, distributed: DistributedContext, contributes: bool = True) -> dict[str, float]:
         """Returns the metrics of a phase's reducers since the last reset, the same on every rank.
 
-        To be called by every rank. A rank that does not contribute is not asked for its part: it may have no values.
-        The values of all ranks are brought to rank 0, which alone needs room for them.
+        Call it on every rank.
+
+        A rank that does not contribute is not asked for its part, because it may have no values. The values of all
+        ranks go to rank 0, which alone needs room for them.
 
         Raises:
-            InvalidTrialError: a reducer returned something else than it has to, two returned the same metric, a
-                function failed for want of values, or the ranks wrapped different reducers. On every rank.
-            Exception: what a reducer raised; on rank 0, while it is an InvalidTrialError on the others.
+            InvalidTrialError: a reducer returned a wrong type, two returned the same metric, a function failed for lack
+                of values, or the ranks wrapped different reducers. On every rank.
+            Exception: the reducer's own error, on rank 0. The others raise an InvalidTrialError.
         """
         self._agree(distributed)
         phase = [wrapped for wrapped in self._wrapped if wrapped.is_for(for_training)]
@@ -195,7 +197,7 @@ class Reducers:
         return agreed
 
     def _agree(self, distributed: DistributedContext) -> None:
-        """Checks, once, that all ranks have the same reducers; where they differ, later exchanges would be garbled."""
+        """Checks once that all ranks have the same reducers. Otherwise later exchanges would be garbled."""
         if self._agreed:
             return
         mine = [(wrapped.label, wrapped.for_training, wrapped.for_validation) for wrapped in self._wrapped]
@@ -226,7 +228,7 @@ def _reduce_all(phase: list[_Wrapped], ranks: list[list[Any]], for_training: boo
 
 
 def _words(failure: Exception) -> str:
-    """Returns what the other ranks are told of a failure on rank 0."""
+    """Returns the message that the other ranks get about a failure on rank 0."""
     return str(failure) if isinstance(failure, InvalidTrialError) else f"A reducer failed on rank 0: {failure!r}."
 
 
@@ -277,7 +279,7 @@ def _labels(reducers: list[tuple[str, bool, bool]]) -> str:
 
 
 def _leaving_the_device(tensor: torch.Tensor) -> torch.Tensor:
-    # Attached to its graph, a value would keep the activations of its batch.
+    # A value with its graph would keep the activations of its batch.
     return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
 
 

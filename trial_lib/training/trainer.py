@@ -1,4 +1,4 @@
-"""Determined's `Trainer`: a script that builds its trial itself, and has the loop of a trial class train it."""
+"""Determined's `Trainer`: a script builds its trial, and the loop of a trial class trains it."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ class TrainUnit:
     """A length of training.
 
     Attributes:
-        value: how many.
+        value: the number of units.
     """
 
     value: int
@@ -67,13 +67,13 @@ def init(
     distributed: DistributedContext | None = None,
     enable_tensorboard_logging: bool = True,
 ) -> Iterator[DeepSpeedTrialContext]:
-    """Yields the context for a trial that the script builds itself; the process group is there by then.
+    """Yields the context for a trial that the script builds itself. The process group exists by then.
 
     Args:
-        hparams: what `context.get_hparams` returns in a run without ZeroTune, which has the experiment's otherwise.
-        exp_conf: what `context.get_experiment_config` returns there.
-        distributed: the ranks; by default what the process group says of them.
-        enable_tensorboard_logging: has no effect: whoever asks for a TensorBoard writer has one.
+        hparams: the result of `context.get_hparams` without ZeroTune. With ZeroTune it is the experiment's.
+        exp_conf: the result of `context.get_experiment_config` without ZeroTune.
+        distributed: the ranks. Default: those of the process group.
+        enable_tensorboard_logging: has no effect. The context's TensorBoard writer always works.
     """
     spec = training_spec_of_this_rank()
     if spec is None:
@@ -94,7 +94,7 @@ class Trainer:
 
     Args:
         trial: its engines are registered with the context.
-        context: what `init` has yielded.
+        context: from `init`.
     """
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext) -> None:
@@ -109,20 +109,20 @@ class Trainer:
         reporting_period: TrainUnit | None = None,
         **others: Any,
     ) -> None:
-        """Trains until the length is reached; a tuning trial until it is ended from outside.
+        """Trains until the length is reached. A tuning trial trains until the driver ends it.
 
-        What the experiment's YAML says goes before what is passed here. Without ZeroTune nothing is saved.
+        The experiment's YAML goes before these arguments. Without ZeroTune nothing is saved.
 
         Args:
-            checkpoint_period: how often to save at least.
-            validation_period: how often to validate at least.
-            max_length: how long to train.
-            reporting_period: batches from one report of the training metrics to the next.
-            others: Determined's other arguments, which have no effect: a training resumes from its newest intact
-                checkpoint, and its best and last two are kept.
+            checkpoint_period: save at least this often.
+            validation_period: validate at least this often.
+            max_length: the length of the training.
+            reporting_period: batches between two reports of the training metrics.
+            others: Determined's other arguments, without an effect. A training resumes from its newest intact
+                checkpoint, and keeps its best and last two.
 
         Raises:
-            InvalidTrialError: no engine is registered, or nothing says how long to train.
+            InvalidTrialError: no engine is registered, or there is no length.
         """
         spec = _completed(self._context.spec, checkpoint_period, validation_period, max_length, reporting_period)
         train_built(self._trial, self._context, spec)
@@ -135,7 +135,7 @@ def _completed(
     max_length: TrainUnit | None,
     reporting_period: TrainUnit | None,
 ) -> TrainingSpec:
-    """Returns a spec with what the script says where it says nothing; that of a trial has no length."""
+    """Returns a spec, completed by the script's arguments. The spec of a trial has no length."""
     if spec.is_trial and training_spec_of_this_rank() is not None:
         return replace(spec, length=None)
     length = spec.length or _length(max_length)

@@ -13,19 +13,19 @@ from trial_lib.training.metrics import MetricAverager, as_metrics
 
 
 class Validator:
-    """Evaluates a trial as often as it is asked to.
+    """Evaluates a trial, as often as it is called.
 
     Args:
         trial: the trial.
         context: the trial's.
         loader: the validation loader; None on a rank without loaders.
-        callbacks: told when a validation begins and ends.
+        callbacks: called when a validation begins and ends.
 
     Attributes:
-        left_out: batches of each replica that are no whole call of `evaluate_batch`.
+        left_out: batches of each replica that do not fill a call of `evaluate_batch`.
 
     Raises:
-        InvalidTrialError: the loader has no length, or holds too little for a single call of `evaluate_batch`.
+        InvalidTrialError: the loader has no length, or has too little for one call of `evaluate_batch`.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Validator:
         """Returns the metrics of one validation, the same on every rank.
 
         Raises:
-            InvalidTrialError: `evaluate_batch` returns what is no metrics, other names than before, or takes more
-                batches than there are.
+            InvalidTrialError: `evaluate_batch` returns no metrics or other names than before, or takes more batches
+                than there are.
         """
         context, callbacks = self._context, self._callbacks
         context.reducers.reset(for_training=False)

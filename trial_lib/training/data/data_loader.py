@@ -1,7 +1,7 @@
-"""The reproducible `DataLoader`, and how a loader of the user's own is read instead.
+"""The reproducible `DataLoader`, and how other loaders are read.
 
-The training data of a replica is a function of (seed, data-parallel rank, number of the micro-batch): which samples, in
-which order, and what their dataset and `collate_fn` draw from the global random generators, with and without workers.
+The training data of a replica is a function of (seed, data-parallel rank, number of the micro-batch): the samples,
+their order, and the random draws of their dataset and `collate_fn`, with and without workers.
 """
 
 import itertools
@@ -24,23 +24,23 @@ from trial_lib.training.data.samplers import (
 from trial_lib.training.invalid_trial import InvalidTrialError
 
 TorchData: TypeAlias = torch.Tensor | Sequence["TorchData"] | Mapping[str, "TorchData"]
-"""What a batch is: a tensor, or sequences and mappings of such, nested."""
+"""A batch: a tensor, or nested sequences and mappings of tensors."""
 
 
 class DataLoader:
     """`torch.utils.data.DataLoader`, read reproducibly and sharded over the data-parallel replicas by the loop.
 
-    It takes the arguments of torch's, with the same meaning and defaults, and reads nothing until the loop asks:
+    It takes the arguments of torch's, with the same meaning and defaults, and reads nothing before the loop asks:
 
-    * `batch_size` is that of one replica. Every replica gets the same number of batches: where the samples do not
-      divide, some are repeated from the epoch's start, or with `drop_last` left out, as
-      `torch.utils.data.DistributedSampler` does. A `sampler` is shared out by indices, a `batch_sampler` by batches.
-    * Every training epoch is shuffled anew, from the experiment's seed and the epoch; validations are all alike. A
-      `sampler` that draws from the global generators of torch, random or numpy, or from its `generator`, is seeded so
-      too; one with `set_epoch` is told the epoch.
-    * A batch is read under random states of its own: random augmentation is the same after a resume, and with any
-      number of workers. The process's random states are left as they were.
-    * Training workers live on over epochs, and read ahead into the next one: they keep the dataset as it was when
+    * `batch_size` is that of one replica. Every replica gets the same number of batches. If the samples do not divide,
+      some are repeated from the epoch's start, or left out with `drop_last`, as in
+      `torch.utils.data.DistributedSampler`. A `sampler` is shared out by indices, a `batch_sampler` by batches.
+    * Every training epoch is shuffled again, from the experiment's seed and the epoch. Validations are all alike. A
+      `sampler` that draws from the global generators of torch, random or numpy, or from its `generator`, is seeded in
+      the same way. One with `set_epoch` is told the epoch.
+    * A batch is read under random states of its own. So random augmentation is the same after a resume, and with any
+      number of workers. The process's random states stay unchanged.
+    * Training workers live on over epochs, and read ahead into the next one. They keep the dataset as it was when
       they started. `persistent_workers` keeps those of a validation for the next one.
     * `pin_memory` is ignored without an accelerator.
     """
@@ -64,7 +64,7 @@ class DataLoader:
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        """Takes the arguments of `torch.utils.data.DataLoader`, but for `generator`, which is refused.
+        """Takes the arguments of `torch.utils.data.DataLoader`, except `generator`.
 
         Raises:
             InvalidTrialError: torch would refuse the arguments, or the data cannot be read reproducibly.
@@ -108,15 +108,15 @@ class DataLoader:
         self._validation: tuple[tuple[int, int], _SeededLoader] | None = None
 
     def training_iterator(self, seed: int, num_replicas: int, rank: int, first_micro_batch: int) -> Iterator[Any]:
-        """Returns the training data of one replica, epoch after epoch, without an end.
+        """Returns the endless training data of one replica, epoch after epoch.
 
-        What is skipped is neither read nor collated. Workers start at once.
+        Skipped data are neither read nor collated. Workers start at once.
 
         Args:
             seed: of the experiment.
             num_replicas: the data-parallel world size.
             rank: the data-parallel rank.
-            first_micro_batch: where to start, from 0 at the start of training, on each replica.
+            first_micro_batch: the first one, from 0 at the start of training, on each replica.
 
         Raises:
             InvalidTrialError: an epoch is empty, or the sampler's order cannot be repeated.
@@ -125,7 +125,7 @@ class DataLoader:
         return iter(_SeededLoader(self, batches, ("training", seed, rank), first_micro_batch))
 
     def validation_batches(self, num_replicas: int, rank: int) -> Iterable[Any]:
-        """Returns the validation data of one replica; each pass over it is the same.
+        """Returns the validation data of one replica. Each pass over it is the same.
 
         Args:
             num_replicas: the data-parallel world size.
@@ -143,7 +143,7 @@ class DataLoader:
         """Returns the batches in an epoch of each replica, the same on all; at least 1.
 
         Raises:
-            InvalidTrialError: the data is too little for one batch on each.
+            InvalidTrialError: the data are too few for one batch on each.
         """
         return len(self._epoch_batches(0, num_replicas, rank=0))
 
@@ -191,7 +191,7 @@ class DataLoader:
             )
 
     def _epoch_batches(self, seed: int, num_replicas: int, rank: int, checked: bool = False) -> Any:
-        """Returns the batch sampler of one epoch of a replica; it, or what it wraps, has `set_epoch`."""
+        """Returns the batch sampler of one epoch of a replica. It, or the sampler that it wraps, has `set_epoch`."""
         place: dict[str, Any] = {"num_replicas": num_replicas, "rank": rank, "seed": seed, "drop_last": self.drop_last}
         own = self.batch_sampler if self.batch_sampler is not None else self.sampler
         samples: Any
@@ -219,7 +219,7 @@ class DataLoader:
 
 
 class _SeededLoader:
-    """torch's loader over given batches; each is read under random states that follow from its number."""
+    """torch's loader over given batches. Each is read under random states that follow from its number."""
 
     def __init__(self, loader: DataLoader, batches: Iterable[Any], entropy: tuple[object, ...], first: int) -> None:
         self._entropy = entropy
@@ -237,7 +237,7 @@ class _SeededLoader:
 
 
 class _BatchesInProcess:
-    """Reads batches in this process, under random states as workers would have them."""
+    """Reads batches in this process, under the random states that workers would have."""
 
     def __init__(self, batches: Iterator[Any], entropy: tuple[object, ...], first: int) -> None:
         self._batches = batches
@@ -253,18 +253,19 @@ class _BatchesInProcess:
 
 
 def custom_iterator(loader: Any, first_micro_batch: int) -> Iterator[Any]:
-    """Returns the data of a loader that is not a `DataLoader`, pass after pass, without an end.
+    """Returns the endless data of a loader that is no `DataLoader`, pass after pass.
 
     A sampler with `set_epoch` is told the epoch before each pass. To start in the middle of a pass, that pass is read
-    from its beginning and dropped; passes before it are left out where the loader has a length, and read where not.
+    from its beginning and the first part is dropped. Earlier passes are left out if the loader has a length, and read
+    if not.
 
-    A pass starts under random states that follow from this process's seed (`torch.initial_seed()`) and the epoch, so
-    that the shuffling of a torch loader repeats after a resume; starting it and dropping from it leave the process's
-    random states as they were.
+    A pass starts under random states that follow from this process's seed (`torch.initial_seed()`) and the epoch. So
+    the shuffling of a torch loader repeats after a resume. Starting the pass and dropping from it leave the process's
+    random states unchanged.
 
     Args:
-        loader: anything that can be iterated over again and again.
-        first_micro_batch: where to start, from 0 at the start of training.
+        loader: an object that can be iterated over repeatedly.
+        first_micro_batch: the first one, from 0 at the start of training.
 
     Raises:
         InvalidTrialError: from the iterator, when a pass has no batch.
@@ -282,7 +283,7 @@ def _passes(loader: Any, first_epoch: int, to_drop: int) -> Iterator[Any]:
         with forked_random_states("pass", torch.initial_seed(), epoch):
             for name in ("batch_sampler", "sampler", "data_sampler"):
                 set_epoch(getattr(loader, name, None), epoch)
-            # By next alone: iter() of what iter() returned starts DeepSpeed's loader again.
+            # Only next is called, because iter() of the iterator starts DeepSpeed's loader again.
             batches = map(next, itertools.repeat(iter(loader)))
             # torch's samplers draw the order of a pass when its first batch is asked for, and not again.
             head = list(itertools.islice(batches, 0 if to_drop else 1))

@@ -1,4 +1,4 @@
-"""The data loaders of a trial, and their data as the loop takes it."""
+"""The data loaders of a trial, and their data for the loop."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from trial_lib.training.invalid_trial import InvalidTrialError
 
 @dataclass(frozen=True)
 class Loaders:
-    """What the trial's two methods returned; None on a rank that builds no loaders."""
+    """The results of the trial's two methods; None on a rank that builds no loaders."""
 
     training: Any
     validation: Any
 
 
 def build_loaders(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, with_validation: bool) -> Loaders:
-    """Has the trial build its loaders, on the ranks that do.
+    """Lets the trial build its loaders, on the ranks that do.
 
     Args:
-        trial: the trial, its engines registered.
+        trial: the trial, with its engines registered.
         context: the trial's.
         with_validation: whether a validation will come.
 
@@ -40,7 +40,7 @@ def build_loaders(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, with_va
 
 
 class CountedData:
-    """The training data, with the place where the trial stands: it takes as many micro-batches a call as it likes.
+    """The training data with the trial's position. A call may take any number of micro-batches.
 
     Attributes:
         read: micro-batches that this rank has taken since the start of training.
@@ -89,9 +89,9 @@ def validation_iterator(loader: Any, context: DeepSpeedTrialContext) -> Iterator
 
 
 def micro_batches(loader: Any, context: DeepSpeedTrialContext) -> int | None:
-    """Returns the micro-batches of one pass on each replica, the same on every rank; None where nobody can tell.
+    """Returns the micro-batches of one pass on each replica, the same on every rank; None if unknown.
 
-    Loaders of the trial's own may differ between ranks: the shortest counts, for all must take part in each step.
+    The trial's own loaders may differ between ranks. The shortest counts, because all must take part in each step.
     """
     own: int | None = None
     if isinstance(loader, DataLoader):
@@ -106,9 +106,10 @@ def micro_batches(loader: Any, context: DeepSpeedTrialContext) -> int | None:
 
 
 def _refuse_uneven_batches(loader: DataLoader, context: DeepSpeedTrialContext) -> None:
-    """Refuses a pipeline's loader with batches of another size: its stages receive into buffers of the first one's.
+    """Refuses a pipeline's loader with batches of different sizes.
 
-    DeepSpeed (runtime/pipe/engine.py) sends shapes once: another size would leave the stages waiting for each other.
+    DeepSpeed (runtime/pipe/engine.py) sends shapes once, and stages receive into buffers of the first batch. Another
+    size would leave the stages waiting for each other.
     """
     size = context.train_micro_batch_size_per_gpu
     if loader.batch_size != size and loader.batch_sampler is None:
@@ -124,7 +125,7 @@ def _refuse_uneven_batches(loader: DataLoader, context: DeepSpeedTrialContext) -
 
 
 def _of_the_engines_size(loader: Any, context: DeepSpeedTrialContext) -> Any:
-    """Returns a loader as it is, but for one that `deepspeed.initialize` built for another micro-batch size."""
+    """Returns a loader. One that `deepspeed.initialize` built for another micro-batch size is replaced."""
     size = context.train_micro_batch_size_per_gpu
     engine = next((engine for engine in context.models if getattr(engine, "training_dataloader", None) is loader), None)
     if loader is None or engine is None or loader.batch_size == size:

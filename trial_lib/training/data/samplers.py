@@ -1,6 +1,6 @@
-"""Which samples a replica reads, and under which random states: functions of (seed, epoch, place), of nothing else.
+"""The samples that a replica reads, and their random states: functions of (seed, epoch, place), of nothing else.
 
-Samplers hold indices only, so that a training starts anywhere without reading what lies before.
+Samplers hold only indices, so a training can start anywhere without reading earlier data.
 """
 
 import itertools
@@ -29,10 +29,10 @@ def derived_seed(*entropy: object) -> int:
 
 
 def seed_random_states(seed: int) -> None:
-    """Seeds this process's generators that data is drawn from: Python's, numpy's and torch's on the CPU."""
+    """Seeds the generators of this process that data are drawn from: Python's, numpy's and torch's on the CPU."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    # Not torch.manual_seed: that also seeds the devices, which data workers must not touch.
+    # Not torch.manual_seed, because it also seeds the devices, which data workers must not touch.
     torch.default_generator.manual_seed(seed)
 
 
@@ -42,14 +42,15 @@ _SPARE = np.random.MT19937(0)
 
 @contextmanager
 def forked_random_states(*entropy: object, generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
-    """Draws inside start from `entropy`; afterwards the process's random states are what they were before.
+    """Runs its body with random states from `entropy`, and then restores the process's random states.
 
     Args:
-        entropy: what the draws follow from.
-        generators: more of torch's generators to treat so.
+        entropy: the source of the draws.
+        generators: further torch generators to treat so.
     """
     python_state, numpys_own = random.getstate(), _numpy.get_bit_generator()
-    # Swapped, not read and written back: numpy takes a tenth of a millisecond for that, and each batch comes here.
+    # Swapped instead of read and written back. numpy takes a tenth of a millisecond for that, and each batch does
+    # it.
     _numpy.set_bit_generator(np.random.MT19937(0) if numpys_own is _SPARE else _SPARE)
     torch_states = [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]
     try:
@@ -66,25 +67,25 @@ def forked_random_states(*entropy: object, generators: Sequence[torch.Generator]
 
 
 def with_wrapped_samplers(sampler: Any) -> Iterator[Any]:
-    """Yields a sampler, the one it wraps as its `sampler`, and so on; nothing for None."""
+    """Yields a sampler, then the one in its `sampler`, and so on; nothing for None."""
     while sampler is not None:
         yield sampler
         sampler = getattr(sampler, "sampler", None)
 
 
 def set_epoch(sampler: Any, epoch: int) -> None:
-    """Tells a sampler, and those it wraps, which epoch comes, where they have a method for it."""
+    """Tells a sampler, and those it wraps, the next epoch, if they have a method for it."""
     for each in with_wrapped_samplers(sampler):
         if callable(getattr(each, "set_epoch", None)):
             each.set_epoch(epoch)
 
 
 class ShardedSampler(Sampler[Any]):
-    """The share of one replica in what a user's sampler, or batch sampler, yields.
+    """One replica's share of a user's sampler or batch sampler.
 
-    All replicas draw the whole epoch alike, under random states that follow from (seed, epoch), and take turns. The
-    share is as long on each: what is missing is repeated from the epoch's start (`torch.utils.data.DistributedSampler`
-    does the sharing).
+    All replicas draw the whole epoch alike, under random states from (seed, epoch), and take turns. All shares have the
+    same length. Missing samples are repeated from the epoch's start (`torch.utils.data.DistributedSampler` does the
+    sharing).
     """
 
     def __init__(
@@ -96,15 +97,15 @@ class ShardedSampler(Sampler[Any]):
         rank: int,
         drop_last: bool,
     ) -> None:
-        """Reads the length of the source, and nothing else of it.
+        """Reads the length of the source, and nothing else.
 
         Args:
             source: the user's, with a length.
             of_batches: whether it yields batches of indices.
             seed: of the draws.
-            num_replicas: how many share.
+            num_replicas: the number of shares.
             rank: this replica.
-            drop_last: leaves out what is too little for all replicas, in place of repeating.
+            drop_last: leaves incomplete rounds out instead of repeating samples.
         """
         self._source = source
         self._of_batches = of_batches
@@ -114,14 +115,14 @@ class ShardedSampler(Sampler[Any]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch the next pass is."""
+        """Sets the epoch of the next pass."""
         self._epoch = epoch
 
     def check(self) -> None:
-        """Checks that the source yields the same whenever it is asked for the same epoch.
+        """Checks that the source yields the same twice for the same epoch.
 
         Raises:
-            InvalidTrialError: it does not, or is not as long as it says.
+            InvalidTrialError: it does not, or its length is wrong.
         """
         if self._draw() != self._draw():
             raise InvalidTrialError(
@@ -136,7 +137,7 @@ class ShardedSampler(Sampler[Any]):
         return iter([drawn[place] for place in self._places])
 
     def __len__(self) -> int:
-        """Returns how much a replica's share is."""
+        """Returns the length of a replica's share."""
         return len(self._places)
 
     def _draw(self) -> list[Any]:
@@ -164,8 +165,9 @@ class EndlessBatches:
         """Takes the batches of an epoch.
 
         Args:
-            epoch_batches: a batch sampler with a length, at least 1; it, or what it wraps, has `set_epoch`.
-            first: the micro-batch to start with, from 0 at the start of training.
+            epoch_batches: a batch sampler with a length of at least 1. It, or the sampler that it wraps, has
+                `set_epoch`.
+            first: the first micro-batch, from 0 at the start of training.
         """
         self._epoch_batches = epoch_batches
         self._first = first
@@ -180,13 +182,13 @@ class EndlessBatches:
 
 
 class BatchesForWorkers:
-    """Batches of indices on their way to worker processes, which seed themselves as they unpack one.
+    """Batches of indices for worker processes, which seed themselves when they unpack one.
 
-    So a batch is the same whichever worker reads it, after a resume as well.
+    So a batch is the same whichever worker reads it, and after a resume.
     """
 
     def __init__(self, batches: Iterable[Any], entropy: tuple[object, ...], first: int) -> None:
-        """Takes the batches, what their random draws follow from beside their number, and the first one's number."""
+        """Takes the batches, the source of their random draws, and the first one's number."""
         self._batches = batches
         self._entropy = entropy
         self._first = first
@@ -198,7 +200,7 @@ class BatchesForWorkers:
 
 
 class _BatchForWorker:
-    """Pickled here, it is unpickled in the worker as the plain indices, just before they are read."""
+    """It is pickled here, and unpickled in the worker as the plain indices, right before they are read."""
 
     def __init__(self, indices: Any, seed: int) -> None:
         self._indices = indices

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which there are, that they are on the disk, and whether they are still what they were."""
+"""The files of a checkpoint: their list, writing them to the disk, and whether they are still intact."""
 
 import hashlib
 import heapq
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 FileRecord = dict[str, Any]
-"""What a manifest says of a file: `bytes`, and `sha256` in hexadecimal digits."""
+"""The manifest's record of a file: `bytes`, and `sha256` in hexadecimal digits."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -26,7 +26,7 @@ def folders_below(folder: Path) -> list[Path]:
 
 
 def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
-    """Returns a share of files for each rank, with about as many bytes: the largest first, to who has the least.
+    """Deals files to the ranks, with about equal bytes: the largest first, to the rank with the least.
 
     The same sizes are dealt alike on every rank.
     """
@@ -40,12 +40,12 @@ def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
 
 
 def seal(paths: list[Path]) -> list[FileRecord]:
-    """Brings files to the disk and returns their records.
+    """Writes files to the disk and returns their records.
 
     Raises:
-        OSError: one is not there, or the disk is full or fails.
+        OSError: one is missing, or the disk is full or fails.
     """
-    # One waits for the disk, the other for the processor: together they take half the time.
+    # One waits for the disk and the other for the processor, so together they take half the time.
     with ThreadPoolExecutor(1) as syncing:
         synced = syncing.map(_sync, paths)
         records = [_record(path) for path in paths]
@@ -54,7 +54,7 @@ def seal(paths: list[Path]) -> list[FileRecord]:
 
 
 def problem_of_size(path: Path, name: str, record: FileRecord) -> str | None:
-    """Returns how a file's size differs from its record, or None. Costs nothing: the file is not read."""
+    """Returns how a file's size differs from its record, or None. The file is not read."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:

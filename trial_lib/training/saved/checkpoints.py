@@ -1,16 +1,16 @@
-"""The checkpoints of a training: each is complete or absent, whatever kills the process and whenever the power goes.
+"""The checkpoints of a training. Each is complete or absent, whatever kills the process and whenever the power fails.
 
-A checkpoint is a folder, `batch-00000120`. It is written under a hidden name, everything in it is brought to the disk,
-`manifest.json` with the size and the hash of each file is written last, and then the folder gets its name:
+A checkpoint is a folder, `batch-00000120`. It is written under a hidden name, and everything in it is written to the
+disk. `manifest.json` with the size and the hash of each file comes last. Then the folder gets its name:
 
     .batch-00000120.partial    being written, or left behind by a process that was killed meanwhile
     batch-00000120             complete
     .batch-00000120.replaced   the complete one before it of the same batch, until the new one has its name
     .batch-00000120.pruned     no longer needed, being removed
     .batch-00000120.universal  a copy for another number of ranks, while these load it
-    damaged-batch-00000120     complete once, and found damaged since: kept for a person to look at
+    damaged-batch-00000120     was complete, and was found damaged later. It is kept for a person
 
-What a rank keeps for itself, beside the engines' state, is a file `rank0.pt` that is read without pickle.
+A rank's own state, beside the engines', is in a file `rank0.pt` that is read without pickle.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ class Checkpoint:
     Attributes:
         path: its folder.
         batch: the optimizer steps done when it was saved.
-        world_size: the ranks that saved it.
-        metric: the validation metric at this batch; None where it was not measured, or is not finite.
-        state: what the training loop kept, JSON.
+        world_size: the number of ranks that saved it.
+        metric: the validation metric at this batch; None if it was not measured, or is not finite.
+        state: the state of the training loop, JSON.
     """
 
     path: Path
@@ -73,13 +73,13 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one training: keeps the best and the last two.
+    """The checkpoints of one training. It keeps the best and the last two.
 
-    The one before the latest is there for the day on which the latest turns out to be damaged: the best may be old.
+    The last but one is needed if the last turns out to be damaged, because the best may be old.
 
     Args:
         root: their folder, on a file system that all ranks share. It need not exist.
-        distributed: the ranks. What is said to be called on all ranks waits for all of them.
+        distributed: the ranks. Methods that all ranks call wait for all of them.
         smaller_is_better: whether a smaller metric is better.
     """
 
@@ -91,7 +91,7 @@ class CheckpointStore:
     def save(
         self, batch: int, metric: float | None, state: dict[str, Any], write: Callable[[Path], None]
     ) -> Checkpoint:
-        """Saves a checkpoint, as `saving` does; called on all ranks.
+        """Saves a checkpoint, as `saving` does. Call it on all ranks.
 
         Args:
             batch: as for `saving`.
@@ -105,25 +105,25 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def saving(self, batch: int, metric: float | None, state: dict[str, Any]) -> Iterator[tuple[Checkpoint, Path]]:
-        """Saves what is written inside, then removes the checkpoints no longer needed; entered and left by all ranks.
+        """Saves the files that its body writes, then removes checkpoints that are no longer needed. All ranks enter it.
 
-        A checkpoint of the same batch is replaced: the new one may have a metric that the other one had not.
+        A checkpoint of the same batch is replaced, because the new one may have a metric that the old one lacks.
 
         Args:
             batch: the optimizer steps done.
-            metric: the validation metric at this batch; None where it was not measured.
-            state: what the training loop keeps, JSON.
+            metric: the validation metric at this batch; None if it was not measured.
+            state: the state of the training loop, JSON.
 
         Yields:
-            The checkpoint that will be, and the folder to write it to, which all ranks share.
+            The future checkpoint, and the folder to write it to, which all ranks share.
 
         Raises:
             InvalidTrialError: the state is not JSON, or a file has the manifest's name; on all ranks.
             OSError: the disk is full or fails, or a rank does not see the folder; on all ranks.
-            Exception: what was raised inside, on the rank that failed, and at once: the others may be waiting for
+            Exception: the body's own error, at once and only on the rank that failed. The others may be waiting for
                 that rank there, and fail when it ends.
 
-        Whatever is raised, there is no such checkpoint then, and one of the same batch is as it was.
+        After any error there is no such checkpoint, and one of the same batch is unchanged.
         """
         name = _name(batch)
         partial = self.root / f".{name}.partial"
@@ -154,10 +154,12 @@ class CheckpointStore:
             self._prune()
 
     def judge(self, batch: int, metric: float) -> None:
-        """Gives a complete checkpoint, if there is one of this batch, a metric that was measured after it; on one rank.
+        """Adds a metric that was measured later to the complete checkpoint of this batch, if there is one.
+
+        Call it on one rank.
 
         Raises:
-            OSError: the disk is full or fails; the checkpoint is then as it was.
+            OSError: the disk is full or fails. The checkpoint is then unchanged.
         """
         with contextlib.suppress(_DamagedError):
             checkpoint, records = _read_manifest(self.root / _name(batch))
@@ -165,17 +167,17 @@ class CheckpointStore:
                 _write_manifest(checkpoint.path, dataclasses.replace(checkpoint, metric=metric), records)
 
     def newest_intact(self, note: Callable[[str], None]) -> Checkpoint | None:
-        """Returns the newest checkpoint whose files are what they were; called on all ranks, which share the reading.
+        """Returns the newest checkpoint with intact files. Call it on all ranks, which share the reading.
 
-        A damaged one gets the name `damaged-...`: the training will come to its batch again and save it under the old
-        name, and until then it must not count as the latest or the best. It is not removed, but for a later damaged one
-        of the same batch: it may be all there is of the work since the one before, and a person may still save it.
+        A damaged one gets the name `damaged-...`. The training will reach its batch again and save it under the old
+        name. Until then it must not count as the latest or the best. It is kept, except for a later damaged one of the
+        same batch. It may be all the work since the checkpoint before, and a person may still save it.
 
         Args:
-            note: told on rank 0 of each damaged checkpoint, and what is wrong with it.
+            note: called on rank 0 with each damaged checkpoint and its damage.
 
         Raises:
-            OSError: a rank does not see the folder, or it cannot be written; raised on all ranks.
+            OSError: a rank does not see the folder, or it cannot be written; on all ranks.
         """
         names = on_rank_0(self._distributed, self._tidied_names)
         while names:
@@ -202,7 +204,7 @@ class CheckpointStore:
         return found
 
     def best(self) -> Checkpoint | None:
-        """Returns the complete checkpoint with the best metric, the oldest such; None where none has a metric."""
+        """Returns the complete checkpoint with the best metric, the oldest of equals; None if none has a metric."""
         return self._best_of(self.complete())
 
     def _best_of(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
@@ -221,7 +223,7 @@ class CheckpointStore:
         partial.mkdir(mode=OWNERS_FOLDER)
 
     def _sealed(self, folder: Path, sizes: dict[str, int]) -> dict[str, FileRecord]:
-        """Brings the files to the disk and returns their records; on all ranks, each its share."""
+        """Writes the files to the disk and returns their records. Each rank does its share."""
         rank = self._distributed.rank
         records: dict[str, FileRecord] = {}
         problem = None
@@ -239,7 +241,7 @@ class CheckpointStore:
     def _complete(self, partial: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
         for folder in folders_below(partial):
             sync_folder(folder)
-        # This brings the names in `partial` to the disk, too.
+        # This also writes the names in `partial` to the disk.
         _write_manifest(partial, checkpoint, records)
         replaced = self.root / f".{checkpoint.name}.replaced"
         if checkpoint.path.exists():
@@ -260,7 +262,7 @@ class CheckpointStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Removes what killed processes left behind; a checkpoint that was being replaced gets its name back."""
+        """Removes leftovers of killed processes. A checkpoint that was being replaced gets its name back."""
         for folder in list(self.root.iterdir()) if self.root.exists() else ():
             leftover = _HIDDEN.fullmatch(folder.name)
             if leftover is None:
@@ -282,7 +284,7 @@ class CheckpointStore:
         return self._names()
 
     def _verified(self, folder: Path) -> Checkpoint | str:
-        """Returns a checkpoint, or what is wrong with it; on all ranks, each reads its share."""
+        """Returns a checkpoint, or its damage. Each rank reads its share."""
 
         def read() -> tuple[Checkpoint, dict[str, FileRecord]] | str:
             try:
@@ -312,7 +314,7 @@ class CheckpointStore:
 
 
 def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
-    """Writes what a rank keeps for itself into a checkpoint's folder.
+    """Writes a rank's own state into a checkpoint's folder.
 
     Args:
         folder: the checkpoint's.
@@ -320,12 +322,12 @@ def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
         state: tensors, numbers, strings, and lists, tuples and dicts of them.
 
     Raises:
-        InvalidTrialError: something in the state could not be read back without pickle; names the keys that lead to it.
+        InvalidTrialError: a part of the state could not be read back without pickle. It names the keys that lead to it.
     """
     path = _rank_file(folder, rank)
     try:
         torch.save(state, path)
-        # Mapped, so that only what says how to build the objects is read, and no tensor.
+        # Mapped, so that only the structure of the objects is read, and no tensor.
         torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         offender = unreadable_part(state)
@@ -338,7 +340,7 @@ def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
 
 
 def load_rank_state(folder: Path, rank: int) -> dict[str, Any]:
-    """Returns what `save_rank_state` wrote, all tensors on the CPU.
+    """Returns the state that `save_rank_state` wrote, with all tensors on the CPU.
 
     Raises:
         FileNotFoundError: the checkpoint was saved by fewer ranks.
@@ -348,7 +350,7 @@ def load_rank_state(folder: Path, rank: int) -> dict[str, Any]:
 
 
 class _DamagedError(Exception):
-    """What is wrong with a checkpoint's manifest."""
+    """The damage of a checkpoint's manifest."""
 
 
 def _name(batch: int) -> str:

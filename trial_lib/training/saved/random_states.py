@@ -1,6 +1,6 @@
-"""The states of everything that draws random numbers in a rank: a resumed training draws as an uninterrupted one does.
+"""The states of all random number generators of a rank. A resumed training draws as an uninterrupted one.
 
-What is captured consists of numbers, strings, lists, dicts and tensors: it is read back without pickle.
+A captured state has numbers, strings, lists, dicts and tensors, and is read back without pickle.
 """
 
 import random
@@ -20,20 +20,20 @@ def seed_everything(seed: int) -> None:
 def capture() -> dict[str, Any]:
     """Returns the states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
 
-    A rank draws on one device, the current one. `cuda` is None where none is in use.
+    A rank draws on one device, the current one. `cuda` is None if none is in use.
     """
     version, internal, next_gauss = random.getstate()
     return {
         "python": [version, list(internal), next_gauss],
         "numpy": _plain(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
-        # Asking a device that is not in use for its state would create a context on it.
+        # Asking an unused device for its state would create a context on it.
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
     }
 
 
 def restore(states: dict[str, Any]) -> None:
-    """Puts back what `capture` returned: the next draws are those that followed it.
+    """Restores the result of `capture`. The next draws are those that followed it.
 
     Raises:
         ValueError: numpy's global generator has been replaced by one of another kind.
@@ -47,7 +47,7 @@ def restore(states: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a state of a numpy generator with lists for arrays and Python's numbers for numpy's."""
+    """Returns a state of a numpy generator with lists instead of arrays and Python's numbers instead of numpy's."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray | np.generic):

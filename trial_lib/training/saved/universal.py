@@ -1,7 +1,7 @@
-"""A checkpoint on another number of ranks: what ZeRO divided among them is put together and divided anew.
+"""A checkpoint for another number of ranks: the states that ZeRO divided are joined and divided again.
 
 DeepSpeed loads ZeRO's states only as they were divided. Its universal checkpoints hold each parameter and its optimizer
-states whole; `deepspeed.checkpoint.ds_to_universal` makes one of a checkpoint, and an engine that is told so reads it.
+states whole. `deepspeed.checkpoint.ds_to_universal` makes one of a checkpoint, and an engine with a setting reads it.
 Without ZeRO (stage 0) every rank has everything, and nothing is converted.
 """
 
@@ -24,19 +24,19 @@ from trial_lib.training.saved.checkpoints import Checkpoint
 
 _CONVERTER = "deepspeed.checkpoint.ds_to_universal"
 _DIVIDED = "_optim_states.pt"
-"""How the files end in which ZeRO keeps what a rank has of the optimizer's states."""
+"""The ending of the files with a rank's part of ZeRO's optimizer states."""
 
 
 @contextmanager
 def loadable(checkpoint: Checkpoint, engines: Sequence[Any], distributed: DistributedContext) -> Iterator[Path]:
-    """Yields the folder from which these engines load a checkpoint inside; called on all ranks.
+    """Yields the folder from which these engines load a checkpoint. Call it on all ranks.
 
-    It is the checkpoint's own where as many ranks saved it, else a converted copy, which is removed afterwards.
+    It is the checkpoint's own if as many ranks saved it. If not, it is a converted copy, which is removed afterwards.
 
     Args:
-        checkpoint: what to load.
+        checkpoint: the checkpoint.
         engines: the training's, freshly built.
-        distributed: the ranks of now.
+        distributed: the present ranks.
 
     Raises:
         InvalidTrialError: this number of ranks cannot resume from it; on all ranks.
@@ -56,7 +56,7 @@ def loadable(checkpoint: Checkpoint, engines: Sequence[Any], distributed: Distri
 
 
 def world_size_problem(checkpoint: Checkpoint, world_size: int, engines: Sequence[Any]) -> str | None:
-    """Returns why so many ranks cannot resume from a checkpoint and what to do, or None where they can."""
+    """Returns why a number of ranks cannot resume from a checkpoint, and the remedy; None if they can."""
     if checkpoint.world_size == world_size:
         return None
     reasons = [reason for reason in map(_hindrance, engines) if reason is not None]
@@ -70,10 +70,10 @@ def world_size_problem(checkpoint: Checkpoint, world_size: int, engines: Sequenc
 
 
 def convert(checkpoint: Checkpoint, distributed: DistributedContext) -> Path:
-    """Writes a copy of a checkpoint that any number of ranks can load; called on all ranks.
+    """Writes a copy of a checkpoint that any number of ranks can load. Call it on all ranks.
 
-    The copy is laid out as the checkpoint is. Folders with ZeRO's states are converted, all other files are links to
-    the checkpoint's. It is hidden beside it, `.batch-00000120.universal`; the store removes what a killed process left.
+    The copy has the checkpoint's layout. Folders with ZeRO's states are converted, and all other files are links to the
+    checkpoint's. It is hidden beside it, `.batch-00000120.universal`. The store removes leftovers of a killed process.
 
     Raises:
         InvalidTrialError: DeepSpeed cannot convert it; on all ranks.
@@ -87,9 +87,9 @@ def convert(checkpoint: Checkpoint, distributed: DistributedContext) -> Path:
 
 @contextmanager
 def loading_universal(engines: Sequence[Any]) -> Iterator[None]:
-    """Has `load_checkpoint` of those engines that use ZeRO read what `convert` wrote, inside; not afterwards.
+    """Makes `load_checkpoint` of the engines with ZeRO read a converted copy, for its body only.
 
-    DeepSpeed has a setting for this, which would concern every later load as well.
+    DeepSpeed has a setting for this, but it would apply to every later load as well.
     """
     divided = [engine for engine in engines if engine.zero_optimization()]
     for engine in divided:
@@ -104,7 +104,7 @@ def loading_universal(engines: Sequence[Any]) -> Iterator[None]:
 
 
 def _hindrance(engine: Any) -> str | None:
-    """Returns why an engine cannot load what another number of ranks has saved, or None where it can."""
+    """Returns why an engine cannot load the checkpoint of another number of ranks; None if it can."""
     if is_pipeline(engine):
         return "the stages of a pipeline and their replicas cannot be arranged anew"
     if engine.has_moe_layers:
@@ -130,9 +130,9 @@ def _hindrance_of_stage_3(engine: Any) -> str | None:
 
 
 def _also_loading_the_rest(engine: Any) -> Any:
-    """Returns `engine._load_zero_checkpoint` for a universal checkpoint, complete.
+    """Returns a complete `engine._load_zero_checkpoint` for a universal checkpoint.
 
-    DeepSpeed's own loads the parameters that are trained; buffers and frozen parameters it leaves as they are.
+    DeepSpeed's own loads the trained parameters, and leaves buffers and frozen parameters unchanged.
     """
     load = engine._load_zero_checkpoint
 
@@ -162,7 +162,7 @@ def _write_copy(checkpoint: Path, copy: Path) -> None:
 
 
 def _convert_engine(source: Path, target: Path) -> None:
-    # A process of its own: it forks workers, which a rank with its threads and its device must not.
+    # In a process of its own, because it forks workers. A rank with its threads and its device must not.
     arguments = ["--input_folder", str(source), "--output_folder", str(target), "--inject_missing_state"]
     done = subprocess.run(
         [sys.executable, "-m", _CONVERTER, *arguments],
