@@ -96,7 +96,7 @@ def read_experiment(
     return _read(read_yaml(config_path), model_dir, include, needs_ds_config)
 
 
-def read_typed_experiment(text: str, model_dir: Path, *, include: Sequence[Path] = ()) -> Experiment:
+def read_typed_experiment(text: str, model_dir: Path, *, include: Sequence[Path]) -> Experiment:
     """Returns the experiment of a typed command (see `trial_lib.study.opening.typed_command`).
 
     Args:

@@ -72,7 +72,7 @@ def run_training(
     lock_dir: Path,
     cancelled: threading.Event,
     note: Callable[[str], None],
-    starting: Callable[[list[str]], None] = lambda slots: None,
+    starting: Callable[[list[str]], None],
 ) -> TrainingEnd:
     """Trains to the end of the program, and restarts it after a crash.
 

@@ -21,7 +21,7 @@ def record_table(
     candidates: Sequence[Candidate],
     repeats: int,
     output: Path,
-    tell: Callable[[int, int, Candidate, TrialResult], None] = lambda done, total, candidate, result: None,
+    tell: Callable[[int, int, Candidate, TrialResult], None],
 ) -> RecordedTable:
     """Measures every candidate and writes one line for each trial. An interrupted recording can be resumed.
 
