@@ -71,7 +71,7 @@ def _decided(ds_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a configuration without its open parts, but always with a batch size."""
     config = _without_auto(ds_config)
     if any(ds_config.get(key) == "auto" for key in _BATCH):
-        # The other parts have to fit to what the code fills in: only their types can be told.
+        # The other parts have to fit the values of the code. Only their types can be checked here.
         config = {key: value for key, value in config.items() if key not in _BATCH or type(value) is not int}
     return config
 

@@ -23,7 +23,7 @@ _ON_CUDA = frozenset(
         "apex.optimizers.fused_sgd.FusedSGD",
     }
 )
-# deepspeed/runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS: a class itself, not what derives from it.
+# deepspeed/runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS. It compares classes, so subclasses do not count.
 _TESTED_UNDER_ZERO = _DEEPSPEEDS_ON_CPU | {
     "torch.optim.adam.Adam",
     "torch.optim.adamw.AdamW",

@@ -48,7 +48,7 @@ _H100_PCIE = _later(114, 51.2, 378.0, 756.0, 1513.0)
 _A100 = _ampere(108, 19.5, 156.0, 312.0)
 _MI300X = _later(304, 163.4, 653.7, 1307.4, 2614.9)
 
-# By the words that a name has to have; of several that fit, the one of most words counts.
+# By the words that a name must contain. If several fit, the one with the most words counts.
 _SHEETS = {
     "V100 SXM2": DataSheet(80, 15.7, None, 125.0),
     "V100 SXM3": DataSheet(80, 15.7, None, 125.0),

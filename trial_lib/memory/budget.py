@@ -8,14 +8,14 @@ import numpy as np
 
 from trial_lib.memory.peak_regression import normal_below
 
-# Prior of the slack. A CPU's budget counts what a process has asked for, a peak what it has written to: the stack of a
-# thread, which comes with the first backward pass, is in the former alone (8 MiB). A CUDA allocator cannot fill every
-# gap (a share of what is available).
+# Prior of the slack. A CPU's budget counts the memory that a process has asked for, and a peak the memory that it has
+# written. Only the former contains the stack of a thread (8 MiB), which starts with the first backward pass. A CUDA
+# allocator cannot fill every gap (a share of the available memory).
 _CPU_SLACK = (-4 * 2**20, 8 * 2**20)
 _CUDA_SLACK = (-0.02, 0.03)
 _GRID = np.linspace(-16, 16, 641)  # standard deviations of the prior
-# From there on its tails are those of an exponential: threads that a program starts in its steps, weights that it maps
-# and then writes to put one far off.
+# From there on its tails are exponential. A program may start threads in its steps, or map weights and then write to
+# them. Either puts it far off.
 _USUAL = 2.0
 # The precision of the knowledge that a peak was below a limit, as a share of the available memory.
 _EDGE = 0.02

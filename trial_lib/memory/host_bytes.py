@@ -145,7 +145,7 @@ def _params_of_stage_3(case: _Case) -> HostBytes:
     flat = _block(case.share * case.size)
     if not case.option(f"{_PARAM}.pin_memory"):
         return HostBytes(flat + frozen)
-    # Each parameter was locked by itself before they came into one block, and torch gives no such page back.
+    # Each parameter was locked alone before all came into one block, and torch does not return such a page.
     return HostBytes(flat + case.all_share * case.size * _ROUNDED_UP)
 
 

@@ -23,14 +23,14 @@ _LOW, _HIGH = 0.05, 0.95
 _Moment: TypeAlias = tuple[float, float, float, float]
 _BACKWARD, _UPDATE = 0, 1  # the places of the moments
 
-# Prior of the weights: workspace (in units of the scale below), activations, states, buffers. Of one sample's
-# activations the backward pass needs more than was saved for it: gradients of activations, and temporaries.
+# Prior of the weights: workspace (in units of the scale below), activations, states, buffers. The backward pass needs
+# more than the saved activations of a sample, because of their gradients and of temporaries.
 _WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
-# Of some programs it needs many times as much: what an operation makes and drops within a pass is saved by nobody.
+# Some programs need far more: temporaries within a pass are not saved by autograd, so they are not counted.
 _USUAL = Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7))
 _PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
-# And some leave a CPU's heap in so many pieces (a recurrent layer, step by step) that the update finds no room where
-# the activations were. CUDA's allocator counts what is in use, not where.
+# Others leave a CPU's heap in many pieces (a recurrent layer, step by step), so that the update finds no room where the
+# activations were. CUDA's allocator counts the memory in use, and not its place.
 _IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0
@@ -260,7 +260,7 @@ class MemoryModel:
         self._peaks.observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
         record = self._arms.setdefault(described.arm, _ArmRecord())
         record.measured += 1
-        # At the edge: it has run, and a longer training of it may not.
+        # At the edge: it has run, but a longer training of it may not.
         if not memory.was_short:
             if memory.available:
                 taken = above + needed.limit_correction
@@ -307,7 +307,7 @@ class MemoryModel:
         described = self._described.get(key)
         if described is None:
             config = overwrite_deepspeed_config(self._base, knobs)
-            # The same configuration may come from the user alone, or from knobs that say it again.
+            # The same configuration may come from the user alone, or from knobs that repeat it.
             settings = ZeroSettings.of(config, self._profile.bytes_per_param)
             described = _Described(settings, arm_key(config), json.dumps(config, sort_keys=True))
             self._described[key] = described

@@ -55,7 +55,7 @@ def _locked(path: Path, flags: int, operation: int) -> int | None:
     try:
         fcntl.flock(descriptor, operation)
         if _stands_at(descriptor, path):
-            # Neither opening nor locking makes a file younger.
+            # Neither opening nor locking changes a file's age.
             os.utime(descriptor)
             return descriptor
     except BaseException:

@@ -73,7 +73,7 @@ def held_slots(
                 return
             time.sleep(_POLL_S)
             has_all = taking.take()
-        # In the host's order, whichever came first: that is the order of the ranks.
+        # In the host's order, which is the order of the ranks.
         names = [slot for slot in host.slots if slot in taking.held]
         yield HeldSlots(names, (*(taking.held[name] for name in names), folder))
     finally:

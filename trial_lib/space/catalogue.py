@@ -48,7 +48,7 @@ def _copied(here: Surroundings, own: Any) -> tuple[bool, ...]:
 
 
 def _partitioned(here: Surroundings, own: Any) -> tuple[bool, ...]:
-    # `checkpointing.configure`: contiguous checkpointing is for partitioned activations only.
+    # `checkpointing.configure`: contiguous checkpointing needs partitioned activations.
     contiguous = here.own("activation_checkpointing.contiguous_memory_optimization") is True
     return (True,) if own is True and contiguous else _switch(False)(here, own)
 
@@ -151,7 +151,7 @@ KNOBS: dict[str, KnownKnob] = {
     ),
     "zero_optimization.offload_optimizer.pin_memory": KnownKnob(
         "switch",
-        # accelerator/cpu_accelerator.py pin_memory: there it does nothing.
+        # accelerator/cpu_accelerator.py pin_memory does nothing on a CPU.
         (
             Effect(
                 f"{_STAGE_1_2} cpu_offload_pin_memory, {_STAGE_3} offload_optimizer_pin_memory",
@@ -212,14 +212,14 @@ KNOBS: dict[str, KnownKnob] = {
                 )
             ),
             Effect(f"{_STAGE_3} reduce_and_partition_stream", (3,), ("cuda",), replicas=2, candidates=_switch(True)),
-            # A CPU has no streams to overlap: all that it does there is to take a second bucket.
+            # A CPU has no streams to overlap. The setting only allocates a second bucket there.
             Effect(f"{_STAGE_1_2} setup_buckets", (1, 2), ("cpu",), holds=_is_no_pipeline, otherwise=_PIPELINE),
         ),
         word="overlap",
     ),
     "zero_optimization.reduce_scatter": KnownKnob(
         "switch",
-        # Without contiguous_gradients it has none.
+        # Without contiguous_gradients it has no effect.
         (
             # Otherwise allreduce_and_scatter also sums whole buckets, and both engines communicate alike.
             Effect(
@@ -272,7 +272,7 @@ KNOBS: dict[str, KnownKnob] = {
     "zero_optimization.sub_group_size": _stage_3("sub-group", f"{_STAGE_3} _create_fp16_sub_groups", _sub_groups),
     "zero_optimization.zero_hpz_partition_size": KnownKnob(
         "count",
-        # A second partition over all replicas is the first one again.
+        # A second partition over all replicas is the same as the first.
         (Effect("zero/partition_parameters.py ds_secondary_tensor", (3,), replicas=4),),
         default=1,
         is_coarse=True,
@@ -323,7 +323,7 @@ KNOBS: dict[str, KnownKnob] = {
         ("fp32", "fp16", "bf16"),
         (
             Effect("engine.py allreduce_bucket", (0,), replicas=2),
-            # Under autocast every parameter has its own.
+            # Under autocast every parameter has its own type.
             Effect(
                 f"{_STAGE_1_2}, {_STAGE_3} comm_dtypes",
                 (1, 2, 3),

@@ -234,7 +234,7 @@ class TrainingLoop:
                 f"no checkpoint can be called the best: the validation metrics ({known}) have no {self._spec.metric}, "
                 "which searcher.metric names"
             )
-        # Rank 0's view of the folder decides: another's may be stale, and all must save or none.
+        # Rank 0's view of the folder decides. Another's may be stale, and all must save or none.
         is_best = context.distributed.rank == 0 and self._is_best(metrics.get(self._spec.metric))
         if context.distributed.broadcast(is_best):
             self._save()

@@ -82,7 +82,7 @@ class MetricAverager:
     def _start_anew(self) -> None:
         self._batches = 0
         self._counts: dict[str, int] = {}
-        # A metric may be a tensor in one batch and a number in another: its sum is in both.
+        # A metric may be a tensor in one batch and a number in another. Its sum has both parts.
         self._tensors: dict[str, torch.Tensor] = {}
         self._numbers: dict[str, float] = {}
 

@@ -135,7 +135,7 @@ def _instances(handle: Any) -> tuple[Gpu, ...] | None:
         return None
     instances = []
     for position in range(most):
-        # The places of instances that were not made are empty.
+        # The places of instances that do not exist are empty.
         with contextlib.suppress(pynvml.NVMLError):
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, position)
             instances.append(Gpu(str(pynvml.nvmlDeviceGetUUID(instance)), _model(instance), _memory(instance)))

@@ -9,7 +9,7 @@ import pynvml
 from trial_lib.device.host.base import DeviceCondition, DeviceState, Tenant
 
 _Answer = TypeVar("_Answer")
-# By NVML's names of the bits, of which an older binding may not have all.
+# By NVML's names of the bits. An older binding may lack some.
 _IDLE = "GpuIdle"
 _HELD_DOWN = {
     "ApplicationsClocksSetting": "clocks that were set",
@@ -32,7 +32,7 @@ def state_of(uuid: str, model: str) -> DeviceState:
         uuid: its name.
         model: its model.
     """
-    # The parts of a GPU share its clock, its power and its heat, for which it is asked itself.
+    # The parts of a GPU share its clock, power and heat, so the GPU itself is asked for these.
     _, handle = _part_and_whole(uuid)
     if handle is None:
         return DeviceState(uuid, model)

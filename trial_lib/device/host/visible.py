@@ -92,7 +92,7 @@ def named_devices(variable: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu] | 
             break
         if gpu.why_not:
             raise _unusable(f"GPU {name}", gpu)
-        # CUDA shows the first part of a GPU that is cut.
+        # CUDA shows the first part of a GPU that is cut into instances.
         device = next(iter(gpu.instances or ()), gpu)
         if device.uuid in found.devices.values():
             break

@@ -224,7 +224,7 @@ class _SeededLoader:
     def __init__(self, loader: DataLoader, batches: Iterable[Any], entropy: tuple[object, ...], first: int) -> None:
         self._entropy = entropy
         self._first = first
-        # torch draws a seed for the workers at each pass, without this one from the process's generator.
+        # torch draws a seed for the workers at each pass. Without this generator it would be the process's.
         self._generator = torch.Generator()
         self._in_workers = loader.num_workers > 0
         packed = BatchesForWorkers(batches, entropy, first) if self._in_workers else batches
@@ -285,7 +285,7 @@ def _passes(loader: Any, first_epoch: int, to_drop: int) -> Iterator[Any]:
                 set_epoch(getattr(loader, name, None), epoch)
             # Only next is called, because iter() of the iterator starts DeepSpeed's loader again.
             batches = map(next, itertools.repeat(iter(loader)))
-            # torch's samplers draw the order of a pass when its first batch is asked for, and not again.
+            # torch's samplers draw the order of a pass at its first batch, and not again.
             head = list(itertools.islice(batches, 0 if to_drop else 1))
             dropped = sum(1 for _ in itertools.islice(batches, to_drop))
         to_drop -= dropped

@@ -145,8 +145,8 @@ class ShardedSampler(Sampler[Any]):
         generators = [generator for generator in own if isinstance(generator, torch.Generator)]
         with forked_random_states("sampler", self._seed, self._epoch, generators=generators):
             set_epoch(self._source, self._epoch)
-            # One more than promised shows a source that is too long, or has no end. A copy of each batch: some batch
-            # samplers fill one list again and again.
+            # One more than promised shows a source that is too long, or endless. Each batch is copied,
+            # because some batch samplers fill one list repeatedly.
             promised = itertools.islice(self._source, self._length + 1)
             drawn = [list(batch) for batch in promised] if self._of_batches else list(promised)
         if len(drawn) != self._length:

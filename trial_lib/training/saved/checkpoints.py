@@ -256,7 +256,8 @@ class CheckpointStore:
         surplus = [found for found in checkpoints[:-2] if found is not best]
         hidden = [found.path.rename(self.root / f".{found.name}.pruned") for found in surplus]
         if hidden:
-            # The new names are on the disk before a file goes: no half of a checkpoint comes back under the old one.
+            # The new names are on the disk before a file is removed, so no half of a checkpoint returns
+            # under the old name.
             sync_folder(self.root)
         for folder in hidden:
             shutil.rmtree(folder, ignore_errors=True)
