@@ -1,4 +1,4 @@
-"""The tuning flow: profile, known winner, submitted configuration, search, confirmation, report."""
+"""The tuning flow: profile, known winner, the user's configuration, search, confirmation, report."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -262,7 +262,7 @@ def search(study: OpenStudy) -> None:
 
 
 def confirm(study: OpenStudy) -> None:
-    """Measures the best candidates and the submitted configuration again, one at a time, until their gains differ."""
+    """Measures the best candidates and the user's configuration again, one at a time, until their gains differ."""
     driver = study.driver
     while (plan := next_confirming_plan(driver)) is not None:
         run_alone(study, plan)

@@ -1,4 +1,4 @@
-"""Wherever a batch stands in a command, it is the user's own configuration, and a candidate arrives there.
+"""Wherever a batch stands in a command, it is the user's configuration, and a candidate arrives there.
 
 What the program's engine has in a plain run, without a word of ZeroTune, is what the submitted trial has to have.
 """

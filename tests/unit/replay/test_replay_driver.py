@@ -13,7 +13,7 @@ from trial_lib.records.search_metrics import SEARCH_METRICS
 
 TRIAL, GROUP_START = sum(PHASES.values()), 6.0
 WORLD = TableWorld(small_table())
-BEFORE = TRIAL - PHASES["steps"] + TRIAL  # the profile trial, then the submitted configuration
+BEFORE = TRIAL - PHASES["steps"] + TRIAL  # the profile trial, then the user's configuration
 
 
 @dataclass

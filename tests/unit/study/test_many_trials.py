@@ -42,7 +42,7 @@ def driver(tmp_path: Path) -> StudyDriver:
 
 
 def begin(driver: StudyDriver) -> None:
-    """Runs the profile trial, and the submitted configuration's."""
+    """Runs the profile trial, and that of the user's configuration."""
     for plan in (driver.profile_plan, driver.submitted_plan):
         found = plan()
         assert found is not None

@@ -25,7 +25,7 @@ def judge(
     formats: tuple[str, ...] = (),
     skipped: tuple[list[list[int]], list[list[int]]] = ([], []),
 ) -> LossAgreement:
-    """Compares with a user's own configuration of micro-batch 2, accumulation 8."""
+    """Compares with a user's configuration of micro-batch 2, accumulation 8."""
     mine, theirs = (
         Candidate(micro_batch_size=size, gradient_accumulation_steps=steps, slots=2, data_parallel_size=2)
         for size, steps in ((2, 8), (micro_batch, accumulation))
