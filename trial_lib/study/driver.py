@@ -100,9 +100,9 @@ class StudyDriver:
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the user's configuration; None if the user's code decides on its batch."""
-        profile = self.state.results[PROFILE_NUMBER].profile
+        profile, _ = self.state.profiled
         try:
-            candidate = submitted_candidate(self.known.base_config, self.setup.slots, profile)
+            candidate = submitted_candidate(self.known.base_config, self.setup.slots, profile.profile)
         except InputError as error:
             self.log.warning("your configuration is not measured: %s", error)
             return None
@@ -172,18 +172,13 @@ class StudyDriver:
         return self._plan(number, purpose, candidate)
 
     def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
-        state = self.state
-        profiled = (
-            None if purpose is Purpose.PROFILE else (state.results[PROFILE_NUMBER], state.candidates[PROFILE_NUMBER])
-        )
-        return self._plans.plan(number, purpose, candidate, self.known, profiled, state.names[number])
+        profiled = None if purpose is Purpose.PROFILE else self.state.profiled
+        return self._plans.plan(number, purpose, candidate, self.known, profiled, self.state.names[number])
 
     def _searching(self) -> Search:
         """Returns the search, which is opened for its first candidate."""
         if self.search is None:
-            begun = [number for number in (PROFILE_NUMBER, SUBMITTED_NUMBER) if number in self.state.results]
-            own = [(self.state.candidates[number], self.state.results[number]) for number in begun]
-            known, can_sweep = [*own, *self.head_start.trials()], self.place.can_sweep
+            known, can_sweep = [*self.state.begun, *self.head_start.trials()], self.place.can_sweep
             self.search = open_search(self.setup, self.known.base_config, can_sweep, known, self.log)
         return self.search
 

@@ -104,6 +104,17 @@ class StudyState:
         return self._results.get(SUBMITTED_NUMBER)
 
     @property
+    def profiled(self) -> tuple[TrialResult, Candidate]:
+        """The profile trial, which has ended, and its candidate."""
+        return self._results[PROFILE_NUMBER], self._candidates[PROFILE_NUMBER]
+
+    @property
+    def begun(self) -> list[tuple[Candidate, TrialResult]]:
+        """The profile trial and the trial of the user's configuration, as far as they have ended."""
+        ended = [number for number in (PROFILE_NUMBER, SUBMITTED_NUMBER) if number in self._results]
+        return [(self._candidates[number], self._results[number]) for number in ended]
+
+    @property
     def has_searched(self) -> bool:
         """Whether the search has ended."""
         return self.stopped is not None
