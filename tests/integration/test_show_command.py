@@ -32,7 +32,7 @@ def test_the_tables_have_the_answer_first_and_every_trial(tmp_path: Path) -> Non
         assert title in {line.strip() for line in lines}
     for number in range(38):
         assert any(line.split()[0] == f"{number:04d}" for line in lines if line.strip())
-    assert f"running: {RUNNING:04d} z2-mbs16" in lines
+    assert f"running: {RUNNING:04d} z2-mbs16-bucket=unset-contiguous=unset" in lines
 
 
 def test_a_program_gets_all_of_it(tmp_path: Path) -> None:
