@@ -29,7 +29,7 @@ model = torch.nn.Linear(4, 1)
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
 print("trained")
 """
-SAID = "DeepSpeed trains on `xpu`, and this host's slots are"
+SAID = "DeepSpeed trains on `xpu`, but this host's slots are"
 
 
 def test_a_trial_says_on_what_its_ranks_have_trained(trials: Any) -> None:

@@ -48,34 +48,34 @@ def test_slots_and_ranks_of_one_kind_are_well(monkeypatch: pytest.MonkeyPatch, k
 
 def test_a_torch_without_cuda_on_a_host_of_gpus_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     said = told(monkeypatch, "cuda", "cpu")
-    assert "DeepSpeed trains on the CPU, and this host's slots are GPUs: torch " in said
+    assert "DeepSpeed trains on the CPU, but this host's slots are GPUs: torch " in said
     assert "is built without CUDA. Install a torch for your GPUs there" in said
     assert "CUDA_VISIBLE_DEVICES= (to nothing)" in said
 
 
 def test_a_gpu_that_torch_cannot_use_is_another_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     said = told(monkeypatch, "cuda", "cpu", cuda="13.0")
-    assert "which is built for CUDA 13.0, finds none that it can use." in said
-    assert "the driver is older" in said
-    assert "which is built for ROCm 7.1, finds none" in told(monkeypatch, "cuda", "cpu", hip="7.1")
+    assert "built for CUDA 13.0, finds none that it can use." in said
+    assert "the driver is too old" in said
+    assert "built for ROCm 7.1, finds none" in told(monkeypatch, "cuda", "cpu", hip="7.1")
 
 
 def test_a_device_that_the_user_has_chosen_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     said = told(monkeypatch, "cuda", "cpu", cuda="13.0")
     assert said.startswith("the environment: ")
-    assert "DS_ACCELERATOR=cpu says so. Unset it" in said
+    assert "DS_ACCELERATOR=cpu chooses that. Unset it" in said
 
 
 def test_a_gpu_that_nvml_has_not_told_of_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     said = told(monkeypatch, "cpu", "cuda", cuda="13.0")
-    assert "trains on `cuda`, and this host's slots are its cores: NVML" in said
+    assert "trains on `cuda`, but this host's slots are its cores: NVML" in said
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in said
 
 
 def test_an_amd_gpu_that_the_kernel_has_not_told_of_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     said = told(monkeypatch, "cpu", "cuda", hip="7.1")
-    assert "the kernel, which tells ZeroTune of AMD's GPUs, has told of none" in said
+    assert "the kernel shows ZeroTune no AMD GPU" in said
     assert "--device=/dev/kfd" in said
 
 

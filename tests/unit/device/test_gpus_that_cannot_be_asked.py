@@ -193,7 +193,7 @@ def test_trials_that_are_compared_run_on_cards_of_one_model(monkeypatch: pytest.
     assert host.memory_per_slot == 12 * GIB
     alike = kind_of(host.device).alike(host, 1)
     assert (alike.slots, alike.memory_per_slot) == (["1", "2"], 80 * GIB)
-    assert f"they run on {H100} (1, 2) alone" in alike.notes[0]
+    assert f"So they run only on {H100} (1, 2)." in alike.notes[0]
     # Three are on all of them, whatever they are.
     assert kind_of(host.device).alike(host, 3) == host
 

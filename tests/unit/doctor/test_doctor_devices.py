@@ -103,19 +103,19 @@ def test_a_healthy_card_is_told_with_its_memory(monkeypatch: pytest.MonkeyPatch)
         (
             PretendGpu("GPU-a", said={"nvmlDeviceGetRemappedRows": (0, 1, 1, 0)}),
             "warn",
-            "put out of use at the next reset",
+            "disabled at the next reset",
             "nvidia-smi -r",
         ),
         (
             PretendGpu("GPU-a", said={"nvmlDeviceGetRetiredPagesPendingStatus": 1}),
             "warn",
-            "put out of use at the next reset",
+            "disabled at the next reset",
             "nvidia-smi -r",
         ),
         (
             PretendGpu("GPU-a", said={"nvmlDeviceGetRemappedRows": (0, 1, 0, 1)}),
             "warn",
-            "no more to put in their place",
+            "no spare rows left",
             "replace it",
         ),
         (

@@ -56,7 +56,7 @@ class CudaHost:
         """Returns why instances of a GPU cannot train together."""
         if count == 1 or not any(_is_instance(host.device_of(slot)) for slot in host.slots):
             return None
-        return "CUDA shows a process one instance of a GPU (MIG), so that a trial can have one alone."
+        return "CUDA shows a process only one instance of a GPU (MIG), so a trial can have only one."
 
     def alike(self, host: Host, count: int) -> Host:
         """Returns the GPUs of one model: the model with the most memory in total, if a trial has enough of them."""
@@ -73,8 +73,8 @@ class CudaHost:
             return host
         slots = [slot for slot in host.slots if models[slot] == best]
         note = (
-            f"The GPUs differ, and trials are compared with each other: they run on {best or 'GPUs of no known model'} "
-            f"({', '.join(slots)}) alone. Name others in {VARIABLE} to tune on these."
+            f"The GPUs differ, but trials must be comparable. So they run only on {best or 'GPUs of no known model'} "
+            f"({', '.join(slots)}). Name others in {VARIABLE} to tune on these."
         )
         memory = min(host.memory.get(host.device_of(slot), 0) for slot in slots)
         return replace(host, slots=slots, memory_per_slot=memory, notes=(*host.notes, note))
@@ -196,9 +196,9 @@ def _refuse_unasked(variable: str | None) -> None:
     if sign is None or hides_all(variable):
         return
     raise InputError(
-        f"the host has GPUs ({sign}), and NVML, which is asked for them, does not answer here.",
+        f"the host has GPUs ({sign}), but NVML does not answer here.",
         where="the NVIDIA driver",
-        remedy="Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or see what `nvidia-smi` says; "
+        remedy="Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or check with `nvidia-smi`. "
         f'{VARIABLE}="" tunes on the processor.',
     )
 

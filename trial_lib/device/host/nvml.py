@@ -10,7 +10,7 @@ import pynvml
 from trial_lib.device.host.memory import host_memory
 from trial_lib.wire.errors import InputError
 
-_NO_INSTANCE = "MIG is on, and it is cut into no instances"
+_NO_INSTANCE = "MIG is on, but it has no instances"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def broken_driver(error: Exception | str) -> InputError:
     return InputError(
         f"it cannot say which GPUs there are ({error}).",
         where="the NVIDIA driver",
-        remedy="See what `nvidia-smi` says; mostly the driver was updated, or lost a GPU, and the host has to restart.",
+        remedy="Check with `nvidia-smi`. Usually the driver was updated or lost a GPU, and the host has to restart.",
     )
 
 

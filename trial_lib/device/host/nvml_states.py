@@ -122,9 +122,9 @@ def _faults(handle: Any) -> list[str]:
     """Returns the faults of a GPU's memory."""
     rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     pages = _asked(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
-    faults = ["rows of its memory are broken, and it has no more to put in their place"] if rows and rows[3] else []
+    faults = ["rows of its memory are broken, and it has no spare rows left"] if rows and rows[3] else []
     if (rows and rows[2]) or pages:
-        faults.append("memory that had errors is put out of use at the next reset")
+        faults.append("memory that had errors is disabled at the next reset")
     return faults
 
 

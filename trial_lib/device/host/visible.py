@@ -9,7 +9,7 @@ from trial_lib.wire.errors import InputError
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # Slurm and the container toolkit hide all devices by these values.
 _NONE = ("", "NoDevFiles", "none", "void")
-_UNASKED = "See what `nvidia-smi` says of it, or leave it out of CUDA_VISIBLE_DEVICES."
+_UNASKED = "Check it with `nvidia-smi`, or leave it out of CUDA_VISIBLE_DEVICES."
 
 
 @dataclass
@@ -63,7 +63,7 @@ def every_device(gpus: Sequence[Gpu]) -> Visible:
             found.add(instance.uuid, instance)
     elif cut:
         found.notes.append(
-            f"{len(cut)} GPU(s) are cut into instances (MIG), and left out: to tune on these name them in {VARIABLE}."
+            f"{len(cut)} GPU(s) are cut into instances (MIG) and left out. To tune on these, name them in {VARIABLE}."
         )
     for number, gpu in enumerate(gpus):
         if gpu.why_not and found.devices:

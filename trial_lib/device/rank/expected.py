@@ -55,13 +55,13 @@ def _without_gpu(kind: str) -> OtherDeviceError:
     import torch
 
     ranks = "the CPU" if kind == "cpu" else f"`{kind}`"
-    what = f"the program's DeepSpeed trains on {ranks}, and this host's slots are GPUs"
+    what = f"the program's DeepSpeed trains on {ranks}, but this host's slots are GPUs"
     choice = os.environ.get("DS_ACCELERATOR")
     if choice:
         return OtherDeviceError(
-            f"{what}: DS_ACCELERATOR={choice} says so.",
+            f"{what}: DS_ACCELERATOR={choice} chooses that.",
             where="the environment",
-            remedy=f"Unset it; or leave it, and {_ON_CORES}",
+            remedy=f"Unset it, or leave it and {_ON_CORES}",
         )
     built_for = _gpus_of_torch()
     if built_for is None:
@@ -71,10 +71,10 @@ def _without_gpu(kind: str) -> OtherDeviceError:
             remedy=f"Install a torch for your GPUs there (https://pytorch.org), or {_ON_CORES}",
         )
     return OtherDeviceError(
-        f"{what}: torch {torch.__version__}, which is built for {built_for}, finds none that it can use.",
+        f"{what}: torch {torch.__version__}, built for {built_for}, finds none that it can use.",
         where=sys.executable,
-        remedy='See what `python -c "import torch; torch.cuda.init()"` says there: mostly the driver is older than '
-        f"that. Or {_ON_CORES}",
+        remedy='Check with `python -c "import torch; torch.cuda.init()"` there. Usually the driver is too old. '
+        f"Or {_ON_CORES}",
     )
 
 
@@ -88,22 +88,22 @@ def _gpus_of_torch() -> str | None:
 
 def _on_cores_of(kind: str) -> OtherDeviceError:
     """Returns the message for slots that are cores."""
-    what = f"the program's DeepSpeed trains on `{kind}`, and this host's slots are its cores"
+    what = f"the program's DeepSpeed trains on `{kind}`, but this host's slots are its cores"
     if kind != "cuda":
         return OtherDeviceError(
-            f"{what}: that is nothing that ZeroTune tunes on.",
+            f"{what}. ZeroTune does not tune on that kind.",
             where="the devices",
             remedy="Set DS_ACCELERATOR=cpu to tune on this host's cores.",
         )
     if (_gpus_of_torch() or "").startswith("ROCm"):
         return OtherDeviceError(
-            f"{what}: the kernel, which tells ZeroTune of AMD's GPUs, has told of none.",
+            f"{what}: the kernel shows ZeroTune no AMD GPU.",
             where="/sys/class/kfd",
-            remedy=f"Where this is a container, start it with --device=/dev/kfd --device=/dev/dri. Or {_ON_CORES}",
+            remedy=f"If this is a container, start it with --device=/dev/kfd --device=/dev/dri. Or {_ON_CORES}",
         )
     return OtherDeviceError(
-        f"{what}: NVML, which tells ZeroTune of NVIDIA's GPUs, has told of none.",
+        f"{what}: NVML shows ZeroTune no NVIDIA GPU.",
         where="the NVIDIA driver",
-        remedy="Where this is a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, by which it has "
-        f"NVML; see what `nvidia-smi` says. Or {_ON_CORES}",
+        remedy="If this is a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, so that it has NVML. "
+        f"Check with `nvidia-smi`. Or {_ON_CORES}",
     )
