@@ -34,7 +34,7 @@ def test_a_profile_trial_is_enough_and_leaves_nothing_behind(zerotune):
 def test_a_person_reads_a_table_and_how_sure_it_is(zerotune):
     ended = estimate(zerotune)
     assert ended.returncode == 0, ended.stderr
-    for words in ("largest micro-batch", "90 % interval", "z3", "nothing is saved"):
+    for words in ("largest micro-batch", "90 % interval", "z3", "it saves nothing"):
         assert words in ended.stdout
 
 
