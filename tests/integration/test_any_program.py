@@ -141,7 +141,7 @@ def test_a_short_phase_before_another_engine_trains_is_told_as_what_it_is(run):
     result = run(body=body, window=StepWindow(start_step=3, end_step=5, max_steps=3))
     assert result.outcome == "out_of_data"
     assert "The program ended after 2 optimizer steps" in result.reason
-    assert "others have taken 6 optimizer steps" in result.reason
+    assert "other engines have taken 6 optimizer steps" in result.reason
 
 
 def test_the_profile_trial_finds_the_configuration_in_the_code(run):

@@ -122,7 +122,7 @@ def test_a_stopped_training_is_resumed_in_the_same_folder_and_the_same_run(folde
     assert (run.info.run_id, run.info.status) == (before.info.run_id, "FINISHED")
     assert run.data.tags["best_checkpoint"] == f"batch-{saved + 4:08d}"
     assert folder.history("training.loss") == [(batch, 1 / batch) for batch in range(1, saved + 5)]
-    with pytest.raises(InputError, match="there is no full experiment named tiny here"):
+    with pytest.raises(InputError, match="there is no unfinished full experiment named tiny here"):
         resume_newest(arguments, folder.root)
 
 

@@ -139,7 +139,7 @@ def test_a_program_that_trains_for_too_few_steps_is_out_of_data(trials, how):
 def test_a_program_that_trains_without_deepspeed_is_found_out_long_before_its_deadline(trials):
     result = trials.run("without_deepspeed.py", deadline_s=60)
     assert result.outcome == "invalid"
-    assert "it trains without DeepSpeed" in result.reason
+    assert "It trains without DeepSpeed" in result.reason
 
 
 @pytest.mark.parametrize(
