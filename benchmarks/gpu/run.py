@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--stages", nargs="+", choices=LIMITS_S, default=list(LIMITS_S), metavar="STAGE")
     parser.add_argument("--out", type=Path, required=True, help="folder for a JSON file of each stage, and the table")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: at toy size, to run every line")
-    parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together")
+    parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together (default: %(default)g)")
     parser.add_argument("--stage", choices=LIMITS_S, help=argparse.SUPPRESS)  # what a child is started with
     return parser.parse_args()
 
