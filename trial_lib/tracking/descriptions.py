@@ -30,7 +30,7 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     if record.best_number is None or not answer:
         return f"**Status: {record.status.value}.** {redact_text(record.reason)}".rstrip() + f"\n\n{tuned}"
     lines = [
-        f"**{record.finding or NO_GAIN}**",
+        f"**{record.finding or _of_an_older_version(record)}**",
         f"Trial {record.best_number:04d}: {_measured(answer['metrics'], record.metric)}.",
     ]
     if record.regression:
@@ -44,6 +44,11 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     if paths.report.exists():
         lines.append("Every figure and every trial: `report.html`, among the artifacts.")
     return "\n\n".join(filter(None, lines))
+
+
+def _of_an_older_version(record: StudyRecord) -> str:
+    """Returns the answer of a record that holds no sentence."""
+    return NO_GAIN if record.gain is None else f"{record.gain:.2f}x faster than your configuration"
 
 
 def trial_description(result: TrialResult, metric: str) -> str:
