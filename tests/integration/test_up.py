@@ -295,6 +295,6 @@ def test_a_port_that_is_taken_is_named_with_the_flag_that_changes_it(zerotune: Z
         refused = zerotune.run("up", "--prefect-port", str(port), timeout=60)
     assert refused.returncode == 2
     assert refused.stderr == (
-        f"zerotune: --prefect-port: port {port} cannot be used (Address already in use). Stop the program that listens there, or "
-        f"name another port: `zerotune up --prefect-port {port + 1}`.\n"
+        f"zerotune: --prefect-port: port {port} cannot be used (Address already in use). Stop the program "
+        f"that listens there, or name another port: `zerotune up --prefect-port {port + 1}`.\n"
     )
