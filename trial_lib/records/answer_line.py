@@ -8,12 +8,12 @@ NONE_FASTER = "No configuration was faster than yours."
 NONE_FASTER_BEYOND_NOISE = "No configuration was faster than yours beyond the noise."
 
 
-def gain_line(gain: float, name: str, interval: tuple[float, float] | None = None, error: float = 0.05) -> str:
+def gain_line(gain: float, name: str = "", interval: tuple[float, float] | None = None, error: float = 0.05) -> str:
     """Returns the answer of a study with a faster configuration.
 
     Args:
         gain: how many times faster the configuration is than the user's.
-        name: the configuration, by `name_of`.
+        name: the configuration, by `name_of`. Empty if it is unknown.
         interval: the ends of the gain's confidence interval. None for a gain from one measurement each.
         error: the probability that the interval misses the true gain.
 
@@ -25,7 +25,7 @@ def gain_line(gain: float, name: str, interval: tuple[float, float] | None = Non
     if interval is not None:
         low, high = interval
         sure = f"{confidence_level(error)} {low:.2f} to {high:.2f}"
-    return f"{gain:.2f}x faster than your configuration ({sure}): {name}"
+    return f"{gain:.2f}x faster than your configuration ({sure}){name and f': {name}'}"
 
 
 def confidence_level(error: float) -> str:

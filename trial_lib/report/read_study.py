@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.memory.zero_settings import arm_label
+from trial_lib.records.answer_line import gain_line
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
@@ -175,7 +176,9 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
             if best is None or best.value is None
             else (f"{best.label}: {best.metric} {SEARCH_METRICS[best.metric].shown(best.value)}")
         )
-        return said or "The study has completed. Its history is empty or missing."
+        # Records of earlier versions have a gain and no sentence.
+        gain = "" if record.gain is None else gain_line(record.gain)
+        return ". ".join(filter(None, (gain, said))) or "The study has completed. Its history is empty or missing."
     if record.status is StudyStatus.FAILED:
         return "No configuration was found."
     ended = len(trials)

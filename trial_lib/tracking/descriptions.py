@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from trial_lib.records.answer_line import NO_GAIN
+from trial_lib.records.answer_line import NO_GAIN, gain_line
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -48,7 +48,7 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
 
 def _of_an_older_version(record: StudyRecord) -> str:
     """Returns the answer of a record that holds no sentence."""
-    return NO_GAIN if record.gain is None else f"{record.gain:.2f}x faster than your configuration"
+    return NO_GAIN if record.gain is None else gain_line(record.gain)
 
 
 def trial_description(result: TrialResult, metric: str) -> str:

@@ -15,6 +15,7 @@ def test_the_answer_has_the_gain_its_interval_and_the_configuration() -> None:
 def test_a_gain_without_an_interval_says_that_it_is_not_confirmed() -> None:
     line = gain_line(1.5, "micro-batch 16")
     assert line == "1.50x faster than your configuration (one measurement, not confirmed): micro-batch 16"
+    assert gain_line(1.5) == "1.50x faster than your configuration (one measurement, not confirmed)"
 
 
 def test_a_sentence_spells_out_what_decides_a_candidate() -> None:
