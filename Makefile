@@ -5,16 +5,30 @@ PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.10 python3;
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+# In this order: each has what the one before it has, and more.
+CHOSEN := $(VENV)/constraints.txt
+RANKS := $(VENV)/.ranks
+FETCHED := $(VENV)/.fetched-prefect $(VENV)/.fetched-others
+PACKAGES := $(VENV)/.packages
 INSTALLED := $(VENV)/.installed
 PREPARED := $(VENV)/.prepared
+DEMO_OPS := $(VENV)/.demo-ops
+PIP := $(BIN)/pip -q
 EXAMPLE := examples/hello_deepspeed
+EXPERIMENT := $(EXAMPLE)/demo.yaml $(EXAMPLE)
+# All that `python -m flows.prepare EXPERIMENT CODE` imports.
+EARLY := torch deepspeed pyyaml platformdirs nvidia-ml-py
 
-.PHONY: demo test test-all lint docs setup schema clean
+.PHONY: demo demo-study test test-all lint docs setup schema clean
+
+# DeepSpeed's ops are built while pip installs the rest; the study waits for them if they take longer.
+demo:
+	@$(MAKE) --no-print-directory -j 4 $(DEMO_OPS) demo-study
 
 # On a host with a single slot the example takes that one.
-demo: $(PREPARED)
+demo-study: $(PACKAGES)
 	slots=$$($(BIN)/python -c 'from trial_lib.device.host.this_host import this_host; print(min(2, len(this_host().slots)))'); \
-	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/deepspeed.yaml > $(VENV)/demo.yaml
+	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/demo.yaml > $(VENV)/demo.yaml
 	$(BIN)/zerotune adaptive $(VENV)/demo.yaml $(EXAMPLE) --max-trials 10
 
 # Unit tests side by side; the others start ranks of their own, measure, and want the machine for themselves.
@@ -42,12 +56,43 @@ setup: $(PREPARED)
 schema: $(INSTALLED)
 	$(BIN)/python -m trial_lib.experiment.schema
 
-$(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	# torch first: DeepSpeed's build looks for it, and a user's own build of it stays.
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q -c $(CONSTRAINTS) torch
-	$(BIN)/pip install -q -c $(CONSTRAINTS) -e '.[dev]'
+# A torch that is in the environment already stays.
+# pip takes a package for installed whose installation was killed: it has no INSTALLER yet.
+$(CHOSEN): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	for package in $(VENV)/lib/python*/site-packages/*.dist-info; do test -e $$package/INSTALLER || rm -rf $$package; done
+	{ $(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' 2>/dev/null \
+	    || grep '^torch==' $(CONSTRAINTS); grep -v '^torch==' $(CONSTRAINTS); } > $@ || true
+
+# Python compiles what the demo imports, which is a small part, when it imports it.
+$(RANKS): $(CHOSEN)
+	$(PIP) install -c $(CHOSEN) --no-compile $(EARLY)
 	touch $@
+
+# pip can fetch the rest meanwhile, but only one pip may install at a time. To find out the versions takes it longest: two
+# do that side by side, each for about half of the packages. What is installed is not fetched again.
+$(VENV)/.fetched-prefect: CHOOSE := grep '^prefect>'
+$(VENV)/.fetched-others: CHOOSE := grep -vE '^(prefect|torch|deepspeed)>'
+$(FETCHED): $(CHOSEN)
+	sed -n '/^dependencies = /,/^]/s/^ *"\([^"]*\)".*/\1/p' pyproject.toml | $(CHOOSE) > $@.txt
+	$(PIP) show mlflow >/dev/null 2>&1 || $(PIP) wheel -c $(CHOSEN) -w $(VENV)/wheels/$(@F) -r $@.txt
+	touch $@
+
+$(PACKAGES): $(RANKS) $(FETCHED)
+	$(PIP) install -c $(CHOSEN) --no-compile --no-index --no-build-isolation $(FETCHED:$(VENV)/%=-f $(VENV)/wheels/%) -e . \
+	    || $(PIP) install -c $(CHOSEN) --no-compile -e .
+	rm -rf $(VENV)/wheels
+	touch $@
+
+$(INSTALLED): $(PACKAGES)
+	$(PIP) install -c $(CHOSEN) --no-compile -e '.[dev]'
+	# Some packages have files that are no Python.
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
+	touch $@
+
+# What cannot be built, the study tells.
+$(DEMO_OPS): $(RANKS)
+	-$(BIN)/python -m flows.prepare $(EXPERIMENT) && touch $@
 
 # Prefect's database and DeepSpeed's ops, which take minutes the first time: ahead of anything with a deadline.
 $(PREPARED): $(INSTALLED)

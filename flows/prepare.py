@@ -1,29 +1,97 @@
-"""Prepares a fresh machine, so that its first study need not wait: `python -m flows.prepare`. It has no deadline."""
+"""Does once, and without a deadline, what the first command of a fresh machine would have to wait for.
 
-import subprocess
+    python -m flows.prepare                   Prefect's database, and the operators that most configurations use
+    python -m flows.prepare EXPERIMENT CODE   only the operators that a study of this experiment uses
+
+The second needs torch, DeepSpeed and some small packages (`EARLY` in the Makefile), and so it can run while pip still
+installs the rest.
+"""
+
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from flows.interrupts import interrupts
-from flows.servers.prefect_server import is_configured, migrate_own_database
+from trial_lib.device.host.this_host import this_host
+from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.op_builds import OpBuilds
 from trial_lib.launch.processes import bootstrap
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.opening.build_folder import with_build_folder
+from trial_lib.study.opening.needed_ops import supposed_ops
+from trial_lib.wire.errors import InputError
 
-OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
+COMMON_OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
 
 
 def prepare() -> int:
-    """Migrates the database of ZeroTune's own Prefect server, and builds DeepSpeed's operators."""
+    """Migrates the database of ZeroTune's own Prefect server, and builds the common operators.
+
+    An operator that cannot be built is named on standard error, and is no failure: the machine may never need it.
+    """
+    # Only here: Prefect may not be installed yet where the operators of a study are built ahead.
+    from flows.servers.prefect_server import is_configured, migrate_own_database
+
     if not is_configured():
-        print("migrating Prefect's database", file=sys.stderr, flush=True)
+        say("migrating Prefect's database")
         migrate_own_database()
-    subprocess.run(
-        bootstrap.command(sys.executable, "trial_lib.launch.processes.jit_builds", *OPS),
-        env=rank_environment(),
-        check=True,
-    )
+    build(COMMON_OPS)
     return 0
+
+
+def prepare_study(config_path: Path, model_dir: Path) -> int:
+    """Builds the operators that a study of an experiment uses; returns 1 if one of them cannot be built.
+
+    Raises:
+        InputError: the experiment is wrong.
+    """
+    return int(bool(build(ops_of_study(config_path, model_dir))))
+
+
+def ops_of_study(config_path: Path, model_dir: Path) -> list[str]:
+    """Returns the operators that a study of an experiment on this host may use, if it keeps to the default method."""
+    experiment = read_experiment(config_path, model_dir)
+    arguments = StudyArguments(config_path=config_path, model_dir=model_dir)
+    return supposed_ops(experiment, arguments, this_host().device)
+
+
+def build(ops: Sequence[str]) -> dict[str, str]:
+    """Builds operators, and ends their compilers with this process, however that ends.
+
+    Args:
+        ops: the names of DeepSpeed's builders.
+
+    Returns:
+        The reason for each operator that cannot be built.
+    """
+    guard = bootstrap.command(sys.executable, "trial_lib.launch.processes.build_guard")
+    builds = OpBuilds({"this host": guard}, sys.executable, with_build_folder(rank_environment(), sys.executable), say)
+    builds.start(ops)
+    builds.wait()
+    return builds.cannot
+
+
+def say(text: str) -> None:
+    """Prints a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Reads the command line; returns the exit code."""
+    arguments = [Path(argument) for argument in sys.argv[1:]]
+    if not arguments:
+        return prepare()
+    if len(arguments) != 2:
+        say("usage: python -m flows.prepare [EXPERIMENT CODE]")
+        return 2
+    try:
+        return prepare_study(*arguments)
+    except InputError as error:
+        say(str(error))
+        return 2
 
 
 if __name__ == "__main__":
     interrupts.listen()
-    sys.exit(interrupts.run(prepare))
+    sys.exit(interrupts.run(main))

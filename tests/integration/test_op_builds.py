@@ -1,5 +1,8 @@
 """Ops are built beside what runs, trials that need them wait, and nothing of a build outlives who wanted it."""
 
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -33,11 +36,13 @@ class Builder:
 
 class Accelerator:
     def create_op_builder(self, name):
-        names = {{"SlowBuilder": "slow", "QuantizerBuilder": "quantizer", "AsyncIOBuilder": "async_io"}}
+        names = {{"QuantizerBuilder": "quantizer", "AsyncIOBuilder": "async_io"}}
+        names |= dict.fromkeys(["SlowBuilder", "ShareMemCommBuilder"], "slow")
         return Builder(names[name]) if name in names else None
 
 get_accelerator = Accelerator
 """
+ROOT = Path(__file__).parents[2]
 RANK = """
 import os, pathlib
 def run(payload, rank):
@@ -135,3 +140,18 @@ def test_a_starter_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -
     waiting.join(5.0)
     assert not waiting.is_alive()
     starter.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_is_built_ahead_ends_with_the_process_that_prepares(tmp_path: Path, number: signal.Signals) -> None:
+    building = Building(tmp_path, seconds=600.0)
+    # A server is named: there is no database to migrate.
+    environment = {**building.environment, "PREFECT_API_URL": "http://127.0.0.1:1/api"}
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
+    preparing = psutil.Popen([sys.executable, "-m", "flows.prepare"], env=environment, stderr=subprocess.DEVNULL)
+    assert wait_until((tmp_path / "slow.started").exists)
+    processes = preparing.children(recursive=True)
+    assert len(processes) >= 3
+    preparing.send_signal(number)
+    preparing.wait(10)
+    assert wait_until(lambda: not any(each.is_running() for each in processes), 5.0)
