@@ -50,7 +50,8 @@ class Demo:
         outer = ("MAKE", "MFLAGS", "VENV", "CONSTRAINTS", "PYTHON")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
         return subprocess.Popen(
-            ["make", "demo"],
+            # In the background of a script, this test itself may ignore the signal.
+            ["env", "--default-signal=INT", "make", "demo"],
             cwd=self.folder,
             env={**environment, "NOTES": str(self.notes), "HANGS": hangs, "TORCH": torch, "THERE": there},
             stdout=subprocess.PIPE,

@@ -47,7 +47,10 @@ interrupts.end(3)
 
 
 def _ended(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    # Under nohup, or in the background of a script, these tests themselves may ignore a signal.
+    heard = "import signal\nfor number in (signal.SIGINT, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)\n"
+    words = [sys.executable, "-c", heard + program]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
 
 
 def _interrupted(command: str) -> subprocess.CompletedProcess[str]:
