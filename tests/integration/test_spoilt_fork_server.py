@@ -71,6 +71,7 @@ def test_one_whose_imports_have_spoilt_it_waits_without_them_and_its_fork_serves
     assert wait_until(lambda: not spoilt.is_running() or spoilt.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.long
 def test_one_that_is_in_doubt_from_the_beginning_is_ended_and_is_no_longer_asked(tmp_path: Path) -> None:
     # The server is a fork of its keeper.
     (tmp_path / "sitecustomize.py").write_text(

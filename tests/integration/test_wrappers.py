@@ -127,6 +127,7 @@ def test_the_exit_code_of_a_wrapper_is_the_one_that_a_shell_would_tell(folder: P
         follow(folder, "bash run.sh")
 
 
+@pytest.mark.long
 def test_a_wrapper_that_takes_its_time_is_told_of_and_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trial_lib.launch.wrapper._FIRST_WORD_S", 0.2)
     told: list[float] = []
