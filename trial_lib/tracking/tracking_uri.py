@@ -30,7 +30,7 @@ def default_tracking_uri(work_dir: Path) -> str:
         work_dir: the folder of the studies and the store.
 
     Raises:
-        InputError: the variable names a file store, which MLflow no longer writes to.
+        InputError: the variable names a file store, which MLflow no longer writes to, or see `in_uri`.
     """
     uri = os.environ.get(_VARIABLE)
     if not uri:
@@ -49,8 +49,20 @@ def default_tracking_uri(work_dir: Path) -> str:
 
 
 def in_uri(path: Path) -> str:
-    """Returns a path for the URI of a database. Characters that would end it, or mean something else, are quoted."""
-    return re.sub(r"[%?#]" if _is_unquoted() else r"[?]", lambda found: quote(found[0]), str(path))
+    """Returns a path for the URI of a database. Characters that would end it, or mean something else, are quoted.
+
+    Raises:
+        InputError: the installed SQLAlchemy has no way to write this path.
+    """
+    if _is_unquoted():
+        return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
+    if "?" in str(path):
+        raise InputError(
+            "SQLAlchemy before 2.1 cannot open a database in a folder with `?` in its name.",
+            where=str(path),
+            remedy="Rename the folder, or use Python 3.11 or later.",
+        )
+    return str(path)
 
 
 @functools.cache

@@ -104,7 +104,7 @@ def test_a_value_keeps_no_graph_while_it_waits():
     assert not reducer.per_slot_reduce()[0][0].requires_grad
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="values on a CUDA device; the test above is the CPU's")
+@pytest.mark.devices(1, "cuda")
 def test_values_of_a_device_wait_in_main_memory():
     reducer = Reducers().wrap(sum, "m")
     for number in range(3):

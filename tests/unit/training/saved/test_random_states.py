@@ -83,7 +83,7 @@ def test_a_process_without_a_device_keeps_no_state_of_one(monkeypatch):
     assert random_states.capture()["cuda"] is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="draws on a CUDA device; the test above is the CPU's")
+@pytest.mark.devices(1, "cuda")
 def test_draws_on_the_device_repeat(tmp_path):
     torch.rand(3, device="cuda")
     save_rank_state(tmp_path, 0, {"random": random_states.capture()})
