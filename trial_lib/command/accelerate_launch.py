@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.ask import ask
 from trial_lib.command.launchers import UserLauncher
 from trial_lib.command.mapping_targets import typed_as
 from trial_lib.command.words import Words
@@ -121,17 +122,7 @@ def _ask(words: Words, interpreter: str | None) -> dict[str, Any]:
     if interpreter is not None:
         python = str((words.folder / interpreter).absolute()) if os.sep in interpreter else interpreter
     try:
-        asked = subprocess.run(
-            [python, "-c", _QUESTION.read_text(encoding="utf-8"), *words.rest],
-            cwd=words.folder,
-            env=words.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LONGEST_ANSWER_S,
-            check=False,
-        )
+        asked = ask(words, [python, "-c", _QUESTION.read_text(encoding="utf-8"), *words.rest], _LONGEST_ANSWER_S)
         answer: dict[str, Any] = json.loads(asked.stdout.strip().splitlines()[-1])
     except OSError as error:
         raise words.error(f"{python} cannot be started ({error.strerror}).", "Name an existing Python.") from None

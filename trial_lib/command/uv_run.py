@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.ask import ask
 from trial_lib.command.launchers import NONE, UserLauncher, launcher_of_program
 from trial_lib.command.parse_command import parse_command
 from trial_lib.command.read_options import read_options
@@ -92,17 +93,7 @@ def _within(python: str, program: str, path: str | None) -> str:
 def _ask(words: Words, uv_run: list[str]) -> tuple[str, str]:
     """Returns the Python of the environment, and the environment's folder, or "" if it is no virtual one."""
     try:
-        asked = subprocess.run(
-            [*uv_run, "python", "-c", _QUESTION],
-            cwd=words.folder,
-            env=words.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LONGEST_ANSWER_S,
-            check=False,
-        )
+        asked = ask(words, [*uv_run, "python", "-c", _QUESTION], _LONGEST_ANSWER_S)
     except OSError as error:
         raise words.error(f"{uv_run[0]} cannot be started ({error.strerror}).", "Install uv.") from None
     except subprocess.TimeoutExpired:
