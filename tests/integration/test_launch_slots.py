@@ -259,12 +259,11 @@ def test_slots_are_held_and_left_alone_as_long_as_anybody_has_their_descriptors(
 
 @pytest.fixture
 def few_ports(monkeypatch):
-    """Three ports that are free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        first = probe.getsockname()[1]
-    monkeypatch.setattr(ports, "_PORTS", range(first, first + 3))
-    return ports._PORTS
+    """Three ports that are free now, where neither trials nor outgoing connections look for theirs."""
+    threes = (range(first, first + 3) for first in range(31000, 32766, 3))
+    three = next(three for three in threes if all(ports._is_free(port) for port in three))
+    monkeypatch.setattr(ports, "_PORTS", three)
+    return three
 
 
 def test_ports_that_are_held_at_once_differ(tmp_path, few_ports):
@@ -279,6 +278,7 @@ def test_ports_that_are_held_at_once_differ(tmp_path, few_ports):
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "127.0.0.2"])
 def test_a_port_that_another_program_listens_on_is_not_given_out(tmp_path, few_ports, address):
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind((address, few_ports[1]))
         other.listen()
         with reserved_port(tmp_path) as first, reserved_port(tmp_path) as second:

@@ -52,7 +52,8 @@ def test_throughput_counts_all_ranks(trials):
 
 
 def test_steps_of_one_batch_are_measured_where_the_program_changes_it(trials):
-    result = trials.run("changes_batch.py", micro_batch=2, window=StepWindow(3, 5, max_steps=12, max_seconds=60))
+    window = StepWindow(3, 5, max_steps=12, max_seconds=60, relative_error=0.0)
+    result = trials.run("changes_batch.py", micro_batch=2, window=window)
     metrics = completed(result)
     # Doubled after steps 4, 8 and 12: of the first batch two steps count, of the second all four, which are enough.
     assert (metrics["measured_steps"], len(result.step_times)) == (4, 4)
