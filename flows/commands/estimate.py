@@ -13,9 +13,9 @@ from flows.terminal import print_document, say, say_error
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.records.units import bytes_shown
+from trial_lib.report.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.earlier.known_trials import ProfileFailedError, earlier_trials, run_profile
-from trial_lib.study.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
 from trial_lib.wire.errors import InputError
 
 _WIDTH = 120  # columns, if the output is no terminal

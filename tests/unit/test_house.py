@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "trial_lib")
 MAX_LINES = 450
+MAX_FILES_AT_A_ROOMS_ROOT = 22
+MAX_SHARE_OF_A_ROOM = 1 / 8
 
 
 def test_imports_run_one_way() -> None:
@@ -48,17 +51,27 @@ def _lines(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
+def test_no_room_is_too_full_to_look_over() -> None:
+    files = [file.relative_to(ROOT) for file in _modules() if file.name != "__init__.py"]
+    at_root = Counter(file.parent for file in files)
+    assert {str(room): count for room, count in at_root.items() if count > MAX_FILES_AT_A_ROOMS_ROOT} == {}
+    rooms = Counter(file.parts[:2] for file in files)
+    assert {room: count for room, count in rooms.items() if count > MAX_SHARE_OF_A_ROOM * len(files)} == {}
+
+
+def _modules() -> list[Path]:
+    return [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+
+
 def test_every_module_says_what_it_is() -> None:
-    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
-    assert [str(file) for file in files if not file.read_text().startswith('"""')] == []
+    assert [str(file) for file in _modules() if not file.read_text().startswith('"""')] == []
 
 
 def test_no_public_class_name_is_defined_twice() -> None:
     homes: dict[str, list[str]] = {}
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
-            for name in _classes(ast.parse(file.read_text())):
-                homes.setdefault(name, []).append(str(file.relative_to(ROOT)))
+    for file in _modules():
+        for name in _classes(ast.parse(file.read_text())):
+            homes.setdefault(name, []).append(str(file.relative_to(ROOT)))
     assert homes
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 

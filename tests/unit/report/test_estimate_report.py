@@ -1,7 +1,7 @@
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.report.estimate_report import estimate_report
 from trial_lib.study.earlier.known_trials import KnownTrials
-from trial_lib.study.estimate_report import estimate_report
 from trial_lib.study.known_program import completed_config
 
 MIB = 2**20
