@@ -1,0 +1,203 @@
+"""The record of a foreseen run: one rank's steps under fake tensors, event by event.
+
+A rank imports this module, so it needs only the standard library. The file is JSON. Events are lists of numbers,
+because a run of a large model has a hundred thousand of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+MOMENTS = ("initialize", "load", "forward", "backward", "update", "between")
+"""The parts of a run. `load` fetches a micro-batch, `update` is the optimizer's step, `between` is all other code."""
+
+KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer", "input", "temporary")
+"""The uses of memory. A buffer is DeepSpeed's own: a bucket, gathered parameters, a flat copy."""
+
+PLACES = ("device", "host", "pinned")
+"""Where memory lies. `pinned` is host memory that the device may read."""
+
+OPERATIONS = (
+    "matmul",
+    "attention",
+    "convolution",
+    "norm",
+    "elementwise",
+    "reduction",
+    "copy",
+    "embedding",
+    "loss",
+    "update",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+    "send",
+    "to_host",
+    "to_device",
+)
+"""The classes of operations. The device does those up to `update`, links do the rest."""
+
+
+class Storage(NamedTuple):
+    """One block of memory.
+
+    Attributes:
+        size: bytes.
+        kind: index in `KINDS`.
+        place: index in `PLACES`.
+    """
+
+    size: int
+    kind: int
+    place: int
+
+
+class MemoryEvent(NamedTuple):
+    """The begin or the end of a storage's life.
+
+    Attributes:
+        storage: index in `ForeseenRun.storages`.
+        is_made: 1 when it is allocated, 0 when it is freed.
+    """
+
+    storage: int
+    is_made: int
+
+
+class Moment(NamedTuple):
+    """A part of the run. It lasts until the next one.
+
+    Attributes:
+        name: index in `MOMENTS`.
+        step: the optimizer step, from 1; 0 before the first.
+        micro_batch: of the step, from 0.
+        event: index of its first event.
+        operation: index of its first operation.
+    """
+
+    name: int
+    step: int
+    micro_batch: int
+    event: int
+    operation: int
+
+
+class Operation(NamedTuple):
+    """One operation of the device, or one transfer. They are in the order in which the program issues them.
+
+    Attributes:
+        kind: index in `OPERATIONS`.
+        dtype: index in `ForeseenRun.dtypes`: of the inputs.
+        flops: floating-point operations.
+        moved: bytes that it reads and writes. For a transfer: bytes of the whole tensor on this rank.
+        ranks: ranks of the group of a transfer; 1 for others.
+        where: index in `ForeseenRun.modules`: the module that issues it.
+        on_host: 1 if the host's processor does it, such as the update of an offloaded optimizer.
+    """
+
+    kind: int
+    dtype: int
+    flops: float
+    moved: float
+    ranks: int = 1
+    where: int = 0
+    on_host: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A number that the program asked of a fake tensor.
+
+    Attributes:
+        asker: the function and the place: `clip_grad_norm_ (deepspeed/runtime/utils.py:321)`.
+        question: the operator, such as `item` or `equal`.
+        answer: what the asker got.
+        is_known: whether the answer comes from the table of known askers.
+        count: of its asks.
+    """
+
+    asker: str
+    question: str
+    answer: str
+    is_known: bool
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeseenRun:
+    """The run of rank 0 of a pretended world.
+
+    Attributes:
+        world: ranks.
+        replicas: of the model.
+        micro_batch: samples of a forward pass.
+        accumulation: micro-batches of an optimizer step.
+        tokens: in a sample of the last batch; None if the batches show none.
+        parameters: of the whole model.
+        trainable: of these, the parameters that are trained.
+        ds_config: the configuration of the engine that trains.
+        stage: the ZeRO stage of that engine.
+        formats: number formats of its arithmetic.
+        dtypes: names that `Operation.dtype` points to.
+        modules: names that `Operation.where` points to; the first is empty.
+        storages: by index.
+        events: in order.
+        moments: in order.
+        operations: in order.
+        asks: of all numbers.
+        loading_s: real seconds to fetch each micro-batch.
+        import_s: seconds until the program called `deepspeed.initialize`.
+        seconds: of the whole run.
+        peak_bytes: of the process that foresaw.
+        notes: sentences for the reader: what differs from a run on the device.
+        stopped: why the program cannot be foreseen, in one sentence with its line; empty if it was.
+    """
+
+    world: int
+    replicas: int = 1
+    micro_batch: int = 1
+    accumulation: int = 1
+    tokens: int | None = None
+    parameters: int = 0
+    trainable: int = 0
+    ds_config: dict[str, Any] = field(default_factory=dict)
+    stage: int = 0
+    formats: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ("",)
+    storages: tuple[Storage, ...] = ()
+    events: tuple[MemoryEvent, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    loading_s: tuple[float, ...] = ()
+    import_s: float = 0.0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    stopped: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data that JSON can hold."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**plain, "asks": [asdict(ask) for ask in self.asks]}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "ForeseenRun":
+        """Returns the run that `to_json` wrote.
+
+        Raises:
+            TypeError: a key is missing or unknown.
+        """
+        records: dict[str, Any] = {
+            "storages": Storage,
+            "events": MemoryEvent,
+            "moments": Moment,
+            "operations": Operation,
+        }
+        made = {name: tuple(record(*each) for each in plain[name]) for name, record in records.items()}
+        made["asks"] = tuple(Ask(**each) for each in plain["asks"])
+        lists = {name: tuple(value) for name, value in plain.items() if isinstance(value, list) and name not in made}
+        return cls(**{**plain, **lists, **made})
