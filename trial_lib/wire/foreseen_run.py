@@ -140,6 +140,8 @@ class ForeseenRun:
         ds_config: the configuration of the engine that trains.
         stage: the ZeRO stage of that engine.
         formats: number formats of its arithmetic.
+        program: the findings about the program, as `ProgramProfile` (`trial_lib/records/result.py`) has them. Its
+            configuration, optimizer and flags decide which arms there are. Empty if the run was stopped before.
         dtypes: names that `Operation.dtype` points to.
         modules: names that `Operation.where` points to; the first is empty.
         storages: by index.
@@ -165,6 +167,7 @@ class ForeseenRun:
     ds_config: dict[str, Any] = field(default_factory=dict)
     stage: int = 0
     formats: tuple[str, ...] = ()
+    program: dict[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
     modules: tuple[str, ...] = ("",)
     storages: tuple[Storage, ...] = ()
