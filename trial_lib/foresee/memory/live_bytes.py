@@ -1,0 +1,203 @@
+"""Live bytes over the events of a foreseen run: the peak of each moment, its split by use, and a step's time line.
+
+A storage counts from its allocation to its release, with the size that PyTorch's allocator gives it (`rounded`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from trial_lib.foresee.memory.rounding import rounded
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, Moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentPeak:
+    """The most live bytes during one moment.
+
+    Attributes:
+        name: one of `MOMENTS`.
+        step: the optimizer step, from 1; 0 before the first.
+        micro_batch: of the step, from 0.
+        peak: bytes.
+        by_kind: bytes at that peak, in the order of `KINDS`.
+        at_begin: live bytes when the moment begins.
+        at_end: live bytes when it ends.
+        event: index of the event that reaches the peak; the moment's first event if it begins at its peak.
+    """
+
+    name: str
+    step: int
+    micro_batch: int
+    peak: float
+    by_kind: tuple[float, ...]
+    at_begin: float
+    at_end: float
+    event: int
+
+    @property
+    def split(self) -> dict[str, float]:
+        """Bytes at the peak by kind, without the kinds that have none."""
+        return {kind: size for kind, size in zip(KINDS, self.by_kind, strict=True) if size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveBytes:
+    """The live bytes of a run in one place.
+
+    Attributes:
+        place: one of `PLACES`.
+        moments: of the run, in order.
+    """
+
+    place: str
+    moments: tuple[MomentPeak, ...]
+
+    @property
+    def highest(self) -> MomentPeak | None:
+        """The moment with the peak of the run; None if the run has no moments."""
+        return max(self.moments, key=lambda moment: moment.peak, default=None)
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak of the run."""
+        return self.highest.peak if self.highest else 0.0
+
+    def highest_of(self, name: str) -> MomentPeak | None:
+        """Returns the moment of a name that has the highest peak; None if the run has no such moment."""
+        return max((each for each in self.moments if each.name == name), key=lambda each: each.peak, default=None)
+
+    def by_name(self) -> dict[str, float]:
+        """Returns the peak of each name of a moment, in bytes, for the names that the run has."""
+        highest = {name: self.highest_of(name) for name in MOMENTS}
+        return {name: moment.peak for name, moment in highest.items() if moment}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimePoint:
+    """Live bytes after one event.
+
+    Attributes:
+        event: index of the event.
+        by_kind: bytes in the order of `KINDS`.
+    """
+
+    event: int
+    by_kind: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """Bytes of all kinds."""
+        return sum(self.by_kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentSpan:
+    """The events of a moment: `begin` is its first, and `end` is the first of the next moment."""
+
+    name: str
+    micro_batch: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLine:
+    """The live bytes of one optimizer step, event by event.
+
+    Attributes:
+        step: the optimizer step, from 1.
+        points: in order. Some are left out if there are too many, never a point at a peak of its neighbourhood.
+        spans: the moments of the step.
+    """
+
+    step: int
+    points: tuple[TimePoint, ...]
+    spans: tuple[MomentSpan, ...]
+
+
+def live_bytes(run: ForeseenRun, place: str = "device") -> LiveBytes:
+    """Returns the live bytes of a run by moment.
+
+    Args:
+        run: the foreseen run.
+        place: one of `PLACES`.
+    """
+    live = [0.0] * len(KINDS)
+    total, found, steps = 0.0, [], _changes(run, place)
+    for moment, begin, end in _moments(run):
+        at_begin = peak = total
+        at_peak, where = tuple(live), begin
+        for event in range(begin, end):
+            kind, change = steps[event]
+            live[kind] += change
+            total += change
+            if total > peak:
+                peak, at_peak, where = total, tuple(live), event
+        found.append(
+            MomentPeak(
+                name=MOMENTS[moment.name],
+                step=moment.step,
+                micro_batch=moment.micro_batch,
+                peak=peak,
+                by_kind=at_peak,
+                at_begin=at_begin,
+                at_end=total,
+                event=where,
+            )
+        )
+    return LiveBytes(place=place, moments=tuple(found))
+
+
+def time_line(run: ForeseenRun, step: int | None = None, place: str = "device", most_points: int = 2000) -> TimeLine:
+    """Returns the live bytes of one step, for a picture.
+
+    Args:
+        run: the foreseen run.
+        step: the optimizer step, from 1. Default: the last one, which has all states.
+        place: one of `PLACES`.
+        most_points: about the most points. Of each stretch of events the highest and the last are kept.
+    """
+    chosen = max((moment.step for moment in run.moments), default=0) if step is None else step
+    spans = tuple(
+        MomentSpan(name=MOMENTS[moment.name], micro_batch=moment.micro_batch, begin=begin, end=end)
+        for moment, begin, end in _moments(run)
+        if moment.step == chosen
+    )
+    if not spans:
+        return TimeLine(step=chosen, points=(), spans=())
+    begin, end = spans[0].begin, spans[-1].end
+    live, points = [0.0] * len(KINDS), []
+    for event, (kind, change) in enumerate(_changes(run, place)[:end]):
+        live[kind] += change
+        if event >= begin:
+            points.append(TimePoint(event=event, by_kind=tuple(live)))
+    return TimeLine(step=chosen, points=_thinned(points, most_points), spans=spans)
+
+
+def _thinned(points: Sequence[TimePoint], most: int) -> tuple[TimePoint, ...]:
+    stretch = max(1, -(-2 * len(points) // max(most, 2)))
+    if stretch < 2:
+        return tuple(points)
+    kept: list[TimePoint] = []
+    for first in range(0, len(points), stretch):
+        some = points[first : first + stretch]
+        highest = max(some, key=lambda point: point.total)
+        kept += [highest, some[-1]] if highest is not some[-1] else [highest]
+    return tuple(kept)
+
+
+def _changes(run: ForeseenRun, place: str) -> list[tuple[int, float]]:
+    """Returns the kind and the change of live bytes of each event; a change of 0 if it is in another place."""
+    index = PLACES.index(place)
+    sizes = [rounded(storage.size, place) if storage.place == index else 0 for storage in run.storages]
+    return [
+        (run.storages[event.storage].kind, float(sizes[event.storage] if event.is_made else -sizes[event.storage]))
+        for event in run.events
+    ]
+
+
+def _moments(run: ForeseenRun) -> Iterator[tuple[Moment, int, int]]:
+    """Yields each moment with its first event and the one after its last."""
+    for moment, following in zip_longest(run.moments, run.moments[1:]):
+        yield moment, moment.event, following.event if following else len(run.events)
