@@ -1,0 +1,47 @@
+"""`--on` and `--price`: what is read, and the sentence for each mistake."""
+
+import pytest
+
+from trial_lib.foresee.plan.asked_devices import AskedDevices, read_devices
+from trial_lib.wire.errors import InputError
+
+KNOWN = ("h100-80gb", "h200-141gb", "a100-40gb", "a100-80gb", "l4-24gb")
+
+
+def test_devices_are_read_with_hosts_and_prices() -> None:
+    asked = read_devices(["h100-80gb:8", "a100-40gb:2x8", "L4-24GB"], ["h100-80gb=2.99"], KNOWN)
+    assert asked == (
+        AskedDevices("h100-80gb", 1, 8, 2.99),
+        AskedDevices("a100-40gb", 2, 8),
+        AskedDevices("l4-24gb", 1, 1),
+    )
+    assert [each.count for each in asked] == [8, 16, 1]
+    assert [each.label for each in asked] == ["h100-80gb:8", "a100-40gb:2x8", "l4-24gb:1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "prices", "said"),
+    [
+        (["h100:8"], [], "The nearest are h100-80gb"),
+        (["h100-80g:8"], [], "The nearest are h100-80gb"),
+        (["zzz:8"], [], "Known are a100-40gb"),
+        (["h100-80gb:0"], [], "NAME:NUMBER"),
+        (["h100-80gb:2x"], [], "NAME:NUMBER"),
+        (["h100-80gb:-1"], [], "NAME:NUMBER"),
+        (["h100-80gb:1e3"], [], "NAME:NUMBER"),
+        ([":8"], [], "NAME:NUMBER"),
+        (["h100-80gb:1000x1000"], [], "at most 65,536"),
+        (["h100-80gb:8", "h100-80gb:1x8"], [], "is there twice"),
+        (["h100-80gb:8"], ["h100-80gb"], "NAME=PRICE"),
+        (["h100-80gb:8"], ["h100-80gb=cheap"], "NAME=PRICE"),
+        (["h100-80gb:8"], ["h100-80gb=-1"], "NAME=PRICE"),
+        (["h100-80gb:8"], ["h100-80gb=nan"], "NAME=PRICE"),
+        (["h100-80gb:8"], ["h100-80gb=1", "h100-80gb=2"], "two prices"),
+        (["h100-80gb:8"], ["a100-40gb=1"], "no --on asks for a100-40gb"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_with_its_place(typed: list[str], prices: list[str], said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        read_devices(typed, prices, KNOWN)
+    assert said in str(raised.value)
+    assert raised.value.where.startswith(("--on ", "--price "))

@@ -1,0 +1,303 @@
+"""A plan's record and its files. All figures in it are foreseen: no device has measured them."""
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.whole_files import OWNERS_FILE, make_own_folder
+
+PLANS = "zerotune-plans"
+"""The folder, in that where a command runs, which has one for each plan."""
+
+LIKELY = 0.5
+"""An arm whose probability to fit is at least this counts as one that fits."""
+
+
+class ForeseenRange(FrozenRecord):
+    """A foreseen figure with the ends of its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class PlannedArm(FrozenRecord):
+    """One arm on some devices, at its fastest micro-batch that fits, or at its smallest if none does.
+
+    Attributes:
+        label: such as `z3-offload-optimizer`.
+        knobs: the settings that make the arm, in the shape of the DeepSpeed configuration.
+        ds_config: the complete configuration at this micro-batch.
+        is_own: whether it is the arm of the user's configuration.
+        fits: the probability that it fits at this micro-batch, on the device and in the host's memory.
+        largest_micro_batch: samples that fit at even odds or better. 0 if not even the smallest batch does.
+        most_micro_batch: the largest that the kept global batch allows. The memory may allow more.
+        micro_batch: samples.
+        accumulation: micro-batches of an optimizer step.
+        samples_per_s: over all devices. None if it does not fit.
+        tokens_per_s: over all devices. None if the batches show no tokens.
+        mfu: the share of the device's rate of dense products. None if that is not known.
+        cost: of a billion tokens, in the currency of the price. None without a price or tokens.
+        peak: bytes of a device at the peak of a step, with the allocator's and the context's.
+        peak_moment: the moment of that peak, one of `MOMENTS`.
+        memory: bytes of a device at that peak by kind. `overhead` is what is beside live storages.
+        largest_module: the module whose storages have the most of these bytes, with its bytes; empty if not known.
+        host: bytes that each rank keeps in its host's memory.
+        seconds: of an optimizer step by part, as far as other parts do not hide them.
+        hidden_s: seconds of transfers that go on beside the computation.
+        memory_bound: the part of the memory that is largest, in words.
+        time_bound: the part of the step that takes longest, in words.
+        is_scaled: whether its run was of another number of ranks, whose states were divided anew.
+        runs: names of the foreseen runs that it comes from (`PlanPaths.run`), the larger micro-batch last.
+        stopped: why it cannot be foreseen, in a sentence; empty if it was.
+    """
+
+    label: str
+    knobs: dict[str, Any] = Field(default_factory=dict)
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    is_own: bool = False
+    fits: float = 0.0
+    largest_micro_batch: int = 0
+    most_micro_batch: int = 0
+    micro_batch: int = 1
+    accumulation: int = 1
+    samples_per_s: ForeseenRange | None = None
+    tokens_per_s: ForeseenRange | None = None
+    mfu: ForeseenRange | None = None
+    cost: ForeseenRange | None = None
+    peak: ForeseenRange | None = None
+    peak_moment: str = ""
+    memory: dict[str, float] = Field(default_factory=dict)
+    largest_module: str = ""
+    host: float = 0.0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    hidden_s: float = 0.0
+    memory_bound: str = ""
+    time_bound: str = ""
+    is_scaled: bool = False
+    runs: tuple[str, ...] = ()
+    stopped: str = ""
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it fits at even odds or better."""
+        return not self.stopped and self.largest_micro_batch > 0
+
+
+class PlannedCount(FrozenRecord):
+    """The best arm on one number of devices.
+
+    Attributes:
+        devices: their number.
+        label: of the arm; empty if none trains there.
+        micro_batch: samples; 0 if no arm trains.
+        accumulation: micro-batches of an optimizer step.
+        fits: the probability that it fits.
+        samples_per_s: over all devices. None if no arm trains.
+        peak: bytes on a device: of that arm, or of the arm that needs least.
+    """
+
+    devices: int
+    label: str = ""
+    micro_batch: int = 0
+    accumulation: int = 1
+    fits: float = 0.0
+    samples_per_s: ForeseenRange | None = None
+    peak: ForeseenRange | None = None
+
+
+class PlannedDevices(FrozenRecord):
+    """The plan for one kind of device in one number.
+
+    Attributes:
+        device: the name of the kind, as `--on` has it.
+        nodes: hosts.
+        per_node: devices of each host.
+        price: of one device for one hour; None if it is not known.
+        memory: bytes of one device.
+        usable: of these, the bytes that a process may use.
+        host_memory: bytes of the host that each rank may use; None if it is not known.
+        arms: the table, fastest first, then those that do not fit, least memory first.
+        best: label of the answer's arm; empty if none fits.
+        answer: a sentence.
+        why: sentences on what bounds memory and time of the answer, or of the arm that is nearest to fit.
+        fewest: the smallest number of these devices on which it trains at all. None if there is none below the most
+            that was looked at.
+        counts: the best arm by number of devices, ascending.
+        notes: sentences, such as a global batch that this number cannot divide.
+    """
+
+    device: str
+    nodes: int
+    per_node: int
+    price: float | None = None
+    memory: float = 0.0
+    usable: float = 0.0
+    host_memory: float | None = None
+    arms: tuple[PlannedArm, ...] = ()
+    best: str = ""
+    answer: str = ""
+    why: tuple[str, ...] = ()
+    fewest: int | None = None
+    counts: tuple[PlannedCount, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """As people type it, such as `a100-40gb:2x8`."""
+        return f"{self.device}:{self.per_node}" if self.nodes == 1 else f"{self.device}:{self.nodes}x{self.per_node}"
+
+    @property
+    def count(self) -> int:
+        """The number of devices."""
+        return self.nodes * self.per_node
+
+    @property
+    def chosen(self) -> PlannedArm | None:
+        """The arm of the answer."""
+        return next((arm for arm in self.arms if arm.label == self.best), None) if self.best else None
+
+
+class PlannedAsk(FrozenRecord):
+    """A number that the program asked of memory without content, as `Ask` has it."""
+
+    asker: str
+    question: str
+    answer: str
+    is_known: bool
+    count: int = 1
+
+
+class PlanRecord(FrozenRecord):
+    """A plan.
+
+    Attributes:
+        plan_id: unique on this and other machines.
+        name: the experiment's; plans and studies of one experiment share it.
+        command: what was typed, or the entrypoint of the YAML, without secrets.
+        model_dir: the folder that it runs in, absolute.
+        ds_config: the user's DeepSpeed configuration, completed by the program.
+        train_batch_size: samples of an optimizer step, which all arms keep; None if they may change it.
+        parameters: of the whole model.
+        trainable: of these, the parameters that are trained.
+        tokens: in a sample; None if the batches show none.
+        formats: number formats of the arithmetic.
+        program: findings about the program, as `ProgramProfile` has them.
+        devices: the plan for each kind and number, in the order of `--on`.
+        best: index in `devices` of the answer: cheapest tokens if all have prices, else the fastest. None if nothing
+            fits.
+        answer: the answer in a sentence.
+        best_command: to train with the answer; empty if there is none.
+        asks: of all runs.
+        notes: sentences for the reader.
+        stopped: why the program cannot be foreseen; empty if it was.
+        versions: of ZeroTune, DeepSpeed and torch.
+        started_at: seconds since the epoch.
+        seconds: of the whole plan.
+        shares: seconds of each part of the planning, by name.
+        peak_bytes: the most memory of a process that foresaw.
+    """
+
+    plan_id: str
+    name: str
+    command: tuple[str, ...] = ()
+    model_dir: str = ""
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    train_batch_size: int | None = None
+    parameters: int = 0
+    trainable: int = 0
+    tokens: int | None = None
+    formats: tuple[str, ...] = ()
+    program: dict[str, Any] = Field(default_factory=dict)
+    devices: tuple[PlannedDevices, ...] = ()
+    best: int | None = None
+    answer: str = ""
+    best_command: str = ""
+    asks: tuple[PlannedAsk, ...] = ()
+    notes: tuple[str, ...] = ()
+    stopped: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    started_at: float = 0.0
+    seconds: float = 0.0
+    shares: dict[str, float] = Field(default_factory=dict)
+    peak_bytes: int = 0
+
+    @property
+    def chosen(self) -> PlannedArm | None:
+        """The arm of the answer."""
+        return None if self.best is None else self.devices[self.best].chosen
+
+
+@dataclass(frozen=True)
+class PlanPaths:
+    """The files of one plan."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        """The plan itself (`PlanRecord` as JSON), for `zerotune tune --plan`."""
+        return self.root / "plan.json"
+
+    @property
+    def experiment(self) -> Path:
+        """The experiment's YAML as submitted."""
+        return self.root / "experiment.yaml"
+
+    @property
+    def shown_experiment(self) -> Path:
+        """The experiment's YAML without values that look like secrets, to be shown to others."""
+        return self.root / "experiment.redacted.yaml"
+
+    @property
+    def best_ds_config(self) -> Path:
+        """The DeepSpeed configuration of the answer."""
+        return self.root / "best_ds_config.json"
+
+    @property
+    def best_command(self) -> Path:
+        """The command to train with it."""
+        return self.root / "best_command.txt"
+
+    @property
+    def best_accelerate_config(self) -> Path:
+        """Accelerate's configuration file for the answer, if the user's would contradict it."""
+        return self.root / "best_accelerate_config.yaml"
+
+    @property
+    def report(self) -> Path:
+        """The plan as a page for people, in one self-contained file."""
+        return self.root / "report.html"
+
+    @property
+    def log(self) -> Path:
+        """The events of the planning, line by line."""
+        return self.root / "plan.log"
+
+    @property
+    def runs(self) -> Path:
+        """The foreseen runs, a file each."""
+        return self.root / "runs"
+
+    def run(self, name: str) -> Path:
+        """The file of one foreseen run (`ForeseenRun` as compressed JSON)."""
+        return self.runs / f"{name}.json.gz"
+
+
+def write_run(path: Path, run: ForeseenRun) -> None:
+    """Writes a foreseen run into a file that only its owner may read."""
+    make_own_folder(path.parent)
+    # The least compression. A run of a large model has a hundred thousand events.
+    path.write_bytes(gzip.compress(json.dumps(run.to_json()).encode(), compresslevel=1))
+    path.chmod(OWNERS_FILE)
+
+
+def read_run(path: Path) -> ForeseenRun:
+    """Returns a foreseen run that `write_run` has written."""
+    return ForeseenRun.from_json(json.loads(gzip.decompress(path.read_bytes())))
