@@ -1,0 +1,37 @@
+from trial_lib.foresee.memory.replay import replay
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+
+MIB = 2**20
+
+
+def storage(size: int, place: str = "device") -> Storage:
+    return Storage(size, KINDS.index("temporary"), PLACES.index(place))
+
+
+RUN = ForeseenRun(
+    world=1,
+    storages=(storage(30 * MIB), storage(30 * MIB), storage(40 * MIB), storage(500 * MIB, "host")),
+    events=tuple(MemoryEvent(*each) for each in ((0, 1), (1, 1), (0, 0), (1, 0), (2, 1), (3, 1))),
+    moments=(Moment(MOMENTS.index("forward"), 1, 0, 0, 0), Moment(MOMENTS.index("update"), 1, 0, 4, 0)),
+)
+
+
+def test_a_replay_shows_what_is_reserved_beside_what_is_in_use() -> None:
+    found = replay(RUN)
+    assert (found.allocated, found.reserved, found.in_use_then) == (60 * MIB, 100 * MIB, 40 * MIB)
+    assert found.fragmentation == 0.6
+    assert [(each.name, each.allocated, each.reserved) for each in found.moments] == [
+        ("forward", 60 * MIB, 60 * MIB),
+        ("update", 40 * MIB, 100 * MIB),
+    ]
+
+
+def test_a_full_device_empties_the_cache_first() -> None:
+    found = replay(RUN, limit=64 * MIB)
+    assert (found.failed_at, found.retries, found.reserved) == (None, 1, 60 * MIB)
+
+
+def test_a_replay_ends_at_the_request_that_found_no_room() -> None:
+    found = replay(RUN, limit=64 * MIB, before=[8 * MIB])
+    assert (found.failed_at, found.lacking) == (1, 30 * MIB)
+    assert [each.name for each in found.moments] == ["forward"]

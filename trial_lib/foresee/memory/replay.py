@@ -1,0 +1,135 @@
+"""The memory that a run reserves: its allocations replayed through the caching allocator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
+from trial_lib.foresee.memory.caching_allocator import CachingAllocator
+from trial_lib.wire.foreseen_run import MOMENTS, PLACES, ForeseenRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentReserved:
+    """Bytes during one moment.
+
+    Attributes:
+        name: one of `MOMENTS`.
+        step: the optimizer step, from 1.
+        micro_batch: of the step, from 0.
+        allocated: the most bytes in use.
+        reserved: the most bytes of all segments.
+    """
+
+    name: str
+    step: int
+    micro_batch: int
+    allocated: float
+    reserved: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """What the caching allocator makes of a run's allocations.
+
+    Attributes:
+        allocated: the most bytes in use, `torch.cuda.max_memory_allocated`.
+        reserved: the most bytes of all segments, `torch.cuda.max_memory_reserved`.
+        in_use_then: bytes in use when the most are reserved.
+        segments: when the most bytes are reserved.
+        retries: how often the allocator emptied its cache because the device was full.
+        failed_at: index of the event whose request found no room; None if all did. The replay ends there.
+        lacking: bytes of that request; 0 if there is none.
+        moments: of the run, in order.
+    """
+
+    allocated: float
+    reserved: float
+    in_use_then: float
+    segments: int
+    retries: int
+    failed_at: int | None
+    lacking: float
+    moments: tuple[MomentReserved, ...]
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the reserved memory that is not in use when the most is reserved."""
+        return 1 - self.in_use_then / self.reserved if self.reserved else 0.0
+
+
+def replay(
+    run: ForeseenRun,
+    settings: AllocatorSettings | None = None,
+    limit: float | None = None,
+    before: Sequence[float] = (),
+) -> Reserved:
+    """Replays the allocations of a run on its device.
+
+    Args:
+        run: the foreseen run.
+        settings: of the allocator.
+        limit: bytes that the device has for PyTorch; None for no limit.
+        before: bytes of blocks that are in use during the whole run and are not in its log, such as workspaces.
+    """
+    allocator = CachingAllocator(settings, limit)
+    device = PLACES.index("device")
+    most, lacking = _Most(), 0.0
+    failed_at = None
+    for index, size in enumerate(before):
+        if not allocator.allocate(-1 - index, size):
+            failed_at, lacking = 0, size
+    most.see(allocator)
+    moments: list[MomentReserved] = []
+    bounds = [moment.event for moment in run.moments[1:]] + [len(run.events)]
+    for moment, end in zip(run.moments, bounds, strict=False):
+        here = _Most()
+        here.see(allocator)
+        for event in range(moment.event, end if failed_at is None else moment.event):
+            storage = run.storages[run.events[event].storage]
+            if storage.place != device:
+                continue
+            if not run.events[event].is_made:
+                allocator.free(run.events[event].storage)
+                continue
+            if not allocator.allocate(run.events[event].storage, storage.size):
+                failed_at, lacking = event, storage.size
+                break
+            here.see(allocator)
+            most.see(allocator)
+        moments.append(
+            MomentReserved(
+                name=MOMENTS[moment.name],
+                step=moment.step,
+                micro_batch=moment.micro_batch,
+                allocated=here.allocated,
+                reserved=here.reserved,
+            )
+        )
+        if failed_at is not None:
+            break
+    return Reserved(
+        allocated=most.allocated,
+        reserved=most.reserved,
+        in_use_then=most.in_use_then,
+        segments=most.segments,
+        retries=allocator.retries,
+        failed_at=failed_at,
+        lacking=lacking,
+        moments=tuple(moments),
+    )
+
+
+@dataclass
+class _Most:
+    """The most bytes that were seen."""
+
+    allocated: float = 0
+    reserved: float = 0
+    in_use_then: float = 0
+    segments: int = 0
+
+    def see(self, allocator: CachingAllocator) -> None:
+        self.allocated = max(self.allocated, allocator.allocated)
+        now = allocator.reserved, allocator.allocated
+        if now > (self.reserved, self.in_use_then):
+            (self.reserved, self.in_use_then), self.segments = now, allocator.segments
