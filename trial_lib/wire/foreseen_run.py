@@ -150,6 +150,8 @@ class ForeseenRun:
         operations: in order.
         asks: of all numbers.
         loading_s: real seconds to fetch each micro-batch.
+        data_bytes: that the program took from the C library between `deepspeed.initialize` and its first forward pass,
+            such as a data set. They are real, and no storage has them. 0 if unknown.
         import_s: seconds until the program called `deepspeed.initialize`.
         seconds: of the whole run.
         peak_bytes: of the process that foresaw.
@@ -176,6 +178,7 @@ class ForeseenRun:
     operations: tuple[Operation, ...] = ()
     asks: tuple[Ask, ...] = ()
     loading_s: tuple[float, ...] = ()
+    data_bytes: int = 0
     import_s: float = 0.0
     seconds: float = 0.0
     peak_bytes: int = 0
