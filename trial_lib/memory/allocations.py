@@ -41,6 +41,8 @@ class Allocations:
         late_buffers: the part of `buffers` that exists after the activations: flat copies of gradients, temporaries of
             the update.
         passing_buffers: the part of `buffers` that is freed with the activations: gathered parameters.
+        kept_activations: the part of `activations` that the program still refers to at the optimizer's update, such as
+            the outputs of the model. The formulas know of none.
     """
 
     initialize: float
@@ -52,6 +54,7 @@ class Allocations:
     late_states: float = 0.0
     late_buffers: float = 0.0
     passing_buffers: float = 0.0
+    kept_activations: float = 0.0
 
     @property
     def all_states(self) -> float:

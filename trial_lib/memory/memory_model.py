@@ -6,13 +6,14 @@ It models the memory of the steps above initialisation. The memory of initialisa
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.allocations import Allocations, allocations
 from trial_lib.memory.budget import Budget
+from trial_lib.memory.foreseen_bytes import ForeseenArm, foreseen_allocations, nearest_arm
 from trial_lib.memory.peak_regression import Mixture, PeakRegression, Prior
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.records.candidate import Candidate
@@ -32,6 +33,11 @@ _PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
 # Others leave a CPU's heap in many pieces (a recurrent layer, step by step), so that the update finds no room where the
 # activations were. CUDA's allocator counts the memory in use, and not its place.
 _IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
+# A foreseen run has the temporaries and the layers' sizes, so its figures count as they are. It does not see the
+# workspaces of libraries. Some programs run otherwise on the device: other kernels, compiled code.
+_FORESEEN = Prior(0.85, (1.0, 1.0, 1.0, 1.0), (0.6, 0.12, 0.1, 0.25))
+_FORESEEN_PRIORS = (_FORESEEN, Prior(0.15, (1.0, 1.2, 1.0, 1.2), (0.6, 0.6, 0.3, 0.7)))
+_FORESEEN_IN_PIECES = Prior(0.33, (1.0, 1.0, 1.0, 1.0), (0.6, 0.3, 0.3, 0.7), at_once=True)
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0
 # A sweep's group stays this many standard deviations below the memory that is expected to fit.
@@ -62,6 +68,7 @@ class _Described:
     settings: ZeroSettings
     arm: ArmKey
     lineage: str
+    foreseen: ForeseenArm | None
 
 
 @dataclass
@@ -101,16 +108,27 @@ class MemoryModel:
         base_config: the user's DeepSpeed configuration.
         slots: devices of a trial.
         device: `cuda` or `cpu`.
+        foreseen: arms that foreseen runs have found. Without any, the formulas are the prior.
     """
 
-    def __init__(self, profile: ModelProfile, base_config: Mapping[str, Any], slots: int, device: str) -> None:
+    def __init__(
+        self,
+        profile: ModelProfile,
+        base_config: Mapping[str, Any],
+        slots: int,
+        device: str,
+        foreseen: Sequence[ForeseenArm] = (),
+    ) -> None:
         self._profile = profile
         self._base = base_config
         self._slots = slots
         self._device = device
         self._profiled = ZeroSettings.of(base_config, profile.bytes_per_param)
         self._unit = float(_WORKSPACE[device])
-        self._peaks = PeakRegression((*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS, _ARM_DEVIATIONS)
+        self._foreseen = tuple(foreseen)
+        priors, in_pieces = (_FORESEEN_PRIORS, _FORESEEN_IN_PIECES) if foreseen else (_PRIORS, _IN_PIECES)
+        self._means = priors[0].means
+        self._peaks = PeakRegression((*priors, in_pieces) if device == "cpu" else priors, _ARM_DEVIATIONS)
         self._budget = Budget(profile.gpu_mem, device)
         self._arms: dict[ArmKey, _ArmRecord] = {}
         self._described: dict[str, _Described] = {}
@@ -148,7 +166,7 @@ class MemoryModel:
         )
 
     def allocations(self, candidate: Candidate) -> Allocations:
-        """Returns a candidate's allocations by DeepSpeed's own formulas, without measurements."""
+        """Returns a candidate's allocations before any measurement: foreseen, or by DeepSpeed's own formulas."""
         return self._allocations(self._describe(candidate.knobs), candidate.micro_batch_size)
 
     def available(self, candidate: Candidate) -> int | None:
@@ -247,7 +265,7 @@ class MemoryModel:
         needed = self._allocations(described, candidate.micro_batch_size)
         # If the update is the peak, a sample seems to take nothing, but larger sizes do. So the backward pass
         # counts.
-        both = (replace(needed, activations=0.0), needed)
+        both = (replace(needed, activations=0.0, kept_activations=0.0), needed)
         least, most = (self._predict(described, each, _BACKWARD).mean for each in both)
         return max(0.0, (most - least) / candidate.micro_batch_size)
 
@@ -309,14 +327,21 @@ class MemoryModel:
             config = overwrite_deepspeed_config(self._base, knobs)
             # The same configuration may come from the user alone, or from knobs that repeat it.
             settings = ZeroSettings.of(config, self._profile.bytes_per_param)
-            described = _Described(settings, arm_key(config), json.dumps(config, sort_keys=True))
+            foreseen = nearest_arm(self._foreseen, config) if self._foreseen else None
+            described = _Described(settings, arm_key(config), json.dumps(config, sort_keys=True), foreseen)
             self._described[key] = described
         return described
 
     def _allocations(self, described: _Described, micro_batch_size: int) -> Allocations:
-        return allocations(
-            described.settings, self._profiled, self._profile, self._slots, self._device, micro_batch_size
-        )
+        needed = self._by_formula(described.settings, micro_batch_size)
+        arm = described.foreseen
+        if arm is None:
+            return needed
+        of_arm = self._by_formula(ZeroSettings.of(arm.ds_config, self._profile.bytes_per_param), micro_batch_size)
+        return foreseen_allocations(arm, of_arm, needed, micro_batch_size)
+
+    def _by_formula(self, settings: ZeroSettings, micro_batch_size: int) -> Allocations:
+        return allocations(settings, self._profiled, self._profile, self._slots, self._device, micro_batch_size)
 
     def _moments(self, needed: Allocations) -> tuple[_Moment, _Moment]:
         """Returns the memory at the peak of the activations, and at the optimizer's update."""
@@ -325,14 +350,13 @@ class MemoryModel:
         unit = self._unit
         return (
             (1.0, needed.activations / unit, early_states / unit, early_buffers / unit),
-            (1.0, 0.0, needed.states / unit, last_buffers / unit),
+            (1.0, needed.kept_activations / unit, needed.states / unit, last_buffers / unit),
         )
 
     def _scale(self, needed: Allocations) -> float:
         """Returns the scale of a measurement's scatter, in units."""
-        means = _USUAL.means
         moments = self._moments(needed)
-        return max(sum(mean * part for mean, part in zip(means, moment, strict=True)) for moment in moments)
+        return max(sum(mean * part for mean, part in zip(self._means, moment, strict=True)) for moment in moments)
 
     def _predict(self, described: _Described, needed: Allocations, moment: int | None = None) -> Mixture:
         """Returns the bytes of the largest moment, or of the moment in one place."""
