@@ -1,0 +1,47 @@
+import pytest
+
+from trial_lib.foresee.time.devices import Cluster, known_devices
+from trial_lib.foresee.time.efficiencies import Constant, Efficiencies
+from trial_lib.foresee.time.links import Group, collective_seconds, copy_seconds, group_of
+
+ALL = Efficiencies(link=Constant(1.0, 0.1), network=Constant(1.0, 0.1), to_host=Constant(1.0, 0.1))
+TWO_HOSTS = Cluster(device=known_devices()["h100-80gb"], hosts=2, per_host=8)
+GIGA = 1e9
+
+
+def test_a_ring_within_a_host_is_bound_by_its_link() -> None:
+    """7/8 of 4.5 GB over 450 GB/s, and 7 hops of 3.4 microseconds after NCCL's 8.4."""
+    seconds = collective_seconds("all_gather", 4.5 * GIGA, Group(8, 8), TWO_HOSTS, ALL)
+    assert seconds == pytest.approx(8.75e-3 + 8.4e-6 + 7 * 3.4e-6)
+    twice = collective_seconds("all_reduce", 4.5 * GIGA, Group(8, 8), TWO_HOSTS, ALL)
+    assert twice == pytest.approx(2 * 8.75e-3 + 8.4e-6 + 14 * 3.4e-6)
+
+
+def test_between_hosts_the_adapters_of_a_host_add_up() -> None:
+    """15/16 of 4 GB through 8 adapters of 50 GB/s."""
+    seconds = collective_seconds("reduce_scatter", 4 * GIGA, Group(16, 8), TWO_HOSTS, ALL)
+    assert seconds == pytest.approx(4 * 15 / 16 / 400, rel=0.02)
+    alone = collective_seconds("reduce_scatter", 4 * GIGA, Group(2, 1), TWO_HOSTS, ALL)
+    assert alone == pytest.approx(4 / 2 / 50, rel=0.02)
+
+
+def test_small_collectives_cost_their_hops() -> None:
+    assert collective_seconds("all_gather", 1.0, Group(16, 8), TWO_HOSTS, ALL) == pytest.approx(
+        8.4e-6 + 14 * 3.4e-6 + 14e-6
+    )
+    assert collective_seconds("all_gather", 4 * GIGA, Group(1, 1), TWO_HOSTS, ALL) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world", "members"),
+    [(16, 16, 8), (4, 16, 4), (8, 16, 4), (2, 16, 2), (16, 64, 2), (1, 16, 1)],
+)
+def test_replicas_under_tensor_parallelism_are_apart(ranks: int, world: int, members: int) -> None:
+    """8 of 16 ranks are the replicas of pairs: each host has four of them. 4 of 16 are neighbours."""
+    assert group_of(ranks, world, TWO_HOSTS) == Group(ranks, members)
+
+
+def test_pages_that_are_not_locked_are_slower() -> None:
+    locked, not_locked = (copy_seconds(GIGA, pinned, TWO_HOSTS, ALL) for pinned in (True, False))
+    assert locked == pytest.approx(1 / 64, rel=0.01)
+    assert not_locked > 2 * locked

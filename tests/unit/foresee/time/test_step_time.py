@@ -1,0 +1,131 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from synthetic import EXACT, TWO, carried, moving, product, run_of
+
+from trial_lib.foresee.time.efficiencies import Constant, Efficiencies
+from trial_lib.foresee.time.step_time import foresee_step
+from trial_lib.foresee.time.timeline import PARTS
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+
+def parts_of(run: ForeseenRun, constants: Efficiencies = EXACT) -> dict[str, float]:
+    """The parts that are no rounding errors, to the millisecond."""
+    step = foresee_step(run, TWO, constants)
+    assert tuple(step.parts) == PARTS
+    assert sum(step.parts.values()) == pytest.approx(step.seconds)
+    return {name: round(part, 3) for name, part in step.parts.items() if part > 1e-3}
+
+
+def zero(stage: int, **settings: Any) -> dict[str, Any]:
+    return {"stage": stage, "ds_config": {"zero_optimization": {"stage": stage, **settings}}}
+
+
+def test_arithmetic_and_memory_take_the_longer_of_both() -> None:
+    run = run_of(("forward", [product(1.0), moving(0.5)]), ("backward", [product(2.0)]), ("update", [moving(0.25)]))
+    assert parts_of(run) == {"compute": 3.5, "update": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "waited"),
+    [(False, 4.0), (True, 2.0)],
+)
+def test_a_reduction_hides_behind_the_backward_pass(overlaps: bool, waited: float) -> None:
+    """Two buckets of 2 s: the second begins when the first is done and ends 2 s after the pass."""
+    backward = [product(1.0), carried(2.0, "all_reduce"), product(2.0), carried(2.0, "all_reduce")]
+    run = run_of(("forward", [product(1.0)]), ("backward", backward), ("update", []), **zero(2, overlap_comm=overlaps))
+    assert parts_of(run) == {"compute": 4.0, "reducing": waited}
+
+
+def test_a_third_bucket_waits_for_the_first() -> None:
+    """Without a bucket to fill the pass stands still: 1 + 3 s, not 1 + 3 x 1 s of work behind 9 s of links."""
+    backward = [each for _ in range(3) for each in (product(1.0), carried(3.0, "all_reduce"))]
+    run = run_of(("backward", backward), ("update", []), **zero(2, overlap_comm=True))
+    assert parts_of(run) == {"compute": 3.0, "reducing": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("prefetched", "waited"),
+    [(0, 2.0), (2e9, 1.0)],
+)
+def test_gathers_ahead_hide_behind_the_forward_pass(prefetched: float, waited: float) -> None:
+    """The third is issued while the device works. The second hides only if it is for later."""
+    forward = [
+        *(carried(1.0, "all_gather"), carried(1.0, "all_gather"), product(1.0)),
+        *(carried(1.0, "all_gather"), product(1.0), product(1.0)),
+    ]
+    run = run_of(("forward", forward), **zero(3, stage3_prefetch_bucket_size=prefetched / 2))
+    assert parts_of(run) == {"compute": 3.0, "gathering": waited}
+
+
+def test_updated_parameters_are_gathered_in_the_open() -> None:
+    run = run_of(("backward", [product(1.0)]), ("update", [moving(0.5), carried(2.0, "all_gather")]), **zero(1))
+    assert parts_of(run) == {"compute": 1.0, "update": 0.5, "gathering": 2.0}
+
+
+def test_tensor_parallelism_waits_for_its_activations() -> None:
+    run = run_of(("forward", [product(1.0), carried(0.5, "all_reduce"), product(1.0)]), replicas=1)
+    assert parts_of(run) == {"compute": 2.0, "exchanging": 0.5}
+
+
+OFFLOADED = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"overlap_comm": True}, {"compute": 3.0, "host_update": 1.0, "transfers": 1.0}),
+        ({"overlap_comm": False}, {"compute": 3.0, "host_update": 1.0, "transfers": 2.0}),
+    ],
+)
+def test_an_offloaded_optimizer_waits_for_its_gradients(
+    settings: Mapping[str, Any], expected: dict[str, float]
+) -> None:
+    backward = [product(1.0), moving(1.0, "to_host"), product(2.0)]
+    update = [moving(2.0, "update", on_host=1), moving(1.0, "to_device")]
+    run = run_of(("backward", backward), ("update", update), **zero(2, **OFFLOADED, **settings))
+    assert parts_of(run) == expected
+
+
+def test_small_operations_wait_for_the_host() -> None:
+    slow = Efficiencies(**{**vars(EXACT), "launch": Constant(0.1, 0.1)})
+    run = run_of(("forward", [moving(0.02) for _ in range(10)]))
+    assert parts_of(run, slow) == {"compute": 0.2, "launches": pytest.approx(0.82)}
+
+
+def test_a_batch_is_fetched_while_the_device_still_works() -> None:
+    """The first of a step has nothing to hide behind."""
+    stretches = [(name, [product(1.0)] if name != "load" else []) for _ in range(2) for name in ("load", "forward")]
+    run = run_of(*stretches, micro_batches=(0, 0, 1, 1), loading_s=(0.6, 0.6), accumulation=2)
+    assert parts_of(run) == {"compute": 2.0, "data": 0.6}
+
+
+def test_micro_batches_that_the_run_leaves_out_are_counted() -> None:
+    stretches = [("forward", [product(1.0)]), ("forward", [product(1.0), carried(0.5, "all_reduce")]), ("update", [])]
+    run = run_of(*stretches, micro_batches=(0, 1, 1), accumulation=4, micro_batch=3, tokens=10)
+    step = foresee_step(run, TWO, EXACT)
+    assert step.seconds == pytest.approx(4.5, rel=1e-3)
+    assert step.samples_per_s == pytest.approx(4 * 3 * 2 / 4.5, rel=1e-3)
+    assert step.tokens_per_s == pytest.approx(10 * step.samples_per_s)
+    assert step.mfu == pytest.approx(4 / 4.5, rel=1e-3)
+    assert step.bound == "compute"
+
+
+def test_only_whole_steps_count() -> None:
+    run = run_of(("forward", [product(1.0)]), ("update", []))
+    unfinished = ForeseenRun.from_json({**run.to_json(), "moments": [*run.moments, (2, 2, 0, 0, 1)]})
+    assert foresee_step(unfinished, TWO, EXACT).seconds == pytest.approx(1.0, rel=1e-3)
+    with pytest.raises(ValueError, match="no optimizer step"):
+        foresee_step(ForeseenRun(world=2), TWO, EXACT)
+
+
+def test_the_interval_follows_what_bounds_the_step() -> None:
+    """A constant that decides nothing widens nothing."""
+    unsure = Efficiencies(**{**vars(EXACT), "network": Constant(1.0, 2.0), "matmul": Constant(1.0, 0.5)})
+    products = run_of(("forward", [product(1.0)]))
+    step, sure = foresee_step(products, TWO, unsure), foresee_step(products, TWO, EXACT)
+    assert step.low < sure.low < sure.seconds < sure.high < step.high
+    assert step.high / step.seconds == pytest.approx(step.seconds / step.low)
+    moved = run_of(("forward", [moving(1.0)]))
+    assert foresee_step(moved, TWO, unsure).high == pytest.approx(foresee_step(moved, TWO, EXACT).high, rel=1e-3)

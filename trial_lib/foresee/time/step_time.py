@@ -1,0 +1,212 @@
+"""The seconds of an optimizer step on a cluster that is not there. Pure.
+
+The operations of a foreseen run are laid on the clocks of `timeline.py` as DeepSpeed 0.19.8 does: stages 1 and 2 reduce
+buckets behind the backward pass if `overlap_comm` is on, stage 3 gathers ahead by the size of its prefetch bucket, an
+offloaded optimizer waits for the gradients on the host. The absolute figure is *foreseen* until the device has been
+measured; order and fit are what it is for.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trial_lib.device.data_sheets import multiplied_in
+from trial_lib.foresee.time.devices import Cluster
+from trial_lib.foresee.time.efficiencies import Efficiencies
+from trial_lib.foresee.time.kernels import host_seconds, kernel_seconds
+from trial_lib.foresee.time.links import COLLECTIVES, collective_seconds, copy_seconds, group_of
+from trial_lib.foresee.time.timeline import Timeline
+from trial_lib.foresee.time.work import Stretch, ZeroTimes, kind_of, loading_seconds, model_flops, step_of
+from trial_lib.wire.foreseen_run import ForeseenRun, Operation
+
+_QUANTILE_90 = 1.645
+_CARRIED = ("link", "network", "copies")
+_WAITED = ("gathering", "reducing", "exchanging", "transfers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeseenStep:
+    """A step on a cluster.
+
+    Attributes:
+        seconds: of an optimizer step, the median of what is foreseen.
+        low: the lower end of the 90 % interval.
+        high: the upper end.
+        parts: seconds by the names of `timeline.PARTS`; they add up to `seconds`.
+        hidden: seconds of transfers that go on beside the computation.
+        bound: the largest part.
+        samples_per_s: of all replicas.
+        tokens_per_s: likewise; None if the batches show no tokens.
+        mfu: model FLOP/s as a share of the peak of the type that matrices are multiplied in; None without such a type.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    parts: Mapping[str, float]
+    hidden: float
+    bound: str
+    samples_per_s: float
+    tokens_per_s: float | None
+    mfu: float | None
+
+
+def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None = None) -> ForeseenStep:
+    """Returns the foreseen step of a run on a cluster.
+
+    Args:
+        run: of as many ranks as the cluster has; see `by_world.py` for another number.
+        cluster: the devices.
+        efficiencies: the learned constants; the defaults if None.
+
+    Raises:
+        ValueError: the run has no step.
+    """
+    constants = efficiencies or Efficiencies()
+    timeline, busy = _Layer(run, cluster, constants).lay(step_of(run))
+    seconds = sum(timeline.parts.values()) * constants.whole.value
+    parts = {name: part * constants.whole.value for name, part in timeline.parts.items()}
+    wide = math.exp(_QUANTILE_90 * _spread(timeline, busy, constants))
+    samples = run.micro_batch * run.accumulation * run.replicas / seconds
+    dtype = multiplied_in([each.removeprefix("torch.") for each in run.formats])
+    return ForeseenStep(
+        seconds=seconds,
+        low=seconds / wide,
+        high=seconds * wide,
+        parts=parts,
+        hidden=max(0.0, sum(busy[name] for name in _CARRIED) - sum(timeline.parts[name] for name in _WAITED))
+        * constants.whole.value,
+        bound=max(parts, key=lambda name: parts[name]),
+        samples_per_s=samples,
+        tokens_per_s=None if run.tokens is None else samples * run.tokens,
+        mfu=model_flops(run) / seconds / cluster.device.peak(dtype) if dtype else None,
+    )
+
+
+class _Layer:
+    """Lays the operations of a step on the clocks."""
+
+    def __init__(self, run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies) -> None:
+        self._run = run
+        self._cluster = cluster
+        self._constants = efficiencies
+        self._zero = ZeroTimes.of(run.stage, run.ds_config)
+        self._loading = loading_seconds(run)
+        self._timeline = Timeline()
+        # Seconds of links within hosts, of the network and of the device's classes, busy or waited for.
+        self._busy = dict.fromkeys(("matmul", "attention", "memory", "link", "network", "copies"), 0.0)
+        self._prices: dict[Operation, float] = {}
+
+    def lay(self, stretches: tuple[Stretch, ...]) -> tuple[Timeline, dict[str, float]]:
+        timeline = self._timeline
+        before = ""
+        for stretch in stretches:
+            if stretch.moment != before:
+                timeline.all_gathered()
+            if stretch.moment == "load":
+                timeline.pause(self._loading, "data")
+            if stretch.moment == "update" != before:
+                timeline.all_reduced()
+                timeline.wait(timeline.to_host, "transfers")
+                # The norm of the gradients, or their overflow, is asked for.
+                timeline.catch_up()
+            for operation in stretch.operations:
+                self._add(operation, stretch.moment)
+            before = stretch.moment
+        timeline.finish("gathering" if before == "update" else "reducing")
+        return timeline, self._busy
+
+    def _add(self, operation: Operation, moment: str) -> None:
+        kind = kind_of(operation)
+        if operation.on_host:
+            self._timeline.wait(self._timeline.to_host, "transfers")
+            self._timeline.catch_up()
+            self._timeline.pause(host_seconds(operation, self._cluster.device, self._constants), "host_update")
+        elif kind in COLLECTIVES:
+            self._transfer(operation, kind, moment)
+        elif kind in ("to_host", "to_device"):
+            self._copy(operation, kind, moment)
+        elif operation.moved or operation.flops:
+            seconds = self._priced(operation, kind)
+            self._timeline.compute(seconds, self._constants.launch.value, "update" if moment == "update" else "compute")
+
+    def _priced(self, operation: Operation, kind: str) -> float:
+        run = self._run
+        key = operation._replace(where=0)
+        if (seconds := self._prices.get(key)) is None:
+            dtype = run.dtypes[operation.dtype] if run.dtypes else ""
+            seconds = kernel_seconds(operation, dtype, self._cluster.device, run.formats, self._constants)
+            self._prices[key] = seconds
+        own = {"matmul": "matmul", "convolution": "matmul", "attention": "attention"}
+        self._busy[own.get(kind, "memory")] += seconds
+        return seconds
+
+    def _transfer(self, operation: Operation, kind: str, moment: str) -> None:
+        run, timeline, zero = self._run, self._timeline, self._zero
+        group = group_of(operation.ranks, run.world, self._cluster)
+        seconds = collective_seconds(kind, operation.moved, group, self._cluster, self._constants)
+        self._busy["network" if group.hosts > 1 else "link"] += seconds
+        part = self._part(operation, kind, moment)
+        passes = moment in ("forward", "backward")
+        gathers = part == "gathering" and zero.stage == 3 and passes
+        end = timeline.carry(seconds, self._constants.collective.value, after_device=not gathers or not zero.overlaps)
+        if gathers and zero.overlaps:
+            size = _bytes_of(run.dtypes[operation.dtype] if run.dtypes else "")
+            timeline.gather_ahead(end, operation.moved, zero.prefetched * size)
+        elif part == "reducing" and passes and zero.overlaps:
+            timeline.reduce_behind(end)
+        else:
+            timeline.wait(end, part)
+
+    def _part(self, operation: Operation, kind: str, moment: str) -> str:
+        of_replicas = operation.ranks == self._run.replicas
+        if moment == "update":
+            return "gathering" if kind in ("all_gather", "broadcast") else "reducing"
+        if not of_replicas or kind in ("all_to_all", "send"):
+            return "exchanging"
+        if kind in ("all_gather", "broadcast"):
+            return "gathering"
+        return "reducing" if moment != "forward" else "exchanging"
+
+    def _copy(self, operation: Operation, kind: str, moment: str) -> None:
+        timeline, zero = self._timeline, self._zero
+        optimizer = kind == "to_host" or moment == "update"
+        pinned = zero.pins_optimizer if optimizer else zero.pins_params
+        seconds = copy_seconds(operation.moved, pinned, self._cluster, self._constants)
+        self._busy["copies"] += seconds
+        timeline.host += self._constants.launch.value
+        if kind == "to_host":
+            timeline.to_host = max(timeline.to_host, timeline.host, timeline.device, timeline.links) + seconds
+            end = timeline.to_host
+        else:
+            timeline.to_device = max(timeline.to_device, timeline.host) + seconds
+            end = timeline.to_device
+        if not pinned:
+            # A copy of pages that are not locked keeps the host.
+            timeline.pause(end - timeline.host, "transfers")
+        if moment not in ("forward", "backward") or not zero.overlaps:
+            timeline.wait(end, "transfers")
+
+
+def _bytes_of(dtype: str) -> int:
+    return 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
+
+
+def _spread(timeline: Timeline, busy: Mapping[str, float], constants: Efficiencies) -> float:
+    """Returns the standard deviation of the logarithm of a step's seconds.
+
+    A constant counts by the share of the step that it decides; the constants are independent.
+    """
+    parts = timeline.parts
+    total = sum(parts.values()) or 1.0
+    on_device = sum(busy[name] for name in ("matmul", "attention", "memory")) or 1.0
+    shares = {
+        name: (parts["compute"] + parts["update"]) * busy[name] / on_device
+        for name in ("matmul", "attention", "memory")
+    }
+    carried = busy["link"] + busy["network"] or 1.0
+    waited = parts["gathering"] + parts["reducing"] + parts["exchanging"]
+    shares |= {name: waited * busy[name] / carried for name in ("link", "network")}
+    shares |= {"launch": parts["launches"], "to_host": parts["transfers"], "host_update": parts["host_update"]}
+    squares = [(share / total * getattr(constants, name).spread) ** 2 for name, share in shares.items()]
+    return math.sqrt(sum(squares) + constants.whole.spread**2)

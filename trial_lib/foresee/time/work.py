@@ -1,0 +1,111 @@
+"""The operations of one optimizer step, cut out of a foreseen run. Pure."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Operations of one moment.
+
+    Attributes:
+        moment: a name of `MOMENTS`.
+        operations: in order.
+        micro_batch: of the step, from 0.
+    """
+
+    moment: str
+    operations: tuple[Operation, ...]
+    micro_batch: int = 0
+
+
+@dataclass(frozen=True)
+class ZeroTimes:
+    """The settings of DeepSpeed that decide when a transfer happens.
+
+    Attributes:
+        stage: the ZeRO stage.
+        overlaps: whether reductions and gathers have a stream of their own.
+        prefetched: parameters that stage 3 gathers ahead.
+        pins_optimizer: whether offloaded states are in locked pages.
+        pins_params: likewise for parameters.
+    """
+
+    stage: int
+    overlaps: bool
+    prefetched: float
+    pins_optimizer: bool
+    pins_params: bool
+
+    @classmethod
+    def of(cls, stage: int, ds_config: Mapping[str, Any]) -> "ZeroTimes":
+        """Reads a DeepSpeed configuration, with the defaults of `deepspeed/runtime/zero/config.py` (0.19.8)."""
+        zero = ds_config.get("zero_optimization") or {}
+        overlaps = zero.get("overlap_comm")
+        prefetched = zero.get("stage3_prefetch_bucket_size", zero.get("prefetch_bucket_size"))
+        optimizer, params = (zero.get(f"offload_{each}") or {} for each in ("optimizer", "param"))
+        return cls(
+            stage=stage,
+            overlaps=stage == 3 if overlaps is None else bool(overlaps),
+            prefetched=float(prefetched) if isinstance(prefetched, (int, float)) else 5e7,
+            pins_optimizer=bool(optimizer.get("pin_memory", False)),
+            pins_params=bool(params.get("pin_memory", False)),
+        )
+
+
+def step_of(run: ForeseenRun) -> tuple[Stretch, ...]:
+    """Returns the last whole step of a run, with all of its micro-batches.
+
+    A run may show fewer micro-batches than a step has. Then its first stands for the missing ones, because the last
+    also reduces what earlier ones left.
+
+    Raises:
+        ValueError: the run has no step.
+    """
+    stretches = _stretches(run)
+    whole = {moment.step for moment in run.moments if MOMENTS[moment.name] == "update" and moment.step > 0}
+    steps = whole or {moment.step for moment in run.moments if moment.step > 0}
+    if not steps:
+        raise ValueError("the foreseen run has no optimizer step")
+    last = [stretch for moment, stretch in stretches if moment.step == max(steps)]
+    shown = {each.micro_batch for each in last}
+    lacking = run.accumulation - len(shown)
+    if lacking <= 0:
+        return tuple(last)
+    first = [each for each in last if each.micro_batch == min(shown) and each.moment != "update"]
+    return (*first * lacking, *last)
+
+
+def loading_seconds(run: ForeseenRun) -> float:
+    """Returns the usual seconds to fetch a micro-batch, measured on the host that foresaw."""
+    return statistics.median(run.loading_s) if run.loading_s else 0.0
+
+
+def model_flops(run: ForeseenRun) -> float:
+    """Returns the model FLOPs of a step on one rank.
+
+    Activations that are computed a second time do not count. If all is trained, a backward pass has twice the work of
+    the forward pass. More than that is taken for such repetition.
+    """
+    work = dict.fromkeys(("forward", "backward"), 0.0)
+    for stretch in step_of(run):
+        if stretch.moment in work:
+            work[stretch.moment] += sum(each.flops for each in stretch.operations)
+    return work["forward"] + min(work["backward"], 2 * work["forward"])
+
+
+def _stretches(run: ForeseenRun) -> list[tuple[Moment, Stretch]]:
+    ends = [*(each.operation for each in run.moments[1:]), len(run.operations)]
+    return [
+        (moment, Stretch(MOMENTS[moment.name], run.operations[moment.operation : end], moment.micro_batch))
+        for moment, end in zip(run.moments, ends, strict=False)
+    ]
+
+
+def kind_of(operation: Operation) -> str:
+    """Returns the name of an operation's class."""
+    return OPERATIONS[operation.kind]
