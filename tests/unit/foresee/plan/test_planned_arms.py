@@ -1,0 +1,99 @@
+"""The arms of a plan, and the batch that each keeps."""
+
+from typing import Any
+
+import pytest
+
+from trial_lib.foresee.plan.arms import batch_policy, check_count, own_label, planned_arms
+from trial_lib.space.arms import RequestedKnob
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+BASE: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW"},
+    "zero_optimization": {"stage": 2},
+}
+
+
+def _typed(**fields: Any) -> ForeseenRun:
+    return ForeseenRun(
+        **{
+            "world": 8,
+            "replicas": 8,
+            "micro_batch": 4,
+            "accumulation": 2,
+            "parameters": 10**9,
+            "trainable": 10**9,
+            **fields,
+        }
+    )
+
+
+def test_the_users_arm_comes_first_and_changes_nothing() -> None:
+    own, *others = planned_arms(_typed(), BASE, (0, 1, 2, 3))
+    assert (own.label, own.knobs, own.is_own) == ("z2", {}, True)
+    assert [arm.label for arm in others] == [
+        "z0",
+        "z1",
+        "z1-offload-optimizer",
+        "z2-offload-optimizer",
+        "z3",
+        "z3-offload-param",
+        "z3-offload-optimizer",
+        "z3-offload-optimizer-offload-param",
+    ]
+
+
+def test_arms_vary_stage_and_offload_alone_unless_the_user_asks_for_more() -> None:
+    reading = _typed(program={"reads_activation_checkpointing": True})
+    plain = {arm.label for arm in planned_arms(reading, BASE, (2, 3))}
+    assert not any("checkpointing" in label for label in plain)
+    asked = [RequestedKnob("activation_checkpointing.cpu_checkpointing", (True, False))]
+    assert any("checkpointing" in arm.label for arm in planned_arms(reading, BASE, (2, 3), asked))
+
+
+def test_on_processors_nothing_is_offloaded() -> None:
+    assert [arm.label for arm in planned_arms(_typed(), BASE, (0, 2), device="cpu")] == ["z2", "z0"]
+
+
+def test_the_own_label_names_offload_as_other_arms_do() -> None:
+    offloads = {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    assert own_label({"zero_optimization": offloads}) == "z3-offload-optimizer"
+    assert own_label({}) == "z0"
+
+
+def test_a_candidate_keeps_the_batch_of_so_many_devices() -> None:
+    policy = batch_policy(_typed(), BASE, 16)
+    assert policy.train_batch_size == 4 * 2 * 16
+    own, *_ = planned_arms(_typed(), BASE, (2,))
+    config = own.candidate(policy, 2, 16).complete(BASE)
+    assert config["gradient_accumulation_steps"] == 4
+    assert config["train_batch_size"] == 128
+
+
+def test_a_stated_global_batch_is_kept_on_any_number() -> None:
+    stated = {**BASE, "train_batch_size": 64}
+    assert batch_policy(_typed(), stated, 16).sizes() == (1, 2, 4)
+    assert batch_policy(_typed(), stated, 16, train_batch_size=32).sizes() == (1, 2)
+    assert batch_policy(_typed(), stated, 16, free_batch=True).train_batch_size is None
+    assert batch_policy(_typed(), {"train_micro_batch_size_per_gpu": "auto"}, 2).train_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("config", "count", "said"),
+    [
+        ({"train_batch_size": 64}, 3, "a global batch of 64 samples cannot be divided over 3 replicas"),
+        ({"tensor_parallel": {"autotp_size": 4}}, 6, "tensor-parallel groups of 4"),
+        ({"sequence_parallel_size": 4}, 6, "sequence groups of 4"),
+    ],
+)
+def test_a_count_that_cannot_be_divided_is_refused(config: dict[str, Any], count: int, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        check_count(config, count, "--on h100-80gb:3")
+
+
+def test_a_count_is_divided_by_the_ranks_of_a_replica_first() -> None:
+    check_count({"train_batch_size": 6, "tensor_parallel": {"autotp_size": 4}}, 12, "--on")

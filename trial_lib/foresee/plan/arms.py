@@ -1,0 +1,206 @@
+"""The arms of a plan: the search space's ZeRO stages and offloads, and the batch that each of them keeps."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
+from trial_lib.memory.zero_settings import arm_key
+from trial_lib.records.candidate import Candidate
+from trial_lib.search.batch_policy import BatchPolicy
+from trial_lib.space.arms import RequestedKnob, build_space
+from trial_lib.space.catalogue import is_coarse
+from trial_lib.space.effects import Surroundings
+from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+_COARSE = (STAGE, "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
+_PERMISSIONS = ("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer")
+# Settings that divide the ranks into groups. A group holds one replica of the model.
+_RANKS_OF_A_REPLICA = (("tensor_parallel.autotp_size", "tensor-parallel"), ("sequence_parallel_size", "sequence"))
+_WHERE = "the DeepSpeed configuration"
+
+
+@dataclass(frozen=True)
+class PlanArm:
+    """One arm of a plan.
+
+    Attributes:
+        label: such as `z3-offload-optimizer`.
+        knobs: its settings, each fine one at its best guess, in the shape of the DeepSpeed configuration.
+        is_own: whether the user's configuration is of this arm. Its knobs are then empty, so that nothing changes.
+    """
+
+    label: str
+    knobs: Mapping[str, Any]
+    is_own: bool = False
+
+    def candidate(self, policy: BatchPolicy, micro_batch: int, ranks: int) -> Candidate:
+        """Returns the arm at a micro-batch size (samples) on a number of ranks."""
+        return Candidate(
+            knobs=dict(self.knobs),
+            micro_batch_size=micro_batch,
+            gradient_accumulation_steps=policy.accumulation(micro_batch),
+            slots=ranks,
+            data_parallel_size=policy.data_parallel_size,
+        )
+
+
+def planned_arms(
+    typed: ForeseenRun,
+    base_config: Mapping[str, Any],
+    stages: Iterable[int],
+    requests: Sequence[RequestedKnob] = (),
+    device: str = "cuda",
+) -> tuple[PlanArm, ...]:
+    """Returns the arms to foresee. The user's own comes first.
+
+    Args:
+        typed: the foreseen run of the program as it was typed.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        stages: ZeRO stages that may be used.
+        requests: the `search_space` of the experiment.
+        device: `cuda` or `cpu`.
+    """
+    program = typed.program
+    here = Surroundings(
+        device=device,
+        slots=typed.world,
+        replicas=typed.replicas,
+        num_params=typed.parameters,
+        trainable_num_params=typed.trainable,
+        base_config=base_config,
+        pipeline=bool(program.get("pipeline_parallel", False)),
+        reads_activation_checkpointing=bool(program.get("reads_activation_checkpointing", False)),
+        code_optimizer=program.get("optimizer", ""),
+        by_accelerate=bool(program.get("by_accelerate", False)),
+        has_experts=bool(program.get("has_experts", False)),
+        repeats_backward=bool(program.get("repeats_backward", False)),
+    )
+    asked = {request.path for request in requests if is_coarse(request.path)}
+    own = arm_key(overwrite_deepspeed_config(base_config, {}))
+    found = [PlanArm(own_label(base_config), {}, is_own=True)]
+    seen = {own}
+    for arm in build_space(stages, here, requests, catalogue=True).arms:
+        key = arm_key(overwrite_deepspeed_config(base_config, arm.knobs))
+        if key not in seen and _is_asked_for(arm, asked):
+            seen.add(key)
+            found.append(PlanArm(arm.label, arm.lineage(0)))
+    return tuple(found)
+
+
+def own_label(base_config: Mapping[str, Any]) -> str:
+    """Returns the label of the user's own arm."""
+    config = overwrite_deepspeed_config(base_config, {})
+    coarse = {path: value for path, value in leaves(config) if path.startswith(_COARSE) and path != STAGE}
+    arm = {"zero_optimization": {"stage": get_knob(config, STAGE, 0)}}
+    for path, value in coarse.items():
+        if path.endswith(".device"):
+            arm["zero_optimization"][path.split(".")[1]] = {"device": value}
+    return Arm(arm).label
+
+
+def _is_asked_for(arm: Arm, asked: Iterable[str]) -> bool:
+    """Returns whether an arm varies nothing but stage, offload and the coarse knobs that the user requests."""
+    asked = set(asked)
+    return all(
+        path.startswith(_COARSE) or path in _PERMISSIONS or path in asked or _is_neutral(value)
+        for path, value in leaves(arm.knobs)
+    )
+
+
+def _is_neutral(value: Any) -> bool:
+    return value is not True and value in (None, False, "none", 1)
+
+
+def ranks_of_a_replica(config: Mapping[str, Any]) -> int:
+    """Returns the ranks that hold one replica of the model together, as far as the configuration says so."""
+    ranks = 1
+    for path, _ in _RANKS_OF_A_REPLICA:
+        value = get_knob(config, path)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+            ranks *= value
+    return ranks
+
+
+def check_count(config: Mapping[str, Any], count: int, where: str) -> None:
+    """Checks that model and batch can be divided over a number of devices.
+
+    Args:
+        config: the user's DeepSpeed configuration, as far as it is known.
+        count: devices.
+        where: the flag, for the error.
+
+    Raises:
+        InputError: they cannot.
+    """
+    for path, name in _RANKS_OF_A_REPLICA:
+        value = get_knob(config, path)
+        if isinstance(value, int) and value > 1 and count % value:
+            raise InputError(
+                f"{count} devices cannot be divided into {name} groups of {value}.",
+                where=where,
+                remedy=f"Ask for a multiple of {value} devices, or change {path}.",
+            )
+    replicas, batch = count // ranks_of_a_replica(config), config.get(TRAIN_BATCH)
+    if isinstance(batch, int) and not isinstance(batch, bool) and batch > 0 and batch % replicas:
+        raise InputError(
+            f"a global batch of {batch} samples cannot be divided over {replicas} replicas of the model.",
+            where=where,
+            remedy=f"Ask for a number of devices that divides it, or give another batch by --{_dashed(TRAIN_BATCH)}.",
+        )
+
+
+def _dashed(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def batch_policy(
+    typed: ForeseenRun,
+    base_config: Mapping[str, Any],
+    replicas: int,
+    *,
+    train_batch_size: int | None = None,
+    free_batch: bool = False,
+    max_micro_batch: int | None = None,
+) -> BatchPolicy:
+    """Returns the batches that arms may have on a number of replicas.
+
+    If the configuration has a global batch, every arm and every number of devices keeps it. If it has only the batch of
+    a device, the global batch is what the program trains on with so many devices.
+
+    Args:
+        typed: the foreseen run of the program as it was typed.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        replicas: of the model.
+        train_batch_size: samples of an optimizer step; None for the user's own.
+        free_batch: whether the global batch may change.
+        max_micro_batch: the largest size to consider (samples); None for any.
+
+    Raises:
+        InputError: no micro-batch divides that batch.
+    """
+    varies = bool(typed.program.get("batch_varies", False))
+    policy = BatchPolicy(
+        train_batch_size=None if free_batch else train_batch_size or _own_batch(typed, base_config, replicas),
+        gradient_accumulation_steps=typed.accumulation,
+        data_parallel_size=replicas,
+        max_micro_batch=max_micro_batch,
+        only_micro_batch=typed.micro_batch if varies else None,
+    )
+    policy.check()
+    return policy
+
+
+def _own_batch(typed: ForeseenRun, base_config: Mapping[str, Any], replicas: int) -> int:
+    stated = base_config.get(TRAIN_BATCH)
+    if isinstance(stated, int) and not isinstance(stated, bool):
+        return stated
+    try:
+        partly = {key: base_config[key] for key in (MICRO_BATCH, ACCUMULATION) if key in base_config}
+        return resolve_batch(partly, replicas).train_batch_size
+    except InputError:
+        # The code decides on it.
+        return typed.micro_batch * typed.accumulation * replicas
