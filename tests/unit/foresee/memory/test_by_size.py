@@ -1,0 +1,82 @@
+import random
+from dataclasses import replace
+
+import pytest
+
+from trial_lib.foresee.memory.by_size import by_size
+from trial_lib.foresee.memory.live_bytes import live_bytes
+from trial_lib.foresee.memory.scaled_run import scaled_run
+from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun, MemoryEvent, Moment, Operation, Storage
+
+
+def run_of(micro_batch: int, world: int = 8, seed: int = 3) -> ForeseenRun:
+    """Returns a run whose storages are a fixed part, a part for each sample, and a share of the world."""
+    draw = random.Random(seed)
+    storages, events, live = [], [], []
+    for number in range(200):
+        fixed, of_sample, share = draw.choice([(4, 0, 0), (0, 3, 0), (0, 1, 0), (0, 0, 64), (2, 2, 0)])
+        size = 512 * (fixed * draw.randrange(1, 9) + of_sample * micro_batch + share * 8 // world)
+        storages.append(Storage(size, draw.randrange(7), 0))
+        events.append(MemoryEvent(number, 1))
+        live.append(number)
+        while len(live) > 5 + draw.randrange(40):
+            events.append(MemoryEvent(live.pop(draw.randrange(len(live))), 0))
+    cuts = [0, len(events) // 3, len(events) // 2]
+    names = ("forward", "backward", "update")
+    return ForeseenRun(
+        world=world,
+        replicas=world,
+        micro_batch=micro_batch,
+        storages=tuple(storages),
+        events=tuple(events),
+        moments=tuple(Moment(MOMENTS.index(name), 1, 0, cut, 0) for name, cut in zip(names, cuts, strict=True)),
+        operations=(Operation(0, 0, 10.0 * micro_batch, 4.0 + micro_batch), Operation(11, 0, 0.0, 64.0, ranks=world)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_sizes_give_every_other_size_exactly(seed: int) -> None:
+    found = by_size(run_of(1, seed=seed), run_of(2, seed=seed))
+    assert found.is_exact
+    for size in (1, 2, 3, 7, 40):
+        expected = live_bytes(run_of(size, seed=seed))
+        assert [(each.peak, each.at_begin, each.at_end) for each in found.at(size).moments] == [
+            (each.peak, each.at_begin, each.at_end) for each in expected.moments
+        ]
+        assert found.peak_at(size) == expected.peak
+        assert all(sum(each.by_kind) == pytest.approx(each.peak) for each in found.at(size).moments)
+
+
+def test_the_event_of_the_peak_changes_with_the_size() -> None:
+    """So one line through two peaks would be wrong, and the envelope is not."""
+    found = by_size(run_of(1), run_of(2))
+    assert len({found.moments[0].at(size).event for size in (1, 2, 3, 7, 40)}) > 1
+
+
+def test_runs_with_other_events_give_a_line_by_moment() -> None:
+    small, large = run_of(1), run_of(3)
+    other = replace(large, events=large.events[:-1])
+    found = by_size(small, other)
+    assert not found.is_exact
+    assert found.at(1).by_name() == live_bytes(small).by_name()
+    assert found.at(3).by_name() == live_bytes(other).by_name()
+
+
+def test_one_run_gives_the_same_bytes_for_all_sizes() -> None:
+    assert by_size(run_of(2)).peak_at(9) == live_bytes(run_of(2)).peak
+    with pytest.raises(ValueError, match="same micro_batch"):
+        by_size(run_of(2), run_of(2))
+
+
+def test_a_run_of_another_size_and_world_is_the_run_that_it_stands_for() -> None:
+    made = scaled_run(run_of(1, 8), larger=run_of(2, 8), wider=run_of(1, 16), micro_batch=6, world=64)
+    assert made == run_of(6, 64)
+
+
+def test_a_run_of_another_size_needs_a_second_one() -> None:
+    with pytest.raises(ValueError, match="needs a second run"):
+        scaled_run(run_of(1), micro_batch=2)
+    with pytest.raises(ValueError, match="same world"):
+        scaled_run(run_of(1), wider=run_of(1), world=2)
+    with pytest.raises(ValueError, match="other events"):
+        scaled_run(run_of(1), larger=run_of(2, seed=4), micro_batch=3)
