@@ -39,6 +39,7 @@ class Efficiencies:
         collective: seconds in which the host issues a collective, with DeepSpeed's code around it.
         whole: what all of this leaves out. Its value multiplies a step.
         measured: steps that it was refitted to; 0 for the defaults.
+        device: that the steps are of; empty for the defaults, and for several kinds.
     """
 
     matmul: Constant = Constant(0.75, 0.15)
@@ -52,6 +53,7 @@ class Efficiencies:
     collective: Constant = Constant(1e-4, 0.5)
     whole: Constant = Constant(1.0, 0.15)
     measured: int = 0
+    device: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""
@@ -78,5 +80,5 @@ class Efficiencies:
         return replace(self, **values)
 
 
-CONSTANTS = tuple(each.name for each in fields(Efficiencies) if each.name != "measured")
+CONSTANTS = tuple(each.name for each in fields(Efficiencies) if each.name not in ("measured", "device"))
 """The names of all constants."""

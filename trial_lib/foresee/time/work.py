@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
@@ -61,7 +61,8 @@ def step_of(run: ForeseenRun) -> tuple[Stretch, ...]:
     """Returns the last whole step of a run, with all of its micro-batches.
 
     A run may show fewer micro-batches than a step has. Then its first stands for the missing ones, because the last
-    also reduces what earlier ones left.
+    also reduces what earlier ones left. If the first is the last, it stands for them without what stages 0 and 1 reduce
+    at the end of a step. If a run shows too many, the first are left out.
 
     Raises:
         ValueError: the run has no step.
@@ -72,12 +73,20 @@ def step_of(run: ForeseenRun) -> tuple[Stretch, ...]:
     if not steps:
         raise ValueError("the foreseen run has no optimizer step")
     last = [stretch for moment, stretch in stretches if moment.step == max(steps)]
-    shown = {each.micro_batch for each in last}
+    shown = sorted({each.micro_batch for each in last})
     lacking = run.accumulation - len(shown)
     if lacking <= 0:
-        return tuple(last)
-    first = [each for each in last if each.micro_batch == min(shown) and each.moment != "update"]
+        kept = shown[-run.accumulation :]
+        return tuple(each for each in last if each.micro_batch in kept)
+    first = [each for each in last if each.micro_batch == shown[0] and each.moment != "update"]
+    if len(shown) == 1 and run.stage < 2:
+        first = [replace(each, operations=_without_reductions(each.operations, run)) for each in first]
     return (*first * lacking, *last)
+
+
+def _without_reductions(operations: tuple[Operation, ...], run: ForeseenRun) -> tuple[Operation, ...]:
+    kinds = ("all_reduce", "reduce_scatter", "broadcast", "to_host")
+    return tuple(each for each in operations if kind_of(each) not in kinds or each.ranks not in (1, run.replicas))
 
 
 def loading_seconds(run: ForeseenRun) -> float:

@@ -1,0 +1,40 @@
+from dataclasses import replace
+
+import pytest
+from synthetic import DEVICE, EXACT, carried, moving, product, run_of
+
+from trial_lib.foresee.time.by_world import at_world
+from trial_lib.foresee.time.devices import Cluster
+from trial_lib.foresee.time.step_time import foresee_step
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+
+def of_world(ranks: int, stage: int) -> ForeseenRun:
+    share = 1.0 if stage == 0 else 2 / ranks
+    update = [moving(0.5 * share, "update"), carried(0.25, "all_gather", ranks)]
+    backward = [product(2.0), carried(0.5, "all_reduce", ranks)]
+    stretches = [("forward", [product(1.0)]), ("backward", backward), ("update", update)]
+    run = run_of(*stretches, world=ranks, replicas=ranks, stage=stage)
+    return run if ranks > 1 else replace(run, operations=tuple(each for each in run.operations if each.kind < 10))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("ranks", [4, 8, 64])
+def test_states_are_divided_and_groups_grow(stage: int, ranks: int) -> None:
+    assert at_world(of_world(2, stage), ranks) == of_world(ranks, stage)
+
+
+def test_one_rank_sends_nothing() -> None:
+    alone = at_world(of_world(2, 1), 1)
+    parts = foresee_step(alone, Cluster(device=DEVICE), EXACT).parts
+    assert parts["reducing"] == parts["gathering"] == 0.0
+    assert parts["update"] == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="one replica"):
+        at_world(alone, 2)
+
+
+def test_groups_of_tensor_parallelism_stay() -> None:
+    pairs = run_of(("forward", [carried(0.5, "all_reduce", 2), carried(0.5, "all_reduce", 4)]), world=8, replicas=4)
+    more = at_world(pairs, 8)
+    assert [each.ranks for each in more.operations] == [2, 8]
+    assert more.world == 16

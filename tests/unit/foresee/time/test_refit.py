@@ -1,0 +1,52 @@
+import json
+import math
+
+import pytest
+from synthetic import TWO, carried, moving, product, run_of
+
+from trial_lib.foresee.time.efficiencies import CONSTANTS, Efficiencies
+from trial_lib.foresee.time.refit import MeasuredStep, refit
+from trial_lib.foresee.time.step_time import foresee_step
+
+RUNS = [
+    run_of(("forward", [product(1.0), moving(0.2)]), ("update", [])),
+    run_of(("forward", [product(0.3), moving(1.0)]), ("update", [])),
+    run_of(("forward", [product(0.5), moving(0.5)]), ("backward", [carried(1.0, "all_reduce")]), ("update", [])),
+    run_of(("forward", [product(0.5)]), ("backward", [carried(3.0, "all_reduce")]), ("update", [])),
+]
+TRUE = Efficiencies().changed({"matmul": -0.2, "memory": 0.15, "link": -0.3})
+
+
+def measured_with(constants: Efficiencies) -> list[MeasuredStep]:
+    return [MeasuredStep(run, TWO, foresee_step(run, TWO, constants).seconds) for run in RUNS]
+
+
+def test_measured_steps_bring_the_constants_nearer() -> None:
+    found = refit(measured_with(TRUE), noise=0.01)
+    for name in ("matmul", "memory", "link"):
+        before, after, true = (getattr(each, name).value for each in (Efficiencies(), found, TRUE))
+        assert abs(math.log(after / true)) < 0.5 * abs(math.log(before / true))
+        assert getattr(found, name).spread < getattr(Efficiencies(), name).spread
+    for each in measured_with(TRUE):
+        assert foresee_step(each.run, each.cluster, found).seconds == pytest.approx(each.seconds, rel=0.02)
+    assert (found.measured, found.device) == (4, "round")
+
+
+def test_what_no_step_depends_on_stays() -> None:
+    found = refit(measured_with(TRUE))
+    for name in ("network", "attention", "host_update"):
+        assert getattr(found, name).value == pytest.approx(getattr(Efficiencies(), name).value)
+        assert getattr(found, name).spread == pytest.approx(getattr(Efficiencies(), name).spread)
+
+
+def test_the_interval_of_a_measured_device_is_narrower() -> None:
+    before, after = foresee_step(RUNS[2], TWO), foresee_step(RUNS[2], TWO, refit(measured_with(TRUE)))
+    assert after.high / after.low < before.high / before.low
+    assert refit([]) == Efficiencies()
+
+
+def test_constants_survive_a_file() -> None:
+    found = refit(measured_with(TRUE))
+    assert Efficiencies.from_json(json.loads(json.dumps(found.to_json()))) == found
+    older = {key: value for key, value in found.to_json().items() if key != CONSTANTS[0]}
+    assert getattr(Efficiencies.from_json(older), CONSTANTS[0]) == getattr(Efficiencies(), CONSTANTS[0])

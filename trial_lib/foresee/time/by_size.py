@@ -1,0 +1,98 @@
+"""A foreseen run at a micro-batch size that was not run, from two that were. Pure.
+
+The work of an operation is linear in the micro-batch. Two runs of one arm give the line of each operation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trial_lib.wire.foreseen_run import ForeseenRun, Operation
+
+
+def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulation: int | None = None) -> ForeseenRun:
+    """Returns the run of the arm with another micro-batch. Its storages are those of the nearer run.
+
+    Operations are matched one to one by their order within a moment. If a moment has other operations at the larger
+    size, the nearer run's are scaled by the sums of their class.
+
+    Args:
+        small: a run of the arm.
+        large: a run of it with a larger micro-batch.
+        micro_batch: samples, at least 1.
+        accumulation: micro-batches of a step; that of the nearer run if None.
+
+    Raises:
+        ValueError: both runs have the same micro-batch.
+    """
+    if small.micro_batch == large.micro_batch:
+        raise ValueError(f"both runs have a micro-batch of {small.micro_batch}")
+    weight = (micro_batch - small.micro_batch) / (large.micro_batch - small.micro_batch)
+    nearer = large if weight > 0.5 else small
+    operations: list[Operation] = []
+    starts: list[int] = []
+    if len(small.moments) == len(large.moments):
+        for low, high, near in zip(*(_stretches(run) for run in (small, large, nearer)), strict=True):
+            starts.append(len(operations))
+            operations += _between(low, high, near, weight)
+    else:
+        operations = _between(small.operations, large.operations, nearer.operations, weight)
+        starts = [moment.operation for moment in nearer.moments]
+    return replace(
+        nearer,
+        micro_batch=micro_batch,
+        accumulation=accumulation or nearer.accumulation,
+        operations=tuple(operations),
+        moments=tuple(moment._replace(operation=start) for moment, start in zip(nearer.moments, starts, strict=True)),
+        loading_s=_loading(small, large, weight),
+    )
+
+
+def _stretches(run: ForeseenRun) -> list[tuple[Operation, ...]]:
+    ends = [*(each.operation for each in run.moments[1:]), len(run.operations)]
+    return [run.operations[moment.operation : end] for moment, end in zip(run.moments, ends, strict=False)]
+
+
+def _between(
+    low: Sequence[Operation], high: Sequence[Operation], near: Sequence[Operation], weight: float
+) -> list[Operation]:
+    if [_sort(each) for each in low] == [_sort(each) for each in high]:
+        return [
+            near_by._replace(flops=_line(one.flops, other.flops, weight), moved=_line(one.moved, other.moved, weight))
+            for one, other, near_by in zip(low, high, near, strict=True)
+        ]
+    sums = [_sums(each) for each in (low, high, near)]
+    factors = {
+        sort: tuple(
+            _line(sums[0].get(sort, (0.0, 0.0))[part], sums[1].get(sort, (0.0, 0.0))[part], weight) / (own[part] or 1.0)
+            for part in (0, 1)
+        )
+        for sort, own in sums[2].items()
+    }
+    return [
+        each._replace(flops=each.flops * factors[_sort(each)][0], moved=each.moved * factors[_sort(each)][1])
+        for each in near
+    ]
+
+
+def _sort(operation: Operation) -> tuple[int, int, int]:
+    return operation.kind, operation.ranks, operation.on_host
+
+
+def _sums(operations: Sequence[Operation]) -> dict[tuple[int, int, int], tuple[float, float]]:
+    sums: dict[tuple[int, int, int], tuple[float, float]] = {}
+    for each in operations:
+        flops, moved = sums.get(_sort(each), (0.0, 0.0))
+        sums[_sort(each)] = flops + each.flops, moved + each.moved
+    return sums
+
+
+def _line(low: float, high: float, weight: float) -> float:
+    # Below the smaller size a line may cross zero.
+    return max(0.0, low + (high - low) * weight)
+
+
+def _loading(small: ForeseenRun, large: ForeseenRun, weight: float) -> tuple[float, ...]:
+    if not small.loading_s or not large.loading_s:
+        return (small if weight <= 0.5 else large).loading_s
+    low, high = (sorted(run.loading_s)[len(run.loading_s) // 2] for run in (small, large))
+    return (_line(low, high, weight),)

@@ -1,0 +1,60 @@
+"""A foreseen run on another number of ranks. Pure.
+
+What a rank computes for its micro-batch stays. Its share of partitioned states, and the groups of its collectives, do
+not.
+"""
+
+from dataclasses import replace
+
+from trial_lib.foresee.time.links import COLLECTIVES
+from trial_lib.foresee.time.work import kind_of
+from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun, Operation
+
+
+def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
+    """Returns the run with another number of replicas. Its storages stay, and so do not belong to it.
+
+    Args:
+        run: of two replicas or more, because one has no collectives that could be scaled.
+        replicas: of the model, at least 1. Tensor parallelism stays as it is.
+
+    Raises:
+        ValueError: the run has one replica, and more are asked for.
+    """
+    if replicas == run.replicas:
+        return run
+    if run.replicas == 1:
+        raise ValueError("a run of one replica does not show what several send to each other")
+    share = run.replicas / replicas
+    starts = [moment.operation for moment in run.moments]
+    names = [MOMENTS[moment.name] for moment in run.moments]
+    operations: list[Operation] = []
+    moments = []
+    for index, moment in enumerate(run.moments):
+        end = starts[index + 1] if index + 1 < len(starts) else len(run.operations)
+        moments.append(moment._replace(operation=len(operations)))
+        for operation in run.operations[moment.operation : end]:
+            kind = kind_of(operation)
+            if kind in COLLECTIVES:
+                if operation.ranks != run.replicas:
+                    operations.append(operation)
+                elif replicas > 1:
+                    operations.append(operation._replace(ranks=replicas))
+            elif _is_of_a_partition(operation, kind, names[index], run.stage):
+                operations.append(operation._replace(flops=operation.flops * share, moved=operation.moved * share))
+            else:
+                operations.append(operation)
+    return replace(
+        run,
+        world=run.world // run.replicas * replicas,
+        replicas=replicas,
+        operations=tuple(operations),
+        moments=tuple(moments),
+    )
+
+
+def _is_of_a_partition(operation: Operation, kind: str, moment: str, stage: int) -> bool:
+    """Whether an operation works on this rank's share of the states: the update, and what is offloaded."""
+    if stage == 0:
+        return False
+    return moment == "update" or operation.on_host == 1 or (kind in ("to_host", "to_device") and moment != "load")
