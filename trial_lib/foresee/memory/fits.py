@@ -1,0 +1,151 @@
+"""Whether an arm fits a device: the peak with its 90 % interval, the probability, and the largest micro-batch.
+
+The peak of live bytes is counted. The error has four sources. Three have their own constants: the CUDA context and NCCL
+(`constants.py`), the pieces of segments that the allocator cannot use (`UNUSABLE`), and whatever a foreseen run cannot
+see (`PROGRAM_ERROR`): workspaces of kernels, other kernels than those of the foreseen run, blocks that a second stream
+still holds.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import NormalDist
+
+from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
+from trial_lib.foresee.memory.by_size import BySize, by_size
+from trial_lib.foresee.memory.constants import in_all, outside_pytorch, workspaces
+from trial_lib.foresee.memory.live_bytes import LiveBytes
+from trial_lib.foresee.memory.replay import Reserved, replay
+from trial_lib.memory.budget import Uncertain
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+PROGRAM_ERROR = 0.04
+"""Standard deviation of the allocated peak, as a share, if the run is of the program itself. Set, not fitted."""
+
+UNUSABLE = Uncertain(0.35, 0.25)
+"""The share of the reserved memory beyond the peak in use that a full allocator cannot use. Set, not fitted.
+
+A full device makes the allocator give back whole segments that are free, so less is needed than an endless device
+reserves.
+"""
+
+INTERVAL = 0.9
+_WIDTH = NormalDist().inv_cdf((1 + INTERVAL) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakForecast:
+    """The memory of one micro-batch on a device.
+
+    Attributes:
+        micro_batch: samples.
+        live: live bytes by moment, without workspaces.
+        allocated: as `torch.cuda.max_memory_allocated` shows.
+        reserved: as `torch.cuda.max_memory_reserved` shows on a device that never gets full.
+        shown: as `nvidia-smi` shows on such a device.
+        needed: the least memory of a device on which it runs.
+    """
+
+    micro_batch: int
+    live: LiveBytes
+    allocated: Uncertain
+    reserved: Uncertain
+    shown: Uncertain
+    needed: Uncertain
+
+    def fits(self, capacity: float) -> float:
+        """Returns the probability that it fits.
+
+        Args:
+            capacity: bytes that the device has for programs (`torch.cuda.mem_get_info` on an idle device).
+        """
+        if self.needed.deviation <= 0:
+            return float(self.needed.mean <= capacity)
+        return NormalDist(self.needed.mean, self.needed.deviation).cdf(capacity)
+
+
+def interval(number: Uncertain) -> tuple[float, float]:
+    """Returns the ends of the 90 % interval of a number of bytes."""
+    return max(0.0, number.mean - _WIDTH * number.deviation), number.mean + _WIDTH * number.deviation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmMemory:
+    """The memory of one arm on a kind of device, for any micro-batch.
+
+    Attributes:
+        one: a foreseen run of the arm.
+        other: the same with another micro-batch; None if there is one run.
+        settings: of the caching allocator.
+        ranks_per_node: ranks of one host.
+        capability: the compute capability of the device.
+        loads_all_kernels: whether CUDA is older than 11.7.
+        program_error: standard deviation of the allocated peak, as a share.
+    """
+
+    one: ForeseenRun
+    other: ForeseenRun | None = None
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    ranks_per_node: int = 8
+    capability: tuple[int, int] = (8, 0)
+    loads_all_kernels: bool = False
+    program_error: float = PROGRAM_ERROR
+
+    @cached_property
+    def sizes(self) -> BySize:
+        """Live bytes of any micro-batch."""
+        return by_size(self.one, self.other)
+
+    @cached_property
+    def larger(self) -> ForeseenRun:
+        """The run with the larger micro-batch."""
+        runs = [self.one] if self.other is None else [self.one, self.other]
+        return max(runs, key=lambda run: run.micro_batch)
+
+    @cached_property
+    def reserved(self) -> Reserved:
+        """The replay of the larger run on a device that never gets full."""
+        return replay(self.larger, self.settings, before=workspaces(self.capability))
+
+    def at(self, micro_batch: int) -> PeakForecast:
+        """Returns the memory of a micro-batch, in samples."""
+        live = self.sizes.at(micro_batch)
+        of_cublas = sum(workspaces(self.capability))
+        in_use = live.peak + of_cublas
+        # The allocator keeps rests of up to 1 MiB with their blocks, and they count as allocated.
+        seen = self.sizes.at(self.larger.micro_batch).peak + of_cublas
+        allocated_mean = in_use * self.reserved.allocated / seen if seen else in_use
+        ratio = self.reserved.reserved / self.reserved.allocated if self.reserved.allocated else 1.0
+        gap = allocated_mean * (ratio - 1)
+        allocated = Uncertain(allocated_mean, self.program_error * allocated_mean)
+        outside = outside_pytorch(self.one.world, self.ranks_per_node, loads_all_kernels=self.loads_all_kernels)
+        # Another order of allocations leaves other pieces.
+        reserved = in_all(allocated, Uncertain(gap, UNUSABLE.deviation * gap))
+        pieces = Uncertain(UNUSABLE.mean * gap, UNUSABLE.deviation * gap)
+        return PeakForecast(
+            micro_batch=micro_batch,
+            live=live,
+            allocated=allocated,
+            reserved=reserved,
+            shown=in_all(reserved, outside),
+            needed=in_all(allocated, pieces, outside),
+        )
+
+    def largest_micro_batch(self, capacity: float, likely: float = 0.5, most: int = 65_536) -> int:
+        """Returns the largest micro-batch that probably fits, in samples; 0 if none does.
+
+        Args:
+            capacity: as in `PeakForecast.fits`.
+            likely: the least probability.
+            most: the largest that is tried.
+        """
+        fitting, failing = 0, 1
+        while failing <= most and self.at(failing).fits(capacity) >= likely:
+            fitting, failing = failing, 2 * failing
+        failing = min(failing, most + 1)
+        while failing - fitting > 1:
+            middle = (fitting + failing) // 2
+            if self.at(middle).fits(capacity) >= likely:
+                fitting = middle
+            else:
+                failing = middle
+        return fitting
