@@ -1,0 +1,196 @@
+"""A plain decoder: GPTs as Megatron has them, Llamas as PyTorch's own trainers have them.
+
+With `compiled` the elementwise parts keep their inputs alone and are computed again, as the partitioner of
+torch.compile decides.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class _Again(torch.autograd.Function):
+    """A function that keeps its inputs alone, and computes the rest again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        with torch.no_grad():
+            return function(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [each.detach().requires_grad_(each.is_floating_point()) for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            output = ctx.function(*inputs)
+        wanted = [each for each in inputs if each.requires_grad]
+        found = iter(torch.autograd.grad(output, wanted, gradients[0]))
+        return None, *(next(found) if each.requires_grad else None for each in inputs)
+
+
+def _gate(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+class Attention(nn.Module):
+    """Causal attention with fewer heads of keys and values if the row has fewer."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = program.heads, program.kv_heads
+        self.width = program.hidden // program.heads
+        self.is_eager = program.attention == "eager"
+        bias = not program.is_gated
+        self.qkv = nn.Linear(program.hidden, (self.heads + 2 * self.kv_heads) * self.width, bias=bias)
+        self.out = nn.Linear(program.hidden, program.hidden, bias=bias)
+        self.rotates = not program.has_positions
+        self.compiled = program.compiled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the attention of (batch, tokens, hidden)."""
+        batch, tokens, hidden = x.shape
+        sizes = [self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.width]
+        q, k, v = self.qkv(x).split(sizes, dim=-1)
+        q = q.view(batch, tokens, self.heads, self.width).transpose(1, 2)
+        k = k.view(batch, tokens, self.kv_heads, self.width).transpose(1, 2)
+        v = v.view(batch, tokens, self.kv_heads, self.width).transpose(1, 2)
+        if self.rotates:
+            q, k = self._rotated(q), self._rotated(k)
+        if self.heads != self.kv_heads:
+            # PyTorch's trainers copy keys and values for each head of a group.
+            k, v = (each.repeat_interleave(self.heads // self.kv_heads, dim=1) for each in (k, v))
+        fused = F.scaled_dot_product_attention
+        mixed = self._eager(q, k, v) if self.is_eager else fused(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, hidden))
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        angle = torch.ones(x.shape[-2], half, device=x.device, dtype=x.dtype)
+
+        left, right = x[..., :half], x[..., half:]
+        return torch.cat((left * angle - right * angle, right * angle + left * angle), dim=-1)
+
+    def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(self.width)
+        shares = F.dropout(torch.softmax(scores, dim=-1), 0.1, training=self.training)
+        return torch.matmul(shares, v)
+
+
+class FeedForward(nn.Module):
+    """The feed-forward part, gated or plain."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.is_gated, self.compiled = program.is_gated, program.compiled
+        bias = not program.is_gated
+        self.up = nn.Linear(program.hidden, program.ffn * (2 if self.is_gated else 1), bias=bias)
+        self.down = nn.Linear(program.ffn, program.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the output for (batch, tokens, hidden)."""
+        wide = self.up(x)
+        if not self.is_gated:
+            return self.down(F.gelu(wide))
+        gate, up = wide.chunk(2, dim=-1)
+        return self.down(_Again.apply(_gate, gate, up) if self.compiled else F.silu(gate) * up)
+
+
+class Norm(nn.Module):
+    """A norm: RMS for a gated model, else of mean and variance, which is one kernel.
+
+    PyTorch's trainers write the RMS norm out in 32 bits. A compiled one is a kernel that keeps its input.
+    """
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(program.hidden))
+        self.bias = None if program.is_gated else nn.Parameter(torch.zeros(program.hidden))
+        self.compiled = program.compiled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the normed input."""
+        if self.bias is not None:
+            return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias)
+        return _Again.apply(_rms_norm, x, self.weight) if self.compiled else _rms_norm(x, self.weight)
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x) * weight
+
+
+class Layer(nn.Module):
+    """One layer of the decoder."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.first, self.second = Norm(program), Norm(program)
+        self.attention, self.feed_forward = Attention(program), FeedForward(program)
+        # GPTs of Megatron drop at the end of both parts. Llamas drop nothing.
+        self.drop = 0.0 if program.is_gated or program.attention == "fused" else 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the output for (batch, tokens, hidden)."""
+        x = x + F.dropout(self.attention(self.first(x)), self.drop, training=self.training and self.drop > 0)
+        return x + F.dropout(self.feed_forward(self.second(x)), self.drop, training=self.training and self.drop > 0)
+
+
+class Decoder(nn.Module):
+    """The whole model. Its output is the loss.
+
+    Args:
+        program: a `RowProgram`.
+    """
+
+    CHUNKS = 8
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.program = program
+        self.embedding = nn.Embedding(program.vocab, program.hidden)
+        self.positions = nn.Embedding(program.tokens, program.hidden) if program.has_positions else None
+        self.layers = nn.ModuleList(Layer(program) for _ in range(program.layers))
+        self.norm = Norm(program)
+        self.head = nn.Linear(program.hidden, program.vocab, bias=False)
+        if program.is_tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Returns the loss of (batch, tokens) of token numbers."""
+        x = self.embedding(input_ids)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
+        for begin in range(0, len(self.layers), self.program.checkpointed_layers):
+            piece = self.layers[begin : begin + self.program.checkpointed_layers]
+            number = begin // self.program.checkpointed_layers
+            if self.program.checkpoints and number % self.program.checkpoint_every == 0:
+                x = checkpoint(_run, piece, x, use_reentrant=False)
+            else:
+                x = _run(piece, x)
+        return self._loss(self.norm(x), input_ids)
+
+    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        if self.program.loss == "value head":
+            return x.float().mean()
+        if self.program.loss != "chunked":
+            return _token_loss(self.head(x), labels)
+        # A chunked loss is compiled, so each chunk keeps its logits in 16 bits.
+        parts = zip(x.chunk(self.CHUNKS, dim=1), labels.chunk(self.CHUNKS, dim=1), strict=True)
+        losses = [_Again.apply(_token_loss, self.head(part), its) for part, its in parts]
+        return sum(losses, x.new_zeros(())) / self.CHUNKS
+
+
+def _run(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())

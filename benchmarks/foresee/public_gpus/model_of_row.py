@@ -1,0 +1,257 @@
+"""The training program of a public measurement: model, batch and DeepSpeed configuration, from the row's facts.
+
+Pure: it imports neither torch nor DeepSpeed. `row_training.py` is the program itself.
+
+The rules are the same for all rows:
+
+* A framework that names Hugging Face, or an issue of a Hugging Face user, means a model of `transformers`. All others
+  are the plain decoder of `decoder.py`, whose kernels are fused as those of Megatron are.
+* Gated or plain feed-forward, and tied or separate embeddings, are those that give the row's number of parameters.
+* A program that says nothing of activation checkpointing has none. "Selective" means every second layer.
+* FSDP is ZeRO 3 (full shard) whose buckets are one layer, and DDP is ZeRO 0.
+* Ulysses divides the sequence among its ranks. All of them share ZeRO's shards.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+ROWS = Path(__file__).parent / "rows.jsonl"
+
+_HUGGING_FACE = ("hf ", "hf)", "(hf", "deepspeed-chat", "xtuner", "accelerate", "colossalai")
+_FAMILIES = (
+    ("falcon", "falcon"),
+    ("pythia", "gpt_neox"),
+    ("neox", "gpt_neox"),
+    ("opt", "opt"),
+    ("gpt", "gpt2"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen2"),
+)
+_LEARNED_POSITIONS = ("gpt2", "opt")
+_GATED_FAMILIES = ("llama", "qwen2")
+_HIDDEN_BUCKETS = 0.9, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowProgram:
+    """A training program of a row.
+
+    Attributes:
+        family: a family of `transformers`, or `decoder`.
+        layers: transformer layers.
+        hidden: width.
+        heads: of attention.
+        kv_heads: of keys and values.
+        ffn: width of the feed-forward part.
+        vocab: tokens of the vocabulary.
+        tokens: of a sample on one rank.
+        is_gated: whether the feed-forward part has a gate.
+        is_tied: whether the output layer is the embedding.
+        has_positions: whether positions are learned.
+        attention: `fused` or `eager`.
+        checkpoints: whether a layer keeps its input alone for the backward pass.
+        checkpoint_every: how many layers there are for each that does.
+        checkpointed_layers: layers of one such piece.
+        loss: `full`, `chunked` or `value head`.
+        compiled: whether elementwise parts are fused and computed again, as torch.compile does.
+        precision: `bf16`, `fp16`, `fp32`, or `pure bf16` if all states have 16 bits.
+        micro_batch: samples.
+        accumulation: micro-batches of an optimizer step.
+        world: ranks that ZeRO partitions over.
+        per_node: ranks of one host.
+        ds_config: the configuration of DeepSpeed.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    tokens: int
+    is_gated: bool
+    is_tied: bool
+    has_positions: bool
+    attention: str
+    checkpoints: bool
+    checkpoint_every: int = 1
+    checkpointed_layers: int = 1
+    loss: str = "full"
+    compiled: bool = False
+    precision: str = "bf16"
+    micro_batch: int = 1
+    accumulation: int = 1
+    world: int = 1
+    per_node: int = 8
+    ds_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """About the parameters of the model, without biases and norms."""
+        return _parameters(self.layers, self.hidden, self.heads, self.kv_heads, self.ffn, self.is_gated) + (
+            (1 if self.is_tied or self.loss == "value head" else 2) * self.vocab * self.hidden
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+    @property
+    def key(self) -> str:
+        """A name of the program for a cache."""
+        return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    """Returns all rows."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def lacks(row: Mapping[str, Any]) -> str:
+    """Returns what keeps a row from having a program, in words; empty if nothing does."""
+    needed = ("layers", "hidden", "heads", "vocab", "ffn", "seq_len", "micro_batch", "gpus")
+    missing = [name for name in needed if not row.get(name)]
+    if missing:
+        return f"no {', '.join(missing)}"
+    if row.get("tensor_parallel", 1) != 1 or row.get("pipeline_parallel", 1) != 1:
+        return "tensor or pipeline parallelism"
+    if "unknown" in (row.get("offload_optimizer"), row.get("offload_param")):
+        return "offload not stated"
+    if "deberta" in row["model"].lower():
+        return "an encoder"
+    return ""
+
+
+def program_of(row: Mapping[str, Any]) -> RowProgram:
+    """Returns the program of a row that lacks nothing."""
+    family = _family(row)
+    is_gated, is_tied = _shape(row, family)
+    divided = int(row.get("sequence_parallel") or 1)
+    checkpoints = row.get("activation_checkpointing")
+    is_selective = str(checkpoints).startswith("selective")
+    precision = _precision(row)
+    program = RowProgram(
+        family=family,
+        layers=row["layers"],
+        hidden=row["hidden"],
+        heads=row["heads"],
+        kv_heads=row.get("kv_heads") or row["heads"],
+        ffn=row["ffn"],
+        vocab=row["vocab"],
+        tokens=row["seq_len"] // divided,
+        is_gated=is_gated,
+        is_tied=is_tied,
+        has_positions=family in _LEARNED_POSITIONS or (family == "decoder" and not is_gated),
+        attention="eager" if row.get("flash_attention") is False else "fused",
+        checkpoints=checkpoints is True or is_selective,
+        checkpoint_every=2 if is_selective else 1,
+        checkpointed_layers=row.get("checkpointed_layers", 1),
+        loss=row.get("loss", "full"),
+        compiled=bool(row.get("compiled")),
+        precision=precision,
+        micro_batch=row["micro_batch"],
+        accumulation=min(2, row.get("grad_accum") or 1),
+        world=row["gpus"],
+        per_node=min(row["gpus"], row.get("gpus_per_node") or 8),
+    )
+    config = _ds_config(row, program)
+    return RowProgram(**{**asdict(program), "ds_config": config})
+
+
+def _family(row: Mapping[str, Any]) -> str:
+    words = f"{row['framework']} ".lower()
+    from_issue = "issues/" in row["source"] and "megatron" not in words
+    if not (from_issue or any(each in words for each in _HUGGING_FACE)):
+        return "decoder"
+    model = row["model"].lower()
+    return next((family for name, family in _FAMILIES if name in model), "llama")
+
+
+def _parameters(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, is_gated: bool) -> int:
+    attention = hidden * hidden * 2 + 2 * hidden * (hidden // heads) * kv_heads
+    return layers * (attention + (3 if is_gated else 2) * hidden * ffn)
+
+
+def _shape(row: Mapping[str, Any], family: str) -> tuple[bool, bool]:
+    """Returns whether the model has a gate, and whether its embeddings are tied."""
+    named = {"falcon": (False, True), "opt": (False, True), "gpt2": (False, True), "gpt_neox": (False, False)}
+    if family in named:
+        return named[family]
+    if not row.get("params"):
+        return family in _GATED_FAMILIES, family == "decoder"
+    sizes = [row[name] for name in ("layers", "hidden", "heads")]
+    choices = [(gated, tied) for gated in (True, False) for tied in (True, False)]
+
+    def miss(choice: tuple[bool, bool]) -> float:
+        gated, tied = choice
+        blocks = _parameters(*sizes, row.get("kv_heads") or row["heads"], row["ffn"], gated)
+        return abs(blocks + (1 if tied else 2) * row["vocab"] * row["hidden"] - row["params"])
+
+    return min((each for each in choices if family == "decoder" or each[0]), key=miss)
+
+
+def _precision(row: Mapping[str, Any]) -> str:
+    words = str(row["precision"]).lower()
+    # Composer's PURE mixed precision casts what it gathers and reduces. Its states have 32 bits.
+    if ("pure" in words or "-true" in words) and "reduce" not in words:
+        return "pure bf16"
+    return "fp16" if words.startswith("fp16") else "bf16" if "bf16" in words else "fp32"
+
+
+def _ds_config(row: Mapping[str, Any], program: RowProgram) -> dict[str, Any]:
+    stage = row["zero_stage"]
+    zero: dict[str, Any] = {"stage": stage}
+    for name, key in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
+        if row.get(name) == "cpu" and (key == "offload_optimizer" or stage == 3):
+            zero[key] = {"device": "cpu", "pin_memory": True}
+    zero.update(_buckets(row, program))
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": program.micro_batch,
+        "gradient_accumulation_steps": program.accumulation,
+        "zero_optimization": zero,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    }
+    if program.precision == "fp16":
+        config["fp16"] = {"enabled": True}
+    elif program.precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    elif program.precision == "pure bf16" and stage:
+        config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    return config
+
+
+def _buckets(row: Mapping[str, Any], program: RowProgram) -> dict[str, Any]:
+    stage, hidden = row["zero_stage"], program.hidden
+    words = f"{row['framework']}".lower()
+    if "fsdp" in words:
+        layer = _parameters(1, hidden, program.heads, program.kv_heads, program.ffn, program.is_gated)
+        return {
+            "reduce_bucket_size": layer,
+            "stage3_prefetch_bucket_size": layer,
+            "stage3_max_live_parameters": 2 * layer,
+            "stage3_max_reuse_distance": layer,
+            "stage3_param_persistence_threshold": 0,
+        }
+    auto = {
+        "reduce_bucket_size": hidden * hidden,
+        "stage3_prefetch_bucket_size": int(_HIDDEN_BUCKETS[0] * hidden * hidden),
+        "stage3_param_persistence_threshold": _HIDDEN_BUCKETS[1] * hidden,
+    }
+    stated = row.get("ds") or {}
+    found = auto if stage == 3 and "trainer" in words else {}
+    for name, value in stated.items():
+        if isinstance(value, str):
+            if value.startswith("auto") and name in auto:
+                found = {**found, name: auto[name]}
+        elif isinstance(value, bool):
+            found = {**found, name: value}
+        else:
+            found = {**found, name: int(value)}
+    # Quantised communication needs kernels of a device. Its buffers are the row's own matter.
+    return {name: value for name, value in found.items() if not name.startswith("zero_")}

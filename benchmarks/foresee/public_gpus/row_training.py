@@ -1,0 +1,98 @@
+"""The training of a public row, as a user would write it: `python row_training.py PROGRAM.json`.
+
+The file holds a `RowProgram`. ZeroTune runs the program as it runs any other.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import deepspeed
+import torch
+
+STEPS = 2
+
+
+def hugging_face_model(program: Any) -> torch.nn.Module:
+    """Returns the model of a row whose source used `transformers`."""
+    import transformers
+
+    sizes = {
+        "vocab_size": program.vocab,
+        "hidden_size": program.hidden,
+        "num_hidden_layers": program.layers,
+        "num_attention_heads": program.heads,
+        "attn_implementation": "eager" if program.attention == "eager" else "sdpa",
+        "use_cache": False,
+    }
+    names = {
+        "llama": "Llama",
+        "qwen2": "Qwen2",
+        "falcon": "Falcon",
+        "gpt_neox": "GPTNeoX",
+        "gpt2": "GPT2",
+        "opt": "OPT",
+    }
+    tied = {"tie_word_embeddings": program.is_tied}
+    longest = {"max_position_embeddings": program.tokens}
+    gated = {"intermediate_size": program.ffn, "num_key_value_heads": program.kv_heads, **longest, **tied}
+    own = {
+        "llama": gated,
+        "qwen2": gated,
+        "falcon": {"multi_query": program.kv_heads == 1, "parallel_attn": True, "alibi": False},
+        "gpt_neox": {"intermediate_size": program.ffn, **longest},
+        "gpt2": {"n_inner": program.ffn, "n_positions": program.tokens},
+        "opt": {"ffn_dim": program.ffn, "word_embed_proj_dim": program.hidden, **longest},
+    }
+    family = names[program.family]
+    config = getattr(transformers, f"{family}Config")(**sizes, **own[program.family])
+    if program.loss == "value head":
+        return _Valued(getattr(transformers, f"{family}Model")(config))
+    model = getattr(transformers, f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(config)
+    if program.checkpoints:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+class _Valued(torch.nn.Module):
+    """A reward model: one value for each token, and no logits."""
+
+    def __init__(self, base: torch.nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.head = torch.nn.Linear(base.config.hidden_size, 1, bias=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.base(input_ids=input_ids).last_hidden_state).float().mean()
+
+
+def main() -> None:
+    """Trains for a few steps."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--local_rank", type=int, default=0)
+    arguments = parser.parse_args()
+    program = SimpleNamespace(**json.loads(Path(arguments.program).read_text()))
+    if program.precision == "pure bf16":
+        torch.set_default_dtype(torch.bfloat16)
+    if program.family == "decoder":
+        from decoder import Decoder
+
+        model: torch.nn.Module = Decoder(program)
+    else:
+        model = hugging_face_model(program)
+    torch.set_default_dtype(torch.float32)
+    model.train()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=program.ds_config)
+    for _ in range(STEPS * program.accumulation):
+        tokens = torch.randint(0, program.vocab, (program.micro_batch, program.tokens)).to(engine.device)
+        named = program.family != "decoder" and program.loss != "value head"
+        output = engine(input_ids=tokens, labels=tokens) if named else engine(tokens)
+        engine.backward(output.loss if named else output)
+        engine.step()
+
+
+if __name__ == "__main__":
+    main()
