@@ -1,83 +1,101 @@
-"""The devices of a plan as they are typed: `h100-80gb:8`, `a100-40gb:2x8`, and their prices, `h100-80gb=2.99`.
-
-Pure: standard library only.
-"""
+"""The devices of a plan as they are typed, `h100-80gb:8` or `a100-40gb:2x8`, and their prices, `h100-80gb=2.99`."""
 
 import difflib
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trial_lib.foresee.time.devices import Cluster, DeviceFigures
 from trial_lib.wire.errors import InputError
 
 MOST_DEVICES = 65_536
-_NEAR, _LISTED = 4, 12
+"""A plan foresees one rank of them. No source here has measured larger rings."""
+
 _COUNT = re.compile(r"(?:([1-9]\d{0,6})[x*])?([1-9]\d{0,6})")
+_NEAR, _LISTED = 4, 12
 
 
 @dataclass(frozen=True)
 class AskedDevices:
-    """A number of devices of one kind, that train together.
+    """Devices of one kind that train together.
 
     Attributes:
-        device: the name of the kind.
-        nodes: hosts.
-        per_node: devices of each host.
+        cluster: the devices.
         price: of one device for one hour, in the user's currency; None if the user gives none.
+        is_here: whether they are this host's own.
     """
 
-    device: str
-    nodes: int
-    per_node: int
+    cluster: Cluster
     price: float | None = None
+    is_here: bool = False
 
     @property
     def count(self) -> int:
         """All of them."""
-        return self.nodes * self.per_node
-
-    @property
-    def label(self) -> str:
-        """As people type it, such as `a100-40gb:2x8`."""
-        return f"{self.device}:{self.per_node}" if self.nodes == 1 else f"{self.device}:{self.nodes}x{self.per_node}"
+        return self.cluster.ranks
 
 
-def read_devices(typed: Sequence[str], prices: Sequence[str], known: Collection[str]) -> tuple[AskedDevices, ...]:
+def read_devices(
+    typed: Sequence[str], prices: Sequence[str], known: Mapping[str, DeviceFigures]
+) -> tuple[AskedDevices, ...]:
     """Returns the devices of `--on` and `--price`, in the order of `--on`.
 
     Args:
         typed: such as `h100-80gb:8`, `a100-40gb:2x8`, or `h100-80gb` for one.
         prices: such as `h100-80gb=2.99`.
-        known: the names of all known devices.
+        known: the known devices by name.
 
     Raises:
         InputError: a word is malformed, names an unknown device, or is there twice.
     """
-    asked = [_read(word, known) for word in typed]
+    clusters = [_read(word, known) for word in typed]
+    costs = read_prices(prices, known)
+    names = {cluster.device.name for cluster in clusters}
+    for name in costs:
+        if name not in names:
+            raise InputError(
+                f"no --on asks for {name}.",
+                where=f"--price {name}",
+                remedy=f"Add --on {name}:8, or leave the price out.",
+            )
+    for index, cluster in enumerate(clusters):
+        if cluster in clusters[:index]:
+            raise InputError(f"{cluster} is there twice.", where=f"--on {cluster}", remedy="Leave one out.")
+    return tuple(AskedDevices(cluster, costs.get(cluster.device.name)) for cluster in clusters)
+
+
+def read_prices(prices: Sequence[str], known: Mapping[str, DeviceFigures]) -> dict[str, float]:
+    """Returns the price of one device for one hour, by the device's name.
+
+    Raises:
+        InputError: a word is malformed, names an unknown device, or is there twice.
+    """
     costs: dict[str, float] = {}
     for word in prices:
-        name, price = _read_price(word, known)
         where = f"--price {word}"
-        if name in costs:
-            raise InputError(f"{name} has two prices.", where=where, remedy="Leave one of them out.")
-        if typed and name not in {each.device for each in asked}:
+        name, sign, amount = word.partition("=")
+        try:
+            price = float(amount)
+        except ValueError:
+            price = math.nan
+        if not sign or not name or not math.isfinite(price) or price < 0:
             raise InputError(
-                f"no --on asks for {name}.", where=where, remedy=f"Add --on {name}:8, or leave the price out."
+                f'"{word}" is no price.',
+                where=where,
+                remedy="Write NAME=PRICE, the price of one device for one hour, such as h100-80gb=2.99.",
             )
-        costs[name] = price
-    seen: set[AskedDevices] = set()
-    for each in asked:
-        if each in seen:
-            raise InputError(f"{each.label} is there twice.", where=f"--on {each.label}", remedy="Leave one out.")
-        seen.add(each)
-    return tuple(AskedDevices(each.device, each.nodes, each.per_node, costs.get(each.device)) for each in asked)
+        device = _known(name, known, where).name
+        if device in costs:
+            raise InputError(f"{device} has two prices.", where=where, remedy="Leave one of them out.")
+        costs[device] = price
+    return costs
 
 
-def _read(word: str, known: Collection[str]) -> AskedDevices:
+def _read(word: str, known: Mapping[str, DeviceFigures]) -> Cluster:
     where = f"--on {word}"
-    name, colon, count = word.partition(":")
-    found = _COUNT.fullmatch(count) if colon else None
+    name, colon, count = word.strip().partition(":")
+    found = _COUNT.fullmatch(count.strip().lower()) if colon else None
     if not name or (colon and found is None):
         raise InputError(
             f'"{word}" is no number of devices.',
@@ -85,52 +103,53 @@ def _read(word: str, known: Collection[str]) -> AskedDevices:
             remedy="Write NAME:NUMBER, or NAME:HOSTSxNUMBER for several hosts, such as h100-80gb:8 or a100-40gb:2x8.",
         )
     device = _known(name, known, where)
-    nodes, per_node = (1, 1) if found is None else (int(found[1] or 1), int(found[2]))
-    if nodes * per_node > MOST_DEVICES:
+    hosts, each = (1, 1) if found is None else (int(found[1] or 1), int(found[2]))
+    if found is not None and found[1] is None and each > device.per_host:
+        hosts, each = _hosts_of(each, device, where)
+    if hosts * each > MOST_DEVICES:
         raise InputError(
-            f"{nodes * per_node:,} devices are more than a plan can foresee.",
+            f"{hosts * each:,} devices are more than a plan can foresee.",
             where=where,
             remedy=f"Ask for at most {MOST_DEVICES:,}.",
         )
-    return AskedDevices(device, nodes, per_node)
+    return Cluster(device=device, hosts=hosts, per_host=each)
 
 
-def _read_price(word: str, known: Collection[str]) -> tuple[str, float]:
-    where = f"--price {word}"
-    name, sign, amount = word.partition("=")
-    try:
-        price = float(amount)
-    except ValueError:
-        price = math.nan
-    if not sign or not name or not math.isfinite(price) or price < 0:
+def _hosts_of(count: int, device: DeviceFigures, where: str) -> tuple[int, int]:
+    """Returns the hosts that a number of devices fills, and the devices of each."""
+    if count % device.per_host:
         raise InputError(
-            f'"{word}" is no price.',
+            f"{count} devices do not fill hosts of {device.per_host}.",
             where=where,
-            remedy="Write NAME=PRICE, the price of one device for one hour, such as h100-80gb=2.99.",
+            remedy=f"Write hosts and devices of a host, such as {device.name}:2x{device.per_host}.",
         )
-    return _known(name, known, where), price
+    return count // device.per_host, device.per_host
 
 
-def _known(name: str, known: Collection[str], where: str) -> str:
-    """Returns the name of a device as the table has it."""
-    by_plain = {each.lower(): each for each in known}
-    found = by_plain.get(name.lower())
-    if found is not None:
+def _known(name: str, known: Mapping[str, DeviceFigures], where: str) -> DeviceFigures:
+    """Returns a device by its name, in any case and with any separators."""
+    plain = {_plain(each): device for each, device in known.items()}
+    if (found := plain.get(_plain(name))) is not None:
         return found
-    raise InputError(f'no device is called "{name}".', where=where, remedy=f"{_nearest(name, known)} {_OWN}")
+    raise InputError(
+        f'no device is called "{name}".',
+        where=where,
+        remedy=f"{_nearest(name, plain)} A file of yours can describe others (--devices).",
+    )
 
 
-_OWN = "A file of your own describes others (--devices)."
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    """Returns a sentence with the names that are nearest to an unknown one, or with all if none is near."""
-    by_plain = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_plain, n=_NEAR, cutoff=0.5)
-    within = sorted(each for each in by_plain if name.lower() in each)
-    names = [by_plain[each] for each in dict.fromkeys([*within[:_NEAR], *near])][:_NEAR]
+def _nearest(name: str, plain: Mapping[str, DeviceFigures]) -> str:
+    """Returns a sentence with the names that are nearest to an unknown one; with many if none is near."""
+    word = _plain(name)
+    within = [each for each in plain if word and word in each]
+    near = [*within, *difflib.get_close_matches(word, plain, n=_NEAR, cutoff=0.5)]
+    names = [plain[each].name for each in dict.fromkeys(near)][:_NEAR]
     if names:
-        return f"The nearest are {', '.join(names)}."
-    listed = sorted(known)
+        return f"The nearest: {', '.join(names)}."
+    listed = sorted(device.name for device in plain.values())
     more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return f"Known are {', '.join(listed[:_LISTED])}{more}."
+    return f"Known: {', '.join(listed[:_LISTED])}{more}."
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

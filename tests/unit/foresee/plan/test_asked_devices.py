@@ -2,35 +2,33 @@
 
 import pytest
 
-from trial_lib.foresee.plan.asked_devices import AskedDevices, read_devices
+from trial_lib.foresee.plan.asked_devices import read_devices
+from trial_lib.foresee.time.devices import known_devices
 from trial_lib.wire.errors import InputError
 
-KNOWN = ("h100-80gb", "h200-141gb", "a100-40gb", "a100-80gb", "l4-24gb")
+KNOWN = known_devices()
 
 
 def test_devices_are_read_with_hosts_and_prices() -> None:
-    asked = read_devices(["h100-80gb:8", "a100-40gb:2x8", "L4-24GB"], ["h100-80gb=2.99"], KNOWN)
-    assert asked == (
-        AskedDevices("h100-80gb", 1, 8, 2.99),
-        AskedDevices("a100-40gb", 2, 8),
-        AskedDevices("l4-24gb", 1, 1),
-    )
-    assert [each.count for each in asked] == [8, 16, 1]
-    assert [each.label for each in asked] == ["h100-80gb:8", "a100-40gb:2x8", "l4-24gb:1"]
+    asked = read_devices(["h100-80gb:8", "a100-80gb:2x8", "L4 24GB", "a100-40gb:16"], ["h100-80gb=2.99"], KNOWN)
+    assert [str(each.cluster) for each in asked] == ["h100-80gb:8", "a100-80gb:2x8", "l4-24gb:1", "a100-40gb:2x8"]
+    assert [each.count for each in asked] == [8, 16, 1, 16]
+    assert [each.price for each in asked] == [2.99, None, None, None]
 
 
 @pytest.mark.parametrize(
     ("typed", "prices", "said"),
     [
-        (["h100:8"], [], "The nearest are h100-80gb"),
-        (["h100-80g:8"], [], "The nearest are h100-80gb"),
-        (["zzz:8"], [], "Known are a100-40gb"),
+        (["h100:8"], [], "The nearest: h100-80gb"),
+        (["h100-80g:8"], [], "The nearest: h100-80gb"),
+        (["zzz:8"], [], "Known: "),
         (["h100-80gb:0"], [], "NAME:NUMBER"),
         (["h100-80gb:2x"], [], "NAME:NUMBER"),
         (["h100-80gb:-1"], [], "NAME:NUMBER"),
         (["h100-80gb:1e3"], [], "NAME:NUMBER"),
         ([":8"], [], "NAME:NUMBER"),
-        (["h100-80gb:1000x1000"], [], "at most 65,536"),
+        (["h100-80gb:12"], [], "do not fill hosts of 8"),
+        (["h100-80gb:100000x8"], [], "at most 65,536"),
         (["h100-80gb:8", "h100-80gb:1x8"], [], "is there twice"),
         (["h100-80gb:8"], ["h100-80gb"], "NAME=PRICE"),
         (["h100-80gb:8"], ["h100-80gb=cheap"], "NAME=PRICE"),
