@@ -1,9 +1,10 @@
-"""The foreseen runs of one arm, and what follows from them for other numbers of devices and other micro-batches. Pure."""
+"""The foreseen runs of one arm, and what follows from them for other devices and micro-batches. Pure."""
 
 from dataclasses import dataclass, replace
 
 from trial_lib.foresee.memory.scaled_run import have_same_events, scaled_run
 from trial_lib.foresee.plan.arms import PlanArm
+from trial_lib.foresee.time.by_size import at_size
 from trial_lib.foresee.time.by_world import at_world
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
 
@@ -64,37 +65,17 @@ class ArmRuns:
     def step_at(self, replicas: int, micro_batch: int, accumulation: int) -> ForeseenRun:
         """Returns the run whose operations are those of a micro-batch on a number of replicas.
 
-        If the runs at two sizes do different operations, those of the nearer size are scaled as a whole.
-
         Args:
             replicas: of the model.
             micro_batch: samples.
             accumulation: micro-batches of an optimizer step.
         """
-        large = None if self.is_of_one_size else self.large
         run = self.small
-        if micro_batch != run.micro_batch and large is not None:
-            run = large if micro_batch == large.micro_batch else self._between(large, micro_batch)
+        if micro_batch != run.micro_batch and self.large is not None and not self.is_of_one_size:
+            run = at_size(run, self.large, micro_batch)
         if run.replicas != replicas:
             run = at_world(run, replicas) if run.replicas > 1 else _alone(run, replicas)
         return replace(run, accumulation=accumulation)
-
-    def _between(self, large: ForeseenRun, micro_batch: int) -> ForeseenRun:
-        if have_same_events(self.small, large):
-            run = scaled_run(self.small, larger=large, micro_batch=micro_batch)
-            if run.operations:
-                return run
-        nearest = min((self.small, large), key=lambda run: abs(run.micro_batch - micro_batch))
-        share = micro_batch / nearest.micro_batch
-        passes = {MOMENTS.index("forward"), MOMENTS.index("backward")}
-        ends = [moment.operation for moment in nearest.moments[1:]] + [len(nearest.operations)]
-        operations = list(nearest.operations)
-        for moment, end in zip(nearest.moments, ends, strict=True):
-            for index in range(moment.operation, end) if moment.name in passes else ():
-                one = operations[index]
-                if one.ranks == 1:
-                    operations[index] = one._replace(flops=one.flops * share, moved=one.moved * share)
-        return replace(nearest, micro_batch=micro_batch, operations=tuple(operations))
 
     @property
     def _wider(self) -> ForeseenRun | None:
@@ -111,17 +92,23 @@ def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
     States that are there when the optimizer steps count as partitioned from the stage on that partitions their kind.
     Buffers, and what a pass gathers for a while, stay.
     """
-    last = max((moment.event for moment in run.moments if moment.name == _UPDATE), default=len(run.events))
+    updates = {moment.event for moment in run.moments if moment.name == _UPDATE}
     live: set[int] = set()
-    for storage, is_made in run.events[:last]:
+    states: set[int] = set()
+    for index, (storage, is_made) in enumerate(run.events):
+        if index in updates:
+            states |= live
         if is_made:
             live.add(storage)
         else:
             live.discard(storage)
+    states = states if updates else live
     partitioned = {KINDS.index(kind) for kind, stage in _PARTITIONED_FROM.items() if run.stage >= stage}
     share = run.replicas / replicas
     storages = tuple(
-        storage._replace(size=round(storage.size * share)) if index in live and storage.kind in partitioned else storage
+        storage._replace(size=round(storage.size * share))
+        if index in states and storage.kind in partitioned
+        else storage
         for index, storage in enumerate(run.storages)
     )
     return replace(run, storages=storages, replicas=replicas, world=run.world // run.replicas * replicas)

@@ -1,0 +1,99 @@
+"""One arm on one cluster: what fits, what is fastest, what it costs."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.foresee.plan.pretended_runs import MIB, pretended_run
+from trial_lib.foresee.plan.arm_runs import ArmRuns, divided_anew
+from trial_lib.foresee.plan.arms import PlanArm
+from trial_lib.foresee.plan.asked_devices import read_devices
+from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, in_order
+from trial_lib.foresee.plan.plan_record import PlannedArm
+from trial_lib.foresee.time.devices import known_devices
+from trial_lib.search.batch_policy import BatchPolicy
+
+GIB = 2.0**30
+KNOWN = known_devices()
+
+
+def _evaluation(stage: int, on: str = "a100-40gb:8", price: float | None = None, **zero: Any) -> Evaluation:
+    (asked,) = read_devices([on], [f"{on.partition(':')[0]}={price}"] if price else [], KNOWN)
+    config = {"zero_optimization": {"stage": stage, **zero}}
+    small, large, wider = pretended_run(config, 8, 1), pretended_run(config, 8, 2), pretended_run(config, 16, 1)
+    runs = ArmRuns(PlanArm(f"z{stage}", config), small, large, wider, ("a", "b"))
+    return Evaluation(runs=runs, asked=asked, policy=BatchPolicy(asked.count * 64, 1, asked.count))
+
+
+def test_a_larger_stage_leaves_room_for_a_larger_micro_batch() -> None:
+    sizes = [_evaluation(stage).largest for stage in (0, 1, 2, 3)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[3]
+
+
+def test_what_fits_is_what_the_memory_says() -> None:
+    evaluation = _evaluation(1)
+    largest = evaluation.largest
+    assert evaluation.fits(largest) >= 0.5 > evaluation.fits(2 * largest)
+    row = evaluation.planned()
+    assert row.peak is not None
+    assert row.peak.low < row.peak.value < row.peak.high
+    assert row.fits >= 0.8
+    assert row.micro_batch * row.accumulation * 8 == 512
+    assert row.ds_config["train_batch_size"] == 512
+    assert row.memory["logits"] == pytest.approx(row.micro_batch * 500 * MIB, rel=0.01)
+    assert sum(row.memory.values()) == pytest.approx(row.peak.value, rel=0.01)
+
+
+def test_speed_comes_with_an_interval_and_a_price() -> None:
+    row = _evaluation(2, "h100-80gb:8", price=2.0).planned()
+    assert row.samples_per_s is not None
+    assert row.tokens_per_s is not None
+    assert row.cost is not None
+    assert row.samples_per_s.low < row.samples_per_s.value < row.samples_per_s.high
+    assert row.tokens_per_s.value == pytest.approx(2048 * row.samples_per_s.value)
+    assert row.cost.value == pytest.approx(2.0 * 8 / 3600 * 1e9 / row.tokens_per_s.value)
+    assert row.cost.low < row.cost.value < row.cost.high
+    assert row.mfu is not None
+    assert 0 < row.mfu.value < 1
+
+
+def test_states_are_divided_over_other_numbers_of_devices() -> None:
+    eight, sixteen = _evaluation(3), _evaluation(3, "a100-40gb:2x8")
+    first, second = eight.memory.at(1).live.peak, sixteen.memory.at(1).live.peak
+    assert first - second == pytest.approx(16 * 10**9 * (1 / 8 - 1 / 16), rel=0.02)
+    assert sixteen.planned().is_scaled
+    assert not eight.planned().is_scaled
+
+
+def test_without_a_run_on_another_number_the_formula_divides_what_the_stage_partitions() -> None:
+    config = {"zero_optimization": {"stage": 2}}
+    divided = divided_anew(pretended_run(config, 8, 1), 16)
+    expected = pretended_run(config, 16, 1)
+    assert [each.size for each in divided.storages] == pytest.approx([each.size for each in expected.storages], abs=1)
+    assert divided.world == divided.replicas == 16
+
+
+def test_offloaded_states_need_room_on_the_host() -> None:
+    evaluation = _evaluation(2, offload_optimizer={"device": "cpu"})
+    assert evaluation.host == 2**31  # 1.5 GB, pinned as a power of two
+    assert evaluation.host_fits > 0.99
+    assert evaluation.planned().seconds["host_update"] > 0
+
+
+def test_a_stopped_arm_says_why_and_stands_last() -> None:
+    stopped = PlannedArm(label="z3", stopped="no fake of the operator")
+    fast, slow = _evaluation(1, "h100-80gb:8").planned(), _evaluation(3, "h100-80gb:8").planned()
+    none = PlannedArm(label="z0", peak=fast.peak)
+    assert [arm.label for arm in in_order([stopped, none, slow, fast])][2:] == ["z0", "z3"]
+    assert best_arm([stopped, none]) == ""
+    assert best_arm([stopped, none, fast]) == "z1"
+
+
+def test_a_program_of_one_size_is_judged_at_that_size() -> None:
+    config = {"zero_optimization": {"stage": 2}}
+    (asked,) = read_devices(["h100-80gb:8"], [], KNOWN)
+    runs = ArmRuns(PlanArm("z2", config), pretended_run(config, 8, 4))
+    evaluation = Evaluation(runs=runs, asked=asked, policy=BatchPolicy(256, 1, 8))
+    assert evaluation.sizes == (4,)
+    assert evaluation.planned().largest_micro_batch == 4

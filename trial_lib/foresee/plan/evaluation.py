@@ -1,0 +1,212 @@
+"""One arm on one cluster: whether it fits, its fastest micro-batch, its speed and its price. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import NormalDist
+
+from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast, interval
+from trial_lib.foresee.memory.offloaded import host_peak
+from trial_lib.foresee.plan.answer import memory_bound, time_bound
+from trial_lib.foresee.plan.arm_runs import ArmRuns
+from trial_lib.foresee.plan.asked_devices import AskedDevices
+from trial_lib.foresee.plan.logits import with_logits
+from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedArm
+from trial_lib.foresee.time.efficiencies import Efficiencies
+from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
+from trial_lib.search.batch_policy import BatchPolicy
+
+SAFE = 0.8
+"""The answer's micro-batch fits with at least this probability, if any does."""
+
+_BILLION, _HOUR_S = 1e9, 3600.0
+# Sizes whose step is timed: the largest that fits, and some of the smaller ones.
+_TIMED = 4
+# The host's memory is as uncertain as an allocated peak, and the rank's own libraries are not in it.
+_HOST_ERROR = 0.05
+_LIBRARIES = 3 * 2.0**30
+_HOPPER = ("h100", "h200", "h800", "h20", "b200", "gh200")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One arm on one cluster.
+
+    Attributes:
+        runs: of the arm.
+        asked: the devices.
+        policy: its batches there.
+        headroom: the share of a device's memory that stays free.
+        base_config: the user's DeepSpeed configuration.
+        efficiencies: constants of the foreseen time.
+    """
+
+    runs: ArmRuns
+    asked: AskedDevices
+    policy: BatchPolicy
+    headroom: float = 0.0
+    base_config: dict[str, object] = field(default_factory=dict)
+    efficiencies: Efficiencies | None = None
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device that programs may use."""
+        return self.asked.cluster.device.memory * (1 - self.headroom)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Micro-batch sizes that could be taken (samples), ascending."""
+        if self.runs.is_of_one_size:
+            return tuple(size for size in self.policy.sizes() if size == self.runs.small.micro_batch)
+        return self.policy.sizes()
+
+    @cached_property
+    def memory(self) -> ArmMemory:
+        """The memory of a device for any micro-batch."""
+        one, other = self.runs.at_replicas(self.policy.data_parallel_size)
+        cluster = self.asked.cluster
+        capability = (9, 0) if cluster.device.name.lower().startswith(_HOPPER) else (8, 0)
+        return ArmMemory(one=one, other=other, ranks_per_node=cluster.per_host, capability=capability)
+
+    @cached_property
+    def host(self) -> float:
+        """Bytes that each rank keeps in its host's memory."""
+        return host_peak(self.memory.one).held
+
+    @cached_property
+    def host_fits(self) -> float:
+        """The probability that the host has room for what its ranks keep there."""
+        if self.host <= 0:
+            return 1.0
+        return NormalDist(self.host, _HOST_ERROR * self.host).cdf(host_room(self.asked))
+
+    def fits(self, micro_batch: int) -> float:
+        """Returns the probability that a micro-batch fits, on the device and in the host's memory."""
+        return self.memory.at(micro_batch).fits(self.capacity) * self.host_fits
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest micro-batch that fits at even odds or better (samples); 0 if none does."""
+        return self._largest_at(LIKELY)
+
+    @cached_property
+    def best(self) -> tuple[int, ForeseenStep | None]:
+        """The micro-batch of the answer with its step: the fastest of those that surely fit."""
+        if not self.sizes:
+            return self.runs.small.micro_batch, None
+        limit = self._largest_at(SAFE) or self.largest
+        if not limit:
+            return self.sizes[0], None
+        candidates = [size for size in self.sizes if size <= limit][-1 : -1 - 2 * _TIMED : -2]
+        steps = {size: self.step(size) for size in candidates}
+        fastest = max(steps, key=lambda size: (steps[size].samples_per_s, -size))
+        return fastest, steps[fastest]
+
+    def step(self, micro_batch: int) -> ForeseenStep:
+        """Returns the foreseen optimizer step at a micro-batch."""
+        accumulation = max(1, self.policy.accumulation(micro_batch))
+        run = self.runs.step_at(self.policy.data_parallel_size, micro_batch, accumulation)
+        return foresee_step(run, self.asked.cluster, self.efficiencies)
+
+    def planned(self) -> PlannedArm:
+        """Returns the row of the arm in the plan's table."""
+        arm = self.runs.arm
+        if self.runs.stopped:
+            return PlannedArm(label=arm.label, knobs=dict(arm.knobs), is_own=arm.is_own, stopped=self.runs.stopped)
+        size, step = self.best
+        forecast = self.memory.at(size)
+        accumulation = max(1, self.policy.accumulation(size))
+        candidate = arm.candidate(self.policy, size, self.asked.count)
+        memory = self._memory(forecast)
+        return PlannedArm(
+            label=arm.label,
+            knobs=dict(arm.knobs),
+            ds_config=candidate.complete(self.base_config),
+            is_own=arm.is_own,
+            fits=self.fits(size),
+            largest_micro_batch=self.largest,
+            most_micro_batch=self.sizes[-1] if self.sizes else size,
+            micro_batch=size,
+            accumulation=accumulation,
+            peak=_of_bytes(forecast),
+            peak_moment=forecast.live.highest.name if forecast.live.highest else "",
+            memory=memory,
+            host=self.host,
+            memory_bound=memory_bound(memory),
+            is_scaled=self.runs.is_scaled(self.policy.data_parallel_size),
+            runs=self.runs.names,
+            **({} if step is None else self._speed(step)),
+        )
+
+    def _speed(self, step: ForeseenStep) -> dict[str, object]:
+        wide = step.high / step.seconds, step.seconds / step.low
+
+        def rate(value: float | None) -> ForeseenRange | None:
+            return None if value is None else ForeseenRange(value=value, low=value / wide[0], high=value * wide[1])
+
+        tokens, price = rate(step.tokens_per_s), self.asked.price
+        cost = None
+        if tokens is not None and price is not None and tokens.value > 0:
+            of_hour = price * self.asked.count / _HOUR_S * _BILLION
+            cost = ForeseenRange(value=of_hour / tokens.value, low=of_hour / tokens.high, high=of_hour / tokens.low)
+        return {
+            "samples_per_s": rate(step.samples_per_s),
+            "tokens_per_s": tokens,
+            "mfu": rate(step.mfu),
+            "cost": cost,
+            "seconds": dict(step.parts),
+            "hidden_s": step.hidden,
+            "time_bound": time_bound(step.parts),
+        }
+
+    def _memory(self, forecast: PeakForecast) -> dict[str, float]:
+        """Returns the bytes at the peak by kind, with logits apart from other activations."""
+        highest = forecast.live.highest
+        split = {} if highest is None else with_logits(highest, self.memory.one, forecast.micro_batch)
+        split["overhead"] = max(0.0, forecast.needed.mean - forecast.live.peak)
+        return split
+
+    def _largest_at(self, likely: float) -> int:
+        """Returns the largest of the sizes that fits with a probability; 0 if none does."""
+        low, high = 0, len(self.sizes)
+        while low < high:
+            middle = (low + high) // 2
+            if self.fits(self.sizes[middle]) >= likely:
+                low = middle + 1
+            else:
+                high = middle
+        return self.sizes[low - 1] if low else 0
+
+
+def host_room(asked: AskedDevices) -> float:
+    """Returns the bytes of its host's memory that each rank may fill with states."""
+    device, per_host = asked.cluster.device, asked.cluster.per_host
+    return device.host_memory * max(1.0, device.per_host / per_host) - _LIBRARIES
+
+
+def _of_bytes(forecast: PeakForecast) -> ForeseenRange:
+    low, high = interval(forecast.needed)
+    return ForeseenRange(value=forecast.needed.mean, low=low, high=high)
+
+
+def in_order(arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:
+    """Returns the rows of a table: those that fit, fastest first, then the others, nearest to fit first."""
+
+    def key(arm: PlannedArm) -> tuple[int, float, float]:
+        if arm.is_likely and arm.samples_per_s is not None:
+            return 0, -arm.samples_per_s.value, 0.0
+        if arm.stopped or arm.peak is None:
+            return 2, 0.0, 0.0
+        return 1, -round(arm.fits, 3), arm.peak.value
+
+    return tuple(sorted(arms, key=key))
+
+
+def best_arm(arms: Sequence[PlannedArm]) -> str:
+    """Returns the label of the answer: the fastest that surely fits, else the likeliest; empty if none fits."""
+    fitting = [arm for arm in arms if arm.is_likely and arm.samples_per_s is not None]
+    safe = [arm for arm in fitting if arm.fits >= SAFE]
+    if safe:
+        return max(safe, key=lambda arm: arm.samples_per_s.value if arm.samples_per_s else -math.inf).label
+    return max(fitting, key=lambda arm: arm.fits).label if fitting else ""
