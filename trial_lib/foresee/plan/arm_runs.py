@@ -6,7 +6,7 @@ from trial_lib.foresee.memory.scaled_run import have_same_events, scaled_run
 from trial_lib.foresee.plan.arms import PlanArm
 from trial_lib.foresee.time.by_size import at_size
 from trial_lib.foresee.time.by_world import at_world
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun, Storage
 
 _UPDATE = MOMENTS.index("update")
 # The first ZeRO stage that partitions a kind of state (Rajbhandari et al., ZeRO, arXiv 1910.02054).
@@ -106,12 +106,14 @@ def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
     partitioned = {KINDS.index(kind) for kind, stage in _PARTITIONED_FROM.items() if run.stage >= stage}
     share = run.replicas / replicas
     storages = tuple(
-        storage._replace(size=round(storage.size * share))
-        if index in states and storage.kind in partitioned
-        else storage
+        _divided(storage, share) if storage.kind in partitioned and index in states else storage
         for index, storage in enumerate(run.storages)
     )
     return replace(run, storages=storages, replicas=replicas, world=run.world // run.replicas * replicas)
+
+
+def _divided(storage: Storage, share: float) -> Storage:
+    return storage._replace(size=round(storage.size * share))
 
 
 def _alone(run: ForeseenRun, replicas: int) -> ForeseenRun:

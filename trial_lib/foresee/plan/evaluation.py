@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
 
-from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast, interval
+from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast
 from trial_lib.foresee.memory.offloaded import host_peak
 from trial_lib.foresee.plan.answer import memory_bound, time_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns
@@ -129,7 +129,7 @@ class Evaluation:
             most_micro_batch=self.sizes[-1] if self.sizes else size,
             micro_batch=size,
             accumulation=accumulation,
-            peak=_of_bytes(forecast),
+            peak=ForeseenRange.of(forecast.needed),
             peak_moment=forecast.live.highest.name if forecast.live.highest else "",
             memory=memory,
             host=self.host,
@@ -183,11 +183,6 @@ def host_room(asked: AskedDevices) -> float:
     """Returns the bytes of its host's memory that each rank may fill with states."""
     device, per_host = asked.cluster.device, asked.cluster.per_host
     return device.host_memory * max(1.0, device.per_host / per_host) - _LIBRARIES
-
-
-def _of_bytes(forecast: PeakForecast) -> ForeseenRange:
-    low, high = interval(forecast.needed)
-    return ForeseenRange(value=forecast.needed.mean, low=low, high=high)
 
 
 def in_order(arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
+from trial_lib.foresee.memory.fits import interval
+from trial_lib.memory.budget import Uncertain
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import OWNERS_FILE, make_own_folder
@@ -25,6 +27,12 @@ class ForeseenRange(FrozenRecord):
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, number: Uncertain) -> "ForeseenRange":
+        """Returns the range of a number of bytes."""
+        low, high = interval(number)
+        return cls(value=number.mean, low=low, high=high)
 
 
 class PlannedArm(FrozenRecord):

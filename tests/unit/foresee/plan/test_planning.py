@@ -1,0 +1,112 @@
+"""A whole plan over runs made by hand: its tables, its answer, and what ends it."""
+
+import copy
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.unit.foresee.plan.pretended_runs import pretended_run
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.foresee.plan.answer import best_of
+from trial_lib.foresee.plan.asked_devices import read_devices
+from trial_lib.foresee.plan.planning import PlanProblem, WantedRun, plan
+from trial_lib.foresee.time.devices import known_devices
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+BASE: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW"},
+    "zero_optimization": {"stage": 0},
+}
+
+
+class _Foresees:
+    """Foresees by hand, and remembers what was asked of it."""
+
+    def __init__(self, parameters: int = 10**9, stopped: str = "", base: dict[str, Any] = BASE) -> None:
+        self.wanted: list[WantedRun] = []
+        self._parameters, self._stopped, self._base = parameters, stopped, base
+        self._lock = threading.Lock()
+
+    def __call__(self, run: WantedRun) -> ForeseenRun:
+        with self._lock:
+            self.wanted.append(run)
+        if self._stopped:
+            return ForeseenRun(world=run.asked.count, stopped=self._stopped)
+        config = overwrite_deepspeed_config(self._base, copy.deepcopy(dict(run.overrides)))
+        size = config["train_micro_batch_size_per_gpu"]
+        steps = config.get("gradient_accumulation_steps", 1)
+        return pretended_run(config, run.asked.count, size, steps, self._parameters)
+
+
+def _problem(*on: str, base: dict[str, Any] = BASE, **fields: Any) -> PlanProblem:
+    asked = read_devices(on, [], known_devices())
+    return PlanProblem(**{"asked": asked, "base_config": base, "stages": (0, 1, 2, 3), "processes": 2, **fields})
+
+
+def test_every_arm_is_foreseen_at_two_sizes_and_on_both_numbers_of_devices() -> None:
+    foresee = _Foresees()
+    found = plan(_problem("h100-80gb:8", "a100-40gb:2x8"), foresee)
+    names = [run.name for run in foresee.wanted]
+    assert names[0] == "as-typed-of16"
+    assert sorted(name for name in names if name.startswith("z3-mbs")) == [
+        "z3-mbs1-of16",
+        "z3-mbs1-of8",
+        "z3-mbs2-of16",
+    ]
+    assert len(names) == 1 + 3 * 9
+    assert [devices.label for devices in found.devices] == ["h100-80gb:8", "a100-40gb:2x8"]
+    for devices in found.devices:
+        assert {arm.label for arm in devices.arms} >= {"z0", "z1", "z2", "z3", "z2-offload-optimizer"}
+        assert devices.chosen is not None
+        assert devices.answer.startswith(f"On {devices.count} {devices.device}")
+        assert [each.devices for each in devices.counts] == [2**power for power in range(11)]
+    assert best_of(found.devices) == 0
+
+
+def test_all_arms_keep_the_users_global_batch() -> None:
+    found = plan(_problem("h100-80gb:8"), _Foresees())
+    assert {arm.micro_batch * arm.accumulation * 8 for arm in found.devices[0].arms} == {16}
+
+
+def test_a_model_that_is_too_large_needs_more_devices_and_the_answer_says_how_many() -> None:
+    large = _Foresees(30 * 10**9)
+    found = plan(_problem("a100-40gb:8", stages=(0, 3), device="cpu"), large)
+    (devices,) = found.devices
+    assert devices.best == ""
+    assert devices.fewest is not None
+    assert devices.fewest > 8
+    assert "nothing fits" in devices.answer
+    assert f"on which it trains: {devices.fewest}" in devices.answer
+
+
+def test_a_program_that_cannot_be_foreseen_ends_the_plan_with_its_sentence() -> None:
+    with pytest.raises(InputError, match=r"train\.py:3 calls a kernel"):
+        plan(_problem("h100-80gb:8"), _Foresees(stopped="train.py:3 calls a kernel without a fake."))
+
+
+def test_an_interrupt_ends_the_plan_between_runs() -> None:
+    foresee = _Foresees()
+
+    def slowly(run: WantedRun) -> ForeseenRun:
+        time.sleep(0.05)
+        return foresee(run)
+
+    def check() -> None:
+        if len(foresee.wanted) > 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plan(_problem("h100-80gb:8", processes=1), slowly, check=check)
+    assert len(foresee.wanted) < 19
+
+
+def test_it_says_what_it_does() -> None:
+    told: list[str] = []
+    plan(_problem("h100-80gb:8", stages=(2,)), _Foresees(), told.append)
+    assert told[0].startswith("foreseen: as-typed-of8")
+    assert any("(2 of " in text for text in told)
