@@ -20,7 +20,8 @@ _OWN_FILE = Path(__file__).with_name("devices.yaml")
 # In gigabytes a second, and one number without a unit.
 _RATES = ("bandwidth", "link", "network", "to_host", "host_bandwidth")
 _SIZES = {"memory_gib": "memory", "host_memory_gib": "host_memory"}
-_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host")
+_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained")
+_OPTIONAL = ("attained",)
 _KEYS = ("like", "sheet", "teraflops", *_NUMBERS)
 _DTYPES = tuple(each.name for each in fields(DataSheet) if each.name != "multiprocessors")
 
@@ -41,6 +42,7 @@ class DeviceFigures:
         host_bandwidth: of the host's memory, for each device.
         host_cores: of the host, for each device.
         per_host: devices that its host usually has.
+        attained: the share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'.
     """
 
     name: str
@@ -54,6 +56,7 @@ class DeviceFigures:
     host_bandwidth: float
     host_cores: float
     per_host: int = 8
+    attained: float = 1.0
 
     def peak(self, dtype: str) -> float:
         """Returns the most FLOP/s in a type; those of `float32` for a type that its matrix units lack.
@@ -150,7 +153,7 @@ def _device(name: str, entry: Mapping[str, Any], known: Mapping[str, DeviceFigur
     peaks = _peaks(name, entry, where) or base.get("peaks")
     values = {**base, **{_field(key): _number(name, key, entry[key], where) for key in _NUMBERS if key in entry}}
     values.update(name=name, peaks=peaks, per_host=int(values.get("per_host", 8)))
-    missing = [key for key in _NUMBERS if _field(key) not in values]
+    missing = [key for key in _NUMBERS if _field(key) not in values and key not in _OPTIONAL]
     missing += [] if peaks else ["teraflops"]
     if missing:
         raise InputError(

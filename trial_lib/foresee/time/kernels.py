@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from trial_lib.foresee.time.devices import DeviceFigures
+from trial_lib.foresee.time.devices import Cluster, DeviceFigures
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.wire.foreseen_run import OPERATIONS, Operation
 
@@ -30,12 +30,15 @@ def kernel_seconds(
         return max(_SHORTEST, moving)
     counted = "tf32" if dtype.endswith("float32") and "tf32" in formats else dtype
     share = efficiencies.attention if kind == "attention" else efficiencies.matmul
-    return _SHORTEST + max(moving, operation.flops / (device.peak(counted) * share.value))
+    return _SHORTEST + max(moving, operation.flops / (device.peak(counted) * device.attained * share.value))
 
 
-def host_seconds(operation: Operation, device: DeviceFigures, efficiencies: Efficiencies) -> float:
+def host_seconds(operation: Operation, cluster: Cluster, efficiencies: Efficiencies) -> float:
     """Returns the seconds of an operation of the host's processor, such as DeepSpeed's CPU Adam.
 
-    The host's memory bounds it: an update of Adam reads and writes 28 bytes for ten operations.
+    The host's memory bounds it: an update of Adam reads and writes 28 bytes for ten operations. The ranks of a host
+    share that memory.
     """
-    return operation.moved / (device.host_bandwidth * efficiencies.host_update.value)
+    device = cluster.device
+    ours = device.host_bandwidth * device.per_host / cluster.per_host
+    return operation.moved / (ours * efficiencies.host_update.value)

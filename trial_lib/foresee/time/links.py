@@ -72,15 +72,18 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
         return 0.0
     device, rounds = cluster.device, _ROUNDS[kind]
     carried = size * rounds * (group.ranks - 1) / group.ranks
-    # Each rank sends to each other rank at once, and so only its own part crosses.
-    carried /= group.ranks if kind == "all_to_all" else 1
     within = carried / (device.link * efficiencies.link.value) if group.members > 1 else 0.0
     hops = rounds * (group.ranks - 1)
     if group.hosts == 1:
         return _BASE + hops * _HOP_WITHIN + within
     outside = rounds * (group.hosts - 1)
     adapters = device.network * efficiencies.network.value * group.members
-    between = carried * (group.members if kind == "all_to_all" else 1) / adapters
+    # There each rank sends to all others itself, and its neighbours do so at the same time.
+    between = (
+        size * (group.ranks - group.members) / group.ranks / (adapters / group.members)
+        if kind == "all_to_all"
+        else carried / adapters
+    )
     return _BASE + (hops - outside) * _HOP_WITHIN + outside * _HOP_BETWEEN + max(within, between)
 
 

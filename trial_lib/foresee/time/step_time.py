@@ -16,10 +16,14 @@ from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.foresee.time.kernels import host_seconds, kernel_seconds
 from trial_lib.foresee.time.links import COLLECTIVES, collective_seconds, copy_seconds, group_of
 from trial_lib.foresee.time.timeline import Timeline
-from trial_lib.foresee.time.work import Stretch, ZeroTimes, kind_of, loading_seconds, model_flops, step_of
+from trial_lib.foresee.time.work import StepWork, Stretch, ZeroTimes, kind_of, loading_seconds, model_flops, step_of
 from trial_lib.wire.foreseen_run import ForeseenRun, Operation
 
 _QUANTILE_90 = 1.645
+# Micro-batches after which the clocks of those alike no longer change to each other.
+_ALIKE = 4
+# The constant that decides a class of operations; `memory` for others.
+_CLASSES = {"matmul": "matmul", "convolution": "matmul", "attention": "attention"}
 _CARRIED = ("link", "network", "copies")
 _WAITED = ("gathering", "reducing", "exchanging", "transfers")
 
@@ -33,6 +37,7 @@ class ForeseenStep:
         low: the lower end of the 90 % interval.
         high: the upper end.
         parts: seconds by the names of `timeline.PARTS`; they add up to `seconds`.
+        shares: of the step that each constant decides, by its name in `Efficiencies`.
         hidden: seconds of transfers that go on beside the computation.
         bound: the largest part.
         samples_per_s: of all replicas.
@@ -44,6 +49,7 @@ class ForeseenStep:
     low: float
     high: float
     parts: Mapping[str, float]
+    shares: Mapping[str, float]
     hidden: float
     bound: str
     samples_per_s: float
@@ -66,7 +72,9 @@ def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies 
     timeline, busy = _Layer(run, cluster, constants).lay(step_of(run))
     seconds = sum(timeline.parts.values()) * constants.whole.value
     parts = {name: part * constants.whole.value for name, part in timeline.parts.items()}
-    wide = math.exp(_QUANTILE_90 * _spread(timeline, busy, constants))
+    shares = _shares(timeline.parts, busy)
+    spread = math.hypot(*(share * getattr(constants, name).spread for name, share in shares.items()))
+    wide = math.exp(_QUANTILE_90 * spread)
     samples = run.micro_batch * run.accumulation * run.replicas / seconds
     dtype = multiplied_in([each.removeprefix("torch.") for each in run.formats])
     return ForeseenStep(
@@ -74,6 +82,7 @@ def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies 
         low=seconds / wide,
         high=seconds * wide,
         parts=parts,
+        shares=shares,
         hidden=max(0.0, sum(busy[name] for name in _CARRIED) - sum(timeline.parts[name] for name in _WAITED))
         * constants.whole.value,
         bound=max(parts, key=lambda name: parts[name]),
@@ -93,14 +102,31 @@ class _Layer:
         self._zero = ZeroTimes.of(run.stage, run.ds_config)
         self._loading = loading_seconds(run)
         self._timeline = Timeline()
+        self._before = ""
         # Seconds of links within hosts, of the network and of the device's classes, busy or waited for.
-        self._busy = dict.fromkeys(("matmul", "attention", "memory", "link", "network", "copies"), 0.0)
-        self._prices: dict[Operation, float] = {}
+        self._busy = dict.fromkeys(
+            ("matmul", "attention", "memory", "link", "network", "copies", "launch", "collective"), 0.0
+        )
+        self._prices: dict[tuple[int, int, float, float], float] = {}
 
-    def lay(self, stretches: tuple[Stretch, ...]) -> tuple[Timeline, dict[str, float]]:
+    def lay(self, step: StepWork) -> tuple[Timeline, dict[str, float]]:
         timeline = self._timeline
-        before = ""
+        for _ in range(min(step.times, _ALIKE)):
+            parts, busy = dict(timeline.parts), dict(self._busy)
+            self._lay(step.repeated)
+        if step.times > _ALIKE:
+            # From then on each micro-batch adds what the one before it did.
+            more = step.times - _ALIKE
+            for sums, earlier in ((timeline.parts, parts), (self._busy, busy)):
+                sums.update({name: value + more * (value - earlier[name]) for name, value in sums.items()})
+        self._lay(step.last)
+        timeline.finish("gathering" if self._before == "update" else "reducing")
+        return timeline, self._busy
+
+    def _lay(self, stretches: tuple[Stretch, ...]) -> None:
+        timeline = self._timeline
         for stretch in stretches:
+            before, self._before = self._before, stretch.moment
             if stretch.moment != before:
                 timeline.all_gathered()
             if stretch.moment == "load":
@@ -112,33 +138,30 @@ class _Layer:
                 timeline.catch_up()
             for operation in stretch.operations:
                 self._add(operation, stretch.moment)
-            before = stretch.moment
-        timeline.finish("gathering" if before == "update" else "reducing")
-        return timeline, self._busy
 
     def _add(self, operation: Operation, moment: str) -> None:
         kind = kind_of(operation)
         if operation.on_host:
             self._timeline.wait(self._timeline.to_host, "transfers")
             self._timeline.catch_up()
-            self._timeline.pause(host_seconds(operation, self._cluster.device, self._constants), "host_update")
+            self._timeline.pause(host_seconds(operation, self._cluster, self._constants), "host_update")
         elif kind in COLLECTIVES:
             self._transfer(operation, kind, moment)
         elif kind in ("to_host", "to_device"):
             self._copy(operation, kind, moment)
         elif operation.moved or operation.flops:
             seconds = self._priced(operation, kind)
+            self._busy["launch"] += self._constants.launch.value
             self._timeline.compute(seconds, self._constants.launch.value, "update" if moment == "update" else "compute")
 
     def _priced(self, operation: Operation, kind: str) -> float:
         run = self._run
-        key = operation._replace(where=0)
+        key = operation[:4]
         if (seconds := self._prices.get(key)) is None:
             dtype = run.dtypes[operation.dtype] if run.dtypes else ""
             seconds = kernel_seconds(operation, dtype, self._cluster.device, run.formats, self._constants)
             self._prices[key] = seconds
-        own = {"matmul": "matmul", "convolution": "matmul", "attention": "attention"}
-        self._busy[own.get(kind, "memory")] += seconds
+        self._busy[_CLASSES.get(kind, "memory")] += seconds
         return seconds
 
     def _transfer(self, operation: Operation, kind: str, moment: str) -> None:
@@ -146,6 +169,7 @@ class _Layer:
         group = group_of(operation.ranks, run.world, self._cluster)
         seconds = collective_seconds(kind, operation.moved, group, self._cluster, self._constants)
         self._busy["network" if group.hosts > 1 else "link"] += seconds
+        self._busy["collective"] += self._constants.collective.value
         part = self._part(operation, kind, moment)
         passes = moment in ("forward", "backward")
         gathers = part == "gathering" and zero.stage == 3 and passes
@@ -192,21 +216,24 @@ def _bytes_of(dtype: str) -> int:
     return 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
 
 
-def _spread(timeline: Timeline, busy: Mapping[str, float], constants: Efficiencies) -> float:
-    """Returns the standard deviation of the logarithm of a step's seconds.
+def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, float]:
+    """Returns the share of a step that each constant decides.
 
-    A constant counts by the share of the step that it decides; the constants are independent.
+    What the device waited for is divided among the constants of its kind by their busy seconds.
     """
-    parts = timeline.parts
     total = sum(parts.values()) or 1.0
-    on_device = sum(busy[name] for name in ("matmul", "attention", "memory")) or 1.0
-    shares = {
-        name: (parts["compute"] + parts["update"]) * busy[name] / on_device
-        for name in ("matmul", "attention", "memory")
+    kinds = {
+        ("matmul", "attention", "memory"): parts["compute"] + parts["update"],
+        ("link", "network"): parts["gathering"] + parts["reducing"] + parts["exchanging"],
+        ("launch", "collective"): parts["launches"],
     }
-    carried = busy["link"] + busy["network"] or 1.0
-    waited = parts["gathering"] + parts["reducing"] + parts["exchanging"]
-    shares |= {name: waited * busy[name] / carried for name in ("link", "network")}
-    shares |= {"launch": parts["launches"], "to_host": parts["transfers"], "host_update": parts["host_update"]}
-    squares = [(share / total * getattr(constants, name).spread) ** 2 for name, share in shares.items()]
-    return math.sqrt(sum(squares) + constants.whole.spread**2)
+    shares = {
+        name: part / total * busy[name] / (sum(busy[each] for each in names) or 1.0)
+        for names, part in kinds.items()
+        for name in names
+    }
+    return shares | {
+        "to_host": parts["transfers"] / total,
+        "host_update": parts["host_update"] / total,
+        "whole": 1.0,
+    }

@@ -55,7 +55,8 @@ class Timeline:
     def compute(self, seconds: float, launch: float, part: str) -> None:
         """Runs an operation on the device."""
         self.host += launch
-        self._device_waits_for_the_host()
+        if self.host > self.device:
+            self._device_waits_for_the_host()
         self.device += seconds
         self.parts[part] += seconds
 

@@ -24,6 +24,21 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class StepWork:
+    """The operations of an optimizer step.
+
+    Attributes:
+        repeated: a micro-batch that stands for several alike.
+        times: how often it comes.
+        last: what comes after that, with the update.
+    """
+
+    repeated: tuple[Stretch, ...]
+    times: int
+    last: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True)
 class ZeroTimes:
     """The settings of DeepSpeed that decide when a transfer happens.
 
@@ -57,7 +72,7 @@ class ZeroTimes:
         )
 
 
-def step_of(run: ForeseenRun) -> tuple[Stretch, ...]:
+def step_of(run: ForeseenRun) -> StepWork:
     """Returns the last whole step of a run, with all of its micro-batches.
 
     A run may show fewer micro-batches than a step has. Then its first stands for the missing ones, because the last
@@ -77,11 +92,11 @@ def step_of(run: ForeseenRun) -> tuple[Stretch, ...]:
     lacking = run.accumulation - len(shown)
     if lacking <= 0:
         kept = shown[-run.accumulation :]
-        return tuple(each for each in last if each.micro_batch in kept)
+        return StepWork((), 0, tuple(each for each in last if each.micro_batch in kept))
     first = [each for each in last if each.micro_batch == shown[0] and each.moment != "update"]
     if len(shown) == 1 and run.stage < 2:
         first = [replace(each, operations=_without_reductions(each.operations, run)) for each in first]
-    return (*first * lacking, *last)
+    return StepWork(tuple(first), lacking, tuple(last))
 
 
 def _without_reductions(operations: tuple[Operation, ...], run: ForeseenRun) -> tuple[Operation, ...]:
@@ -101,9 +116,11 @@ def model_flops(run: ForeseenRun) -> float:
     the forward pass. More than that is taken for such repetition.
     """
     work = dict.fromkeys(("forward", "backward"), 0.0)
-    for stretch in step_of(run):
-        if stretch.moment in work:
-            work[stretch.moment] += sum(each.flops for each in stretch.operations)
+    step = step_of(run)
+    for stretches, times in ((step.repeated, step.times), (step.last, 1)):
+        for stretch in stretches:
+            if stretch.moment in work:
+                work[stretch.moment] += times * sum(each.flops for each in stretch.operations)
     return work["forward"] + min(work["backward"], 2 * work["forward"])
 
 

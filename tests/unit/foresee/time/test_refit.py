@@ -17,12 +17,12 @@ RUNS = [
 TRUE = Efficiencies().changed({"matmul": -0.2, "memory": 0.15, "link": -0.3})
 
 
-def measured_with(constants: Efficiencies) -> list[MeasuredStep]:
-    return [MeasuredStep(run, TWO, foresee_step(run, TWO, constants).seconds) for run in RUNS]
+def measured_with(constants: Efficiencies, noise: float = 0.06) -> list[MeasuredStep]:
+    return [MeasuredStep(run, TWO, foresee_step(run, TWO, constants).seconds, noise) for run in RUNS]
 
 
 def test_measured_steps_bring_the_constants_nearer() -> None:
-    found = refit(measured_with(TRUE), noise=0.01)
+    found = refit(measured_with(TRUE, 0.01))
     for name in ("matmul", "memory", "link"):
         before, after, true = (getattr(each, name).value for each in (Efficiencies(), found, TRUE))
         assert abs(math.log(after / true)) < 0.5 * abs(math.log(before / true))

@@ -112,6 +112,18 @@ def test_micro_batches_that_the_run_leaves_out_are_counted() -> None:
     assert step.bound == "compute"
 
 
+@pytest.mark.parametrize("accumulation", [3, 6, 40])
+def test_many_micro_batches_are_not_laid_one_by_one(accumulation: int) -> None:
+    """The sums are those of a run that shows all of them."""
+    gathers = [carried(0.7, "all_gather"), product(0.5), carried(0.4, "all_gather"), product(0.25)]
+    one: list[tuple[str, Any]] = [("load", []), ("forward", gathers), ("backward", [product(1.0)])]
+    settings = {**zero(3), "accumulation": accumulation, "loading_s": (0.3,)}
+    ids = [index for index in range(accumulation) for _ in one]
+    shown = run_of(*one * accumulation, ("update", []), micro_batches=[*ids, accumulation - 1], **settings)
+    short = run_of(*one * 2, ("update", []), micro_batches=[0, 0, 0, 1, 1, 1, 1], **settings)
+    assert parts_of(short) == pytest.approx(parts_of(shown))
+
+
 def test_only_whole_steps_count() -> None:
     run = run_of(("forward", [product(1.0)]), ("update", []))
     unfinished = ForeseenRun.from_json({**run.to_json(), "moments": [*run.moments, (2, 2, 0, 0, 1)]})
