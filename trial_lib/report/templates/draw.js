@@ -55,19 +55,24 @@
       }
       if (byFinger) layout.dragmode = false;
       if (narrow) layout.margin = { ...layout.margin, l: 48, r: 8 };
-      for (const note of layout.annotations ?? []) note.font = { ...note.font, color: bad };
+      for (const note of layout.annotations ?? []) {
+        // The red of lines is too faint for letters.
+        if (note.font?.color === "#d0454c") note.font.color = bad;
+      }
       const data = structuredClone(drawing.data);
       for (const trace of data) {
-        if (trace.type !== "bar") continue;
-        trace.error_x.color = ink;
-        if (!narrow) continue;
+        if (trace.error_x) trace.error_x.color = ink;
+      }
+      const bars = data.filter((trace) => trace.type === "bar");
+      if (bars.length && narrow) {
         // Beside their names there would be no room for the bars.
         layout.yaxis.showticklabels = false;
         layout.margin.l = 8;
         layout.bargap = 0.6;
-        layout.annotations = trace.y.map((name) => ({
+        const names = bars[0].y.map((name) => ({
           text: name, x: 0, xref: "paper", xanchor: "left", y: name, yshift: 13, showarrow: false, font: { color: ink },
         }));
+        layout.annotations = [...(layout.annotations ?? []), ...names];
       }
       const plot = document.getElementById(`plot-${key}`);
       Plotly.react(plot, data, layout, { responsive: true, displayModeBar: false });

@@ -1,0 +1,155 @@
+"""The memory of one optimizer step, drawn: what is alive when, by kind."""
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+import plotly.graph_objects as go
+
+from trial_lib.records.units import bytes_shown
+from trial_lib.report.figures import Drawn
+from trial_lib.report.foreseen.names import KIND_COLOURS, KIND_NAMES, MOMENT_NAMES, faint
+from trial_lib.report.foreseen.plan_parts import add_level, bytes_unit, device_level, peak_text
+from trial_lib.report.foreseen.plan_view import StepLine, TargetView
+from trial_lib.report.plot_parts import GREY, RED, empty_figure
+
+# Of the drawing's width, so that each moment has room for its name, on a phone too. Others have room to be seen.
+_WIDTH_OF_A_LETTER = 0.02
+_LEAST_WIDTH = 0.004
+_BANDS = ("#2f81d6", "#838b98")
+_ROWS = 60  # of the table: a reader of numbers wants the course, not each event
+
+
+def line_figure(target: TargetView) -> Drawn:
+    """Returns what is alive on a device during a step of the chosen arm."""
+    line, arm = target.line, target.chosen
+    assert line is not None
+    needed = arm.peak.value if arm else 0.0
+    unit = bytes_unit(max(line.most, needed))
+    figure = _drawn(line, *unit)
+    says = (
+        f"What is alive on one device, by kind, over the events of one step: each is an allocation or its end. "
+        f"{_peak_sentence(line)}"
+    )
+    if arm is not None and needed > line.most:
+        add_level(figure, needed / unit[1], "the whole need", GREY, "dash")
+        says += (
+            f" With the context, the libraries and the allocator's fragments a device needs {peak_text(arm)} "
+            "(dashed line)."
+        )
+    highest = device_level(figure, target.memory, max(line.most, needed), unit[1])
+    figure.update_yaxes(range=[0, 1.06 * highest / unit[1]])
+    title = f"Memory of one step on {target.name}" + (f": {arm.name}" if arm else "")
+    return Drawn(f"line-{target.key}", title, says + _skipped(line), figure, *_table(line))
+
+
+def host_figure(target: TargetView) -> Drawn:
+    """Returns what is alive in the host's memory during the same step."""
+    line = target.host_line
+    assert line is not None
+    unit = bytes_unit(line.most)
+    figure = _drawn(line, *unit)
+    figure.update_yaxes(range=[0, 1.06 * line.most / unit[1]])
+    says = (
+        f"What one rank keeps in its host's memory during the same step. {_peak_sentence(line)} Each rank of the host "
+        "keeps its own."
+    )
+    title = f"Host memory of that step on {target.name}"
+    return Drawn(f"host-{target.key}", title, says + _skipped(line), figure, *_table(line))
+
+
+def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
+    """Returns the areas of all kinds, one on the other, over the moments of the step."""
+    figure = empty_figure("events of the step, in their order", unit)
+    place = places(line)
+    x = [place(event) for event in line.events]
+    for index, kind in enumerate(line.kinds):
+        name, colour = KIND_NAMES.get(kind, kind), KIND_COLOURS.get(kind, GREY)
+        figure.add_scatter(
+            name=name,
+            x=x,
+            y=[each[index] / size for each in line.bytes],
+            mode="lines",
+            stackgroup="kinds",
+            line={"width": 0.6, "color": colour, "shape": "hv"},
+            fillcolor=faint(colour, 0.75),
+            hovertemplate=f"{name}: %{{y:,.3~g}} {unit}<extra></extra>",
+        )
+    for number, part in enumerate(line.parts):
+        start, end = place(part.start), place(part.end)
+        name = MOMENT_NAMES.get(part.name, part.name)
+        if name:
+            figure.add_vrect(start, end, layer="below", line={"width": 0}, fillcolor=faint(_BANDS[number % 2], 0.14))
+            figure.add_annotation(
+                x=(start + end) / 2, y=1, yref="paper", text=name, showarrow=False, yanchor="bottom", font_size=11
+            )
+    if line.skipped:
+        later = next(part for part in line.parts if part.micro_batch > 0)
+        figure.add_vline(place(later.start), line={"color": GREY, "width": 2, "dash": "dot"})
+    figure.add_scatter(
+        name="the peak",
+        x=[x[line.peak]],
+        y=[line.most / size],
+        mode="markers",
+        marker={"symbol": "diamond", "size": 10, "color": RED, "line": {"width": 1, "color": "#ffffff"}},
+        hovertemplate=f"the peak: {bytes_shown(line.most)}<extra></extra>",
+    )
+    figure.update_xaxes(showticklabels=False, showgrid=False, range=[0, 1])
+    figure.update_layout(margin={"t": 30, "b": 36}, hovermode="x", legend={"y": -0.12, "traceorder": "normal"})
+    return figure
+
+
+def places(line: StepLine) -> Callable[[float], float]:
+    """Returns the function from an event's number to its place in the drawing, from 0 to 1.
+
+    Within a moment the events are evenly spaced. A moment of few events is widened, so that its name has room.
+    """
+    events = [part.end - part.start for part in line.parts]
+    least = [max(_LEAST_WIDTH, _WIDTH_OF_A_LETTER * len(MOMENT_NAMES.get(part.name, ""))) for part in line.parts]
+    least = [each / max(1.0, sum(least)) for each in least]
+    widths = [0.0] * len(events)
+    free = set(range(len(events)))
+    while free:
+        left = 1.0 - sum(width for index, width in enumerate(widths) if index not in free)
+        total = sum(events[index] for index in free)
+        narrow = {index for index in free if left * events[index] / total < least[index]}
+        for index in narrow or free:
+            widths[index] = least[index] if narrow else left * events[index] / total
+        free -= narrow or free
+    starts = [sum(widths[:index]) for index in range(len(widths))]
+
+    def place(event: float) -> float:
+        index = max(bisect_right([part.start for part in line.parts], event) - 1, 0)
+        share = (event - line.parts[index].start) / max(events[index], 1)
+        return starts[index] + widths[index] * min(share, 1.0)
+
+    return place
+
+
+def _peak_sentence(line: StepLine) -> str:
+    part = line.peak_part
+    where = MOMENT_NAMES.get(part.name, part.name) or "the code between the moments"
+    which = f" of micro-batch {part.micro_batch + 1}" if line.parts[-1].micro_batch and part.name != "update" else ""
+    most = sorted(zip(line.bytes[line.peak], line.kinds, strict=True), reverse=True)
+    parts = [f"{bytes_shown(count)} {KIND_NAMES.get(kind, kind)}" for count, kind in most[:3] if count]
+    return f"Its peak is in {where}{which}: {bytes_shown(line.most)}, of them {', '.join(parts)}."
+
+
+def _skipped(line: StepLine) -> str:
+    if not line.skipped:
+        return ""
+    return f" At the dotted line {line.skipped} more micro-batches are left out, which repeat the others."
+
+
+def _table(line: StepLine) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Returns the columns and rows of the numbers: evenly spaced points, and the peak."""
+    stride = max(len(line.events) // _ROWS, 1)
+    shown = sorted({*range(0, len(line.events), stride), line.peak, len(line.events) - 1})
+    starts = [part.start for part in line.parts]
+    rows = []
+    for index in shown:
+        part = line.parts[max(bisect_right(starts, line.events[index]) - 1, 0)]
+        each = line.bytes[index]
+        name = f"{part.name}{' (the peak)' if index == line.peak else ''}"
+        rows.append((str(line.events[index]), name, *map(bytes_shown, each), bytes_shown(sum(each))))
+    columns = ("event", "moment", *(KIND_NAMES.get(kind, kind) for kind in line.kinds), "together")
+    return columns, tuple(rows)
