@@ -1,14 +1,24 @@
-"""A plan by hand: what people are shown of one can be tested without foreseeing anything."""
+"""A plan by hand: its page can be tested without foreseeing anything."""
 
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from trial_lib.report.foreseen.plan_view import ArmView, AskView, CountView, PlanView, TargetView
-from trial_lib.report.foreseen.step_line import HOST, step_line
-from trial_lib.report.study_view import Interval, SettingChange
+from trial_lib.foresee.plan.plan_record import (
+    ForeseenRange,
+    PlannedArm,
+    PlannedAsk,
+    PlannedCount,
+    PlannedDevices,
+    PlanPaths,
+    PlanRecord,
+    write_run,
+)
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
 
 MIB, GIB = 2**20, 2**30
 MARKUP = "</script><script>document.title = 'broken'</script>"
+SECRET = "hf_SECRETsecret123"
+LAYERS = 32
 
 
 class HandMadeRun:
@@ -33,157 +43,184 @@ class HandMadeRun:
         """Frees storages."""
         self.events += [MemoryEvent(storage, 0) for storage in storages]
 
-    def run(self) -> ForeseenRun:
+    def run(self, **more: Any) -> ForeseenRun:
         """Returns the record."""
-        return ForeseenRun(
-            world=8,
-            storages=tuple(self.storages),
-            events=tuple(self.events),
-            moments=tuple(self.moments),
-        )
+        events = {"storages": tuple(self.storages), "events": tuple(self.events), "moments": tuple(self.moments)}
+        return ForeseenRun(**{"world": 8, "replicas": 8, "stage": 3, **events, **more})
 
 
-def run_by_hand(layers: int = 32, accumulation: int = 1, offload: bool = False) -> ForeseenRun:
-    """Returns two steps of a decoder under stage 3 on 8 devices: 8 billion parameters, 4 samples of 2,048 tokens."""
+def run_by_hand(micro_batch: int = 4, accumulation: int = 1, offload: bool = False) -> ForeseenRun:
+    """Returns two steps of a decoder of 8 billion parameters and 2,048 tokens, under stage 3 on 8 devices."""
     made = HandMadeRun()
     made.moment("initialize", 0)
-    for _ in range(layers):
+    for _ in range(LAYERS):
         made.make(60 * MIB, "parameter")
     made.make(500 * MIB, "buffer")
     states = "pinned" if offload else "device"
     for step in (1, 2):
         made.moment("between", step)
-        gradients = [made.make(60 * MIB, "gradient", states) for _ in range(layers)]
-        for micro_batch in range(accumulation):
-            made.moment("load", step, micro_batch)
-            batch = made.make(2 * MIB, "input")
-            made.moment("forward", step, micro_batch)
+        gradients = [made.make(60 * MIB, "gradient", states) for _ in range(LAYERS)]
+        for number in range(accumulation):
+            made.moment("load", step, number)
+            batch = made.make(micro_batch * MIB, "input")
+            made.moment("forward", step, number)
             saved = []
-            for _ in range(layers):
+            for _ in range(LAYERS):
                 gathered = made.make(480 * MIB, "buffer")
-                saved += [made.make(size * MIB, "activation") for size in (128, 64, 64, 448, 256, 64)]
-                made.free(made.make(512 * MIB, "temporary"), gathered)
-            logits = made.make(2000 * MIB, "activation")
-            made.moment("backward", step, micro_batch)
-            made.free(made.make(4000 * MIB, "temporary"), logits)
-            for _ in range(layers):
+                saved += [made.make(micro_batch * size * MIB, "activation") for size in (32, 16, 16, 112, 64, 16)]
+                made.free(made.make(micro_batch * 128 * MIB, "temporary"), gathered)
+            logits = made.make(micro_batch * 500 * MIB, "activation")
+            made.moment("backward", step, number)
+            made.free(made.make(micro_batch * 1000 * MIB, "temporary"), logits)
+            for _ in range(LAYERS):
                 gathered = made.make(480 * MIB, "buffer")
                 whole = made.make(480 * MIB, "gradient")
                 for _ in range(6):
-                    made.free(made.make(448 * MIB, "temporary"), saved.pop())
+                    made.free(made.make(micro_batch * 112 * MIB, "temporary"), saved.pop())
                 made.free(gathered, whole)
             made.free(batch)
         made.moment("update", step)
         if step == 1:
-            for _ in range(layers):
+            for _ in range(LAYERS):
                 made.make(360 * MIB, "optimizer", states)
         made.free(made.make(600 * MIB, "temporary", states), *gradients)
     made.moment("between", 3)
-    return made.run()
+    return made.run(micro_batch=micro_batch, accumulation=accumulation)
 
 
-def interval(value: float, share: float = 0.2) -> Interval:
-    """Returns an interval that reaches so far to both sides."""
-    return Interval(value, value * (1 - share), value * (1 + share))
+def span(value: float, share: float = 0.2) -> ForeseenRange:
+    """Returns a range that reaches so far to both sides."""
+    return ForeseenRange(value=value, low=value * (1 - share), high=value * (1 + share))
 
 
-def arm_by_hand(name: str, micro_batch: int, activation: float, states: float, **more: object) -> ArmView:
-    """Returns an arm; `activation` and `states` are in GiB."""
+def arm_by_hand(label: str, micro_batch: int, activation: float, states: float, **more: Any) -> PlannedArm:
+    """Returns an arm. A micro-batch of 0 means that it does not fit; `activation` and `states` are in GiB."""
     memory = {
         "parameter": 0.2 * states * GIB,
         "gradient": 0.1 * states * GIB,
         "optimizer": 0.7 * states * GIB,
         "buffer": 1.9 * GIB,
         "activation": activation * GIB,
+        "logits": 2 * GIB,
         "temporary": 4 * GIB,
         "overhead": 2.2 * GIB,
     }
-    speed = interval(17.3 * (1 + 0.02 * micro_batch)) if micro_batch else None
-    arm = ArmView(
-        name=name,
-        fits=0.94 if micro_batch else 0.0002,
-        micro_batch=micro_batch,
-        accumulation=max(16 // micro_batch, 1) if micro_batch else 1,
-        samples_per_s=speed,
-        tokens_per_s=speed and Interval(*(2048 * each for each in (speed.value, speed.low, speed.high))),
-        mfu=0.41 if micro_batch else None,
-        cost=163.4 if micro_batch else None,
-        why="memory: activations; time: compute" if micro_batch else "memory: optimizer states",
-        peak=interval(sum(memory.values()), 0.07),
-        memory=memory,
-        seconds={
-            "matrix products": 2.9,
-            "attention": 0.61,
-            "other kernels": 0.74,
-            "gathers": 0.38,
-            "reductions": 0.22,
-            "optimizer": 0.09,
-            "launches": 0.05,
-            "data loading": 0.004,
+    given: dict[str, Any] = {
+        "label": label,
+        "ds_config": {"train_batch_size": 128, "zero_optimization": {"stage": int(label[1])}},
+        "fits": 0.94 if micro_batch else 0.0002,
+        "largest_micro_batch": micro_batch + micro_batch // 2,
+        "micro_batch": micro_batch or 1,
+        "accumulation": 16 // (micro_batch or 1),
+        "peak": span(sum(memory.values()), 0.07),
+        "peak_moment": "backward",
+        "memory": memory,
+        "memory_bound": "activations" if micro_batch else "the states (parameters, gradients and the optimizer's)",
+    }
+    if micro_batch:
+        given |= {
+            "samples_per_s": span(17.3 * (1 + 0.02 * micro_batch)),
+            "tokens_per_s": span(2048 * 17.3 * (1 + 0.02 * micro_batch)),
+            "mfu": span(0.41),
+            "cost": span(163.4),
+            "time_bound": "computing",
+            "seconds": {
+                "compute": 2.9,
+                "launches": 0.05,
+                "gathering": 0.38,
+                "reducing": 0.22,
+                "exchanging": 0.0,
+                "update": 0.09,
+                "host_update": 0.6 if "offload" in label else 0.0,
+                "transfers": 0.3 if "offload" in label else 0.0,
+                "data": 0.004,
+            },
+            "hidden_s": 0.41,
         }
-        if micro_batch
-        else {},
-        hidden_s=0.41 if micro_batch else 0.0,
-    )
-    return replace(arm, **more)  # type: ignore[arg-type]
+    return PlannedArm(**{**given, **more})
 
 
-def target_by_hand(name: str = "8 × h100-80gb", key: str = "h100-80gb-8", memory: float = 79.1) -> TargetView:
-    """Returns a device with arms, a step and a curve."""
-    offloaded = {"host": 74 * GIB}
+def devices_by_hand(device: str, memory: float, nodes: int = 1, **more: Any) -> PlannedDevices:
+    """Returns the plan for eight devices on each host, with `memory` in GiB."""
     arms = (
-        arm_by_hand("z3", 4, 33.5, 17.5, is_chosen=True),
-        arm_by_hand("z3-checkpointing", 16, 18.0, 17.5),
-        arm_by_hand("z2", 2, 17.0, 29.0, is_own=True),
-        arm_by_hand("z1", 1, 8.5, 41.0),
-        arm_by_hand("z3-offload-optimizer", 4, 33.5, 6.0, **offloaded),
-        arm_by_hand("z3-offload-optimizer-offload-param-checkpointing", 16, 18.0, 2.0, **offloaded),
-        arm_by_hand("z0", 0, 8.5, 128.0),
+        arm_by_hand("z3", 4, 31.5, 17.5, runs=("z3-mbs1-of8", "z3-mbs2-of8")),
+        arm_by_hand("z2", 2, 15.0, 29.0, is_own=True),
+        arm_by_hand("z1", 1, 6.5, 41.0),
+        arm_by_hand("z3-offload-optimizer", 4, 31.5, 6.0, host=74 * GIB, runs=("z3-offload-optimizer-mbs4-of8",)),
+        arm_by_hand("z3-offload-optimizer-offload-param", 16, 16.0, 2.0, host=90 * GIB),
+        arm_by_hand("z0", 0, 6.5, 128.0),
+        PlannedArm(label="z2-tp2", stopped="The program asks for the shape of a mask (train.py:31)."),
     )
     counts = tuple(
-        CountView(
-            devices=devices,
-            arm="z3" if devices >= 4 else "",
-            micro_batch=4 if devices >= 4 else 0,
-            fits=0.94 if devices >= 4 else 0.003,
-            samples_per_s=interval(2.3 * devices**0.97) if devices >= 4 else None,
-            peak=interval((42 + 140 / devices) * GIB, 0.07),
+        PlannedCount(
+            devices=number,
+            label="z3" if number >= 4 else "z3-offload-optimizer",
+            micro_batch=4 if number >= 4 else 0,
+            accumulation=4,
+            fits=0.94 if number >= 4 else 0.003,
+            samples_per_s=span(2.3 * number**0.97 * memory / 79) if number >= 4 else None,
+            peak=span((42 + 140 / number) * GIB, 0.07),
         )
-        for devices in (2**power for power in range(11))
+        for number in (2**power for power in range(11))
     )
-    return TargetView(
-        key=key,
-        name=name,
-        devices=8,
-        answer=f"On {name} it trains with z3 at micro-batch 4: 18.7 samples/s. The activations bound its memory.",
-        memory=memory * GIB,
-        arms=arms,
-        fewest=4,
-        counts=counts,
-        line=step_line(run_by_hand()),
-    )
+    given: dict[str, Any] = {
+        "device": device,
+        "nodes": nodes,
+        "per_node": 8,
+        "price": 2.99,
+        "memory": memory * GIB,
+        "usable": memory * GIB,
+        "arms": arms,
+        "best": "z3",
+        "answer": f"On {8 * nodes} {device}: ZeRO 3, micro-batch 4, accumulation 4: foreseen 18.7 samples/s.",
+        "why": ("Memory: 59.1 GiB of 79.1 GiB at the peak, in the backward pass. Activations take 57 % of it.",),
+        "fewest": 4,
+        "counts": counts,
+    }
+    return PlannedDevices(**{**given, **more})
 
 
-def plan_by_hand() -> PlanView:
-    """Returns a plan for two kinds of devices."""
-    smaller = target_by_hand("2x8 × a100-40gb", "a100-40gb-16", 39.4)
-    offloading = run_by_hand(accumulation=16, offload=True)
-    chosen = tuple(replace(arm, is_chosen=arm.name == "z3-offload-optimizer") for arm in smaller.arms)
-    smaller = replace(smaller, arms=chosen, line=step_line(offloading), host_line=step_line(offloading, HOST))
-    return PlanView(
-        name="llama-8b",
-        headline="It trains fastest with ZeRO 3 and micro-batch 4 on 8 × h100-80gb: 18.7 samples/s, foreseen",
-        targets=(target_by_hand(), smaller),
-        counts_say="The global batch of 128 samples stays the same.",
-        best_command="deepspeed --num_gpus 8 train.py --deepspeed_config best_ds_config.json",
-        best_config={"train_batch_size": 128, "zero_optimization": {"stage": 3}},
-        changes=(SettingChange("zero_optimization.stage", 2, 3),),
-        unknown=(AskView(f"mask_is_empty (train.py:31) {MARKUP}", "item", "False", 64),),
-        known=(
-            AskView("clip_grad_norm_ (deepspeed/runtime/utils.py:321)", "item", "1.0", 2),
-            AskView("has_overflow (deepspeed/runtime/zero/stage3.py:2204)", "item", "False", 2),
+def plan_by_hand(**more: Any) -> PlanRecord:
+    """Returns a plan for two kinds of devices, whose program knows a secret and prints markup."""
+    given: dict[str, Any] = {
+        "plan_id": "llama-8b-20261126-150000-37dd",
+        "name": "llama-8b",
+        "command": ("deepspeed", "--num_gpus", "8", "train.py", "--deepspeed_config", "ds_config.json"),
+        "model_dir": "/home/user/llama",
+        "ds_config": {"train_batch_size": 128, "zero_optimization": {"stage": 2}, "hub": {"hf_token": SECRET}},
+        "train_batch_size": 128,
+        "parameters": 8_030_261_248,
+        "tokens": 2048,
+        "formats": ("bfloat16",),
+        "devices": (
+            devices_by_hand("a100-40gb", 39.4, 2, best="z3-offload-optimizer"),
+            devices_by_hand("h100-80gb", 79.1),
         ),
-        notes=("torch.compile is switched off: memory is an upper bound.",),
-        facts={"parameters": "8.03 billion", "command": "deepspeed --num_gpus 8 train.py", "ZeroTune": "1.0"},
-        seconds=47.0,
-    )
+        "best": 1,
+        "answer": "On 8 h100-80gb: ZeRO 3, micro-batch 4, accumulation 4: foreseen 18.7 samples/s (14.9 to 22.4).",
+        "best_command": "deepspeed --num_gpus 8 train.py --deepspeed_config best_ds_config.json",
+        "asks": (
+            PlannedAsk(asker=f"mask (train.py:31) {MARKUP}", question="item", answer="False", is_known=False, count=64),
+            PlannedAsk(
+                asker="clip_grad_norm_ (deepspeed/runtime/utils.py:321)", question="item", answer="1.0", is_known=True
+            ),
+        ),
+        "notes": (f"torch.compile is switched off, so memory is an upper bound. Logged in with {SECRET}.",),
+        "versions": {"zerotune": "1.0", "deepspeed": "0.19.8", "torch": "2.13.0"},
+        "seconds": 47.0,
+        "shares": {"program as typed": 9.2, "arms": 35.1, "memory and time": 2.7},
+        "peak_bytes": 3 * GIB,
+    }
+    return PlanRecord(**{**given, **more})
+
+
+def plan_folder(folder: Path, record: PlanRecord | None = None) -> PlanPaths:
+    """Writes a plan with its runs into a folder."""
+    paths = PlanPaths(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths.record.write_text((record or plan_by_hand()).model_dump_json())
+    paths.experiment.write_text(f"name: llama-8b\nenvironment:\n  environment_variables:\n    - HF_TOKEN={SECRET}\n")
+    for size in (1, 2):
+        write_run(paths.run(f"z3-mbs{size}-of8"), run_by_hand(size))
+    write_run(paths.run("z3-offload-optimizer-mbs4-of8"), run_by_hand(4, accumulation=16, offload=True))
+    return paths

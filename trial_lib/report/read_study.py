@@ -86,7 +86,7 @@ def read_study(root: Path) -> StudyView:
         after=measured.get("metrics") or {},
         best_config=best_config,
         best_command="" if answer is None else answer.command,
-        changes=() if best_config is None else tuple(_changes(redact(base), best_config)),
+        changes=() if best_config is None else tuple(setting_changes(redact(base), best_config)),
         trials=trials,
         running={number: state.label(number) for number in state.running},
         withdrawn=len(state.withdrawn),
@@ -186,7 +186,8 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
     return f"{state}: {ended} trial{'' if ended == 1 else 's'} ended so far."
 
 
-def _changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[SettingChange]:
+def setting_changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[SettingChange]:
+    """Returns the settings that differ between two DeepSpeed configurations."""
     own, winner = dict(leaves(base)), dict(leaves(best))
     paths = dict.fromkeys([*own, *winner])
     return [SettingChange(path, own.get(path), winner.get(path)) for path in paths if own.get(path) != winner.get(path)]

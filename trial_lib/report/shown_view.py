@@ -1,20 +1,22 @@
-"""A study's view without secrets, and without control characters that a terminal would obey."""
+"""What is shown of a study or a plan, without secrets, and without control characters that a terminal would obey."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from trial_lib.report.study_view import StudyView
 from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.wire.plain_text import plain
 
 
-def shown_view(view: StudyView, secrets: KnownSecrets) -> StudyView:
-    """Returns a view without secrets and control characters, at any depth."""
-    shown: StudyView = _shown(view, secrets)
+View = TypeVar("View")
+
+
+def shown_view(view: View, secrets: KnownSecrets) -> View:
+    """Returns a view or a record without secrets and control characters, at any depth."""
+    shown: View = _shown(view, secrets)
     return shown
 
 

@@ -4,175 +4,181 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from trial_lib.records.units import bytes_shown, percent, quantity
+from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedCount, PlannedDevices
+from trial_lib.records.units import percent, quantity
 from trial_lib.report.figures import Drawn
 from trial_lib.report.foreseen.names import faint
-from trial_lib.report.foreseen.plan_parts import bytes_unit, fits_text, interval_bytes
-from trial_lib.report.foreseen.plan_view import CountView, TargetView
-from trial_lib.report.plot_parts import COLOURS, empty_figure
-from trial_lib.report.study_view import Interval
+from trial_lib.report.foreseen.plan_parts import LEGEND, bytes_range, bytes_unit, figure_text, fits_text
+from trial_lib.report.plot_parts import COLOURS, RED, empty_figure
 
 
-def speed_figure(targets: Sequence[TargetView], says_same: str) -> Drawn:
-    """Returns samples/s over the number of devices, with intervals, by kind of device."""
+_FAILING = "nothing fits"
+
+
+def speed_figure(devices: Sequence[PlannedDevices], says_same: str) -> Drawn:
+    """Returns samples/s over the number of devices, with intervals, by kind of device.
+
+    Args:
+        devices: one for each kind.
+        says_same: what stays the same over the numbers, in a sentence.
+    """
     key, title = "speed", "Speed by the number of devices"
     figure = empty_figure("devices", "samples/s")
-    for place, target in enumerate(targets):
-        trains = [count for count in target.counts if count.samples_per_s is not None]
+    for place, each in enumerate(devices):
+        trains = [(count, count.samples_per_s) for count in each.counts if count.samples_per_s is not None]
         if trains:
-            speeds = [count.samples_per_s for count in trains if count.samples_per_s is not None]
-            _add_curve(figure, kind(target), place, trains, speeds, 1.0, _hovers(trains))
-            _add_fewest(figure, target, place, {count.devices: _value(count) for count in trains})
+            _add_curve(figure, each.device, place, trains, 1.0)
+            _add_fewest(figure, each, place, {count.devices: speed.value for count, speed in trains})
     if not figure.data:
-        return Drawn(key, title, "On no number of devices does it train.", None)
-    figure.update_yaxes(type="log", nticks=8)
-    _devices_axis(figure, targets)
+        return Drawn(key, title, "It trains on no number of these devices.", None)
+    figure.update_yaxes(type="log", dtick=1)
+    _devices_axis(figure, devices)
     says = (
-        f"What all devices together do, with the fastest arm of each number, and its 90 % interval. {says_same} "
-        f"{fewest_sentence(targets)}"
-    ).strip()
-    return Drawn(key, title, says, figure, *_table(targets))
+        f"What all devices do together with the fastest arm of each number, and its 90 % interval. Both axes are "
+        f"logarithmic. {says_same} {fewest_text(devices)}"
+    )
+    return Drawn(key, title, says, figure, *_table(devices))
 
 
-def count_memory_figure(targets: Sequence[TargetView], says_same: str) -> Drawn:
+def count_memory_figure(devices: Sequence[PlannedDevices]) -> Drawn:
     """Returns the memory of one device over the number of devices."""
     key, title = "memory-counts", "Memory of one device by the number of devices"
-    drawn = [target for target in targets if target.counts]
+    drawn = [(each, [(count, count.peak) for count in each.counts if count.peak is not None]) for each in devices]
+    drawn = [(each, peaks) for each, peaks in drawn if peaks]
     if not drawn:
-        return Drawn(key, title, "On no number of devices was it foreseen.", None)
-    most = max(count.peak.value for target in drawn for count in target.counts)
-    unit, size = bytes_unit(most)
+        return Drawn(key, title, "It was foreseen on no number of devices.", None)
+    most = max(peak.value for _, peaks in drawn for _, peak in peaks)
+    highest = max(each.usable for each, _ in drawn)
+    # One device may need far more than it has. That is cut off, because the rest is what can be used.
+    top = 1.08 * max(min(most, 2 * highest), highest)
+    unit, size = bytes_unit(top)
     figure = empty_figure("devices", f"{unit} on one device")
-    for place, target in enumerate(drawn):
-        counts = list(target.counts)
-        _add_curve(figure, kind(target), place, counts, [count.peak for count in counts], size, _hovers(counts))
-        _add_fewest(figure, target, place, {count.devices: count.peak.value / size for count in counts})
-        colour = COLOURS[place % len(COLOURS)]
-        figure.add_hline(target.memory / size, line={"color": colour, "dash": "dot", "width": 2})
-    highest = max(target.memory for target in drawn)
-    figure.update_yaxes(range=[0, 1.08 * max(min(most, 3 * highest), highest) / size])
-    _devices_axis(figure, drawn)
+    for place, (each, peaks) in enumerate(drawn):
+        _add_curve(figure, each.device, place, peaks, size)
+        _add_fewest(figure, each, place, {count.devices: peak.value / size for count, peak in peaks})
+        figure.add_hline(each.usable / size, line={"color": _colour(place), "dash": "dot", "width": 2})
+    figure.update_yaxes(range=[0, top / size])
+    _devices_axis(figure, [each for each, _ in drawn])
     says = (
-        f"What one device needs, with its 90 % interval, against what it has (dotted). {says_same} Where nothing fits, "
-        "it is the arm that needs least."
+        "What one device needs with that arm, with its 90 % interval, against what it has (dotted). A cross is a number "
+        "of devices on which nothing fits, with the arm that needs least."
     )
-    return Drawn(key, title, says.replace("  ", " "), figure, *_table(drawn))
+    return Drawn(key, title, says, figure, *_table([each for each, _ in drawn]))
 
 
-def fewest_sentence(targets: Sequence[TargetView]) -> str:
+def fewest_text(devices: Sequence[PlannedDevices]) -> str:
     """Returns the fewest devices of each kind, in a sentence."""
-    parts = [
-        f"{target.fewest:,} of {kind(target)}" if target.fewest else f"none of {kind(target)}"
-        for target in targets
-        if target.counts
-    ]
-    return f"The fewest devices on which it trains (star): {', '.join(parts)}." if parts else ""
-
-
-def kind(target: TargetView) -> str:
-    """Returns the name of a kind of device, without its number."""
-    return target.name.rpartition(" × ")[2]
+    known = [f"{each.fewest:,} × {each.device}" for each in devices if each.fewest is not None]
+    none = [each.device for each in devices if each.fewest is None]
+    sentences = [f"The fewest devices on which it trains (star): {', '.join(known)}."] if known else []
+    return " ".join([*sentences, *(f"It trains on no number of {name}." for name in none)])
 
 
 def _add_curve(
-    figure: go.Figure,
-    name: str,
-    place: int,
-    counts: Sequence[CountView],
-    values: Sequence[Interval],
-    size: float,
-    hovers: Sequence[str],
+    figure: go.Figure, name: str, place: int, points: Sequence[tuple[PlannedCount, ForeseenRange]], size: float
 ) -> None:
     """Draws a line with the band of its intervals."""
-    colour = COLOURS[place % len(COLOURS)]
-    x = [count.devices for count in counts]
-    if any(value.has_ends for value in values):
+    x = [count.devices for count, _ in points]
+    if any(value.low < value.high for _, value in points):
         figure.add_scatter(
             x=[*x, *x[::-1]],
-            y=[*(value.high / size for value in values), *(value.low / size for value in reversed(values))],
+            y=[*(value.high / size for _, value in points), *(value.low / size for _, value in reversed(points))],
             fill="toself",
             mode="lines",
             line={"width": 0},
-            fillcolor=faint(colour, 0.18),
+            fillcolor=faint(_colour(place), 0.18),
             hoverinfo="skip",
             showlegend=False,
         )
     figure.add_scatter(
         name=name,
         x=x,
-        y=[value.value / size for value in values],
+        y=[value.value / size for _, value in points],
         mode="lines+markers",
-        line={"color": colour, "width": 2},
+        line={"color": _colour(place), "width": 2},
         marker={
-            "color": colour,
+            "color": _colour(place),
             "size": 7,
-            "symbol": ["circle" if count.micro_batch else "x-thin-open" for count in counts],
-            "line": {"color": colour, "width": 2},
         },
-        customdata=hovers,
+        customdata=[_hover(count) for count, _ in points],
         hovertemplate="%{customdata}<extra></extra>",
     )
-
-
-def _add_fewest(figure: go.Figure, target: TargetView, place: int, heights: dict[int, float]) -> None:
-    if target.fewest in heights:
+    failing = [(count.devices, value.value / size) for count, value in points if not count.micro_batch]
+    if failing:
+        is_first = not any(trace.name == _FAILING for trace in figure.data)
         figure.add_scatter(
-            name=f"fewest: {target.fewest} × {kind(target)}",
-            x=[target.fewest],
-            y=[heights[target.fewest]],
+            name=_FAILING,
+            x=[number for number, _ in failing],
+            y=[value for _, value in failing],
             mode="markers",
-            marker={
-                "symbol": "star",
-                "size": 15,
-                "color": COLOURS[place % len(COLOURS)],
-                "line": {"width": 1, "color": "#ffffff"},
-            },
-            hovertemplate=f"the fewest devices: {target.fewest}<extra></extra>",
+            marker={"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": RED}},
+            showlegend=is_first,
+            hoverinfo="skip",
         )
 
 
-def _devices_axis(figure: go.Figure, targets: Sequence[TargetView]) -> None:
-    counts = sorted({count.devices for target in targets for count in target.counts})
-    powers = [count for count in counts if count & (count - 1) == 0]
-    figure.update_xaxes(type="log", tickvals=powers, ticktext=[f"{count:,}" for count in powers], tickangle=0)
+def _colour(place: int) -> str:
+    return COLOURS[place % len(COLOURS)]
 
 
-def _hovers(counts: Sequence[CountView]) -> list[str]:
-    return [
-        f"{count.devices:,} devices: "
-        + (f"{count.arm}, micro-batch {count.micro_batch}" if count.micro_batch else "does not fit")
-        + (f"<br>{quantity(count.samples_per_s.value, 'samples/s')}" if count.samples_per_s else "")
-        + f"<br>{interval_bytes(count.peak)} on one device"
-        for count in counts
-    ]
+def _add_fewest(figure: go.Figure, devices: PlannedDevices, place: int, heights: dict[int, float]) -> None:
+    if devices.fewest in heights:
+        figure.add_scatter(
+            name=f"fewest: {devices.fewest:,} × {devices.device}",
+            x=[devices.fewest],
+            y=[heights[devices.fewest]],
+            mode="markers",
+            marker={"symbol": "star", "size": 15, "color": _colour(place), "line": {"width": 1, "color": "#ffffff"}},
+            hovertemplate=f"the fewest devices: {devices.fewest:,}<extra></extra>",
+        )
 
 
-def _value(count: CountView) -> float:
-    return 0.0 if count.samples_per_s is None else count.samples_per_s.value
+def _devices_axis(figure: go.Figure, devices: Sequence[PlannedDevices]) -> None:
+    counts = sorted({count.devices for each in devices for count in each.counts})
+    powers = [count for count in counts if count & (count - 1) == 0] or counts
+    # Every second one has room on a phone.
+    figure.update_xaxes(
+        type="log", tickvals=powers, ticktext=[f"{count:,}" if index % 2 == 0 else "" for index, count in enumerate(powers)]
+    )
+    figure.update_xaxes(tickangle=0)
+    figure.update_layout(legend=LEGEND)
 
 
-def _table(targets: Sequence[TargetView]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Returns the columns and rows of the numbers. Scaling is the speed of a device, against that on the fewest."""
+def _hover(count: PlannedCount) -> str:
+    lines = [f"{count.devices:,} devices: {count.label or 'nothing fits'}"]
+    if count.micro_batch:
+        lines.append(f"micro-batch {count.micro_batch}, accumulation {count.accumulation}")
+    if count.samples_per_s is not None:
+        lines.append(f"{figure_text(count.samples_per_s.value)} samples/s")
+    if count.peak is not None:
+        lines.append(f"{bytes_range(count.peak)} on one device")
+    return "<br>".join(lines)
+
+
+def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Returns the columns and rows of the numbers. Scaling is the speed of a device, over that on the fewest."""
     rows: list[tuple[str, ...]] = []
-    for target in targets:
-        first = next((count for count in target.counts if count.samples_per_s is not None), None)
-        for count in target.counts:
+    for each in devices:
+        first = next(
+            ((count.devices, speed.value) for count in each.counts if (speed := count.samples_per_s) and speed.value), None
+        )
+        for count in each.counts:
             speed = count.samples_per_s
             scaling = "-"
-            if speed is not None and first is not None and _value(first):
-                scaling = percent(speed.value / count.devices / (_value(first) / first.devices))
+            if speed is not None and first is not None:
+                scaling = percent(speed.value / count.devices / (first[1] / first[0]))
             rows.append(
                 (
-                    kind(target),
+                    each.device,
                     f"{count.devices:,}",
-                    count.arm or "-",
-                    str(count.micro_batch) if count.micro_batch else "does not fit",
+                    count.label or "-",
+                    f"{count.micro_batch} × {count.accumulation}" if count.micro_batch else "does not fit",
                     fits_text(count.fits),
                     "-" if speed is None else quantity(speed.value, "samples/s"),
-                    "-" if speed is None else f"{quantity(speed.low, '')}to {quantity(speed.high, '').rstrip()}",
+                    "-" if speed is None else f"{figure_text(speed.low)} to {figure_text(speed.high)}",
                     scaling,
-                    bytes_shown(count.peak.value),
+                    "-" if count.peak is None else bytes_range(count.peak),
                 )
             )
-    columns = ("device", "devices", "arm", "micro-batch", "fits", "speed", "90 % interval", "scaling", "memory")
+    columns = ("device", "devices", "arm", "batch", "fits", "speed", "90 % interval", "scaling", "memory of one")
     return columns, tuple(rows)

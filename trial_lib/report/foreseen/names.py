@@ -1,4 +1,4 @@
-"""The names and colours of what a plan's page draws: kinds of memory, parts of a step."""
+"""The names and colours of what a plan's page draws: kinds of memory, moments and parts of a step."""
 
 from trial_lib.report.plot_parts import COLOURS, GREY
 
@@ -11,10 +11,11 @@ KIND_NAMES = {
     "buffer": "DeepSpeed's buffers",
     "input": "batch",
     "activation": "activations",
+    "logits": "logits and loss",
     "temporary": "temporary",
     "overhead": "context and fragments",
 }
-"""Kinds of memory, as people read them. `overhead` is what the allocator, the context and libraries add."""
+"""Kinds of memory as people read them. `overhead` is what the allocator, the context and libraries add."""
 
 KIND_COLOURS = {
     "parameter": BLUE,
@@ -23,6 +24,7 @@ KIND_COLOURS = {
     "buffer": OCHRE,
     "input": OLIVE,
     "activation": ORANGE,
+    "logits": CORAL,
     "temporary": PINK,
     "overhead": GREY,
 }
@@ -37,6 +39,41 @@ MOMENT_NAMES = {
     "between": "",
 }
 """Moments of a run. Code between them has no name."""
+
+MOMENT_PHRASES = {
+    "load": "while a batch is loaded",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "update": "in the optimizer's update",
+    "between": "between the passes",
+}
+"""Moments of a step in a sentence."""
+
+PART_NAMES = {
+    "compute": "computing",
+    "launches": "launches",
+    "gathering": "gathering parameters",
+    "reducing": "reducing gradients",
+    "exchanging": "exchanging activations",
+    "transfers": "copies to and from the host",
+    "update": "update",
+    "host_update": "update on the host",
+    "data": "loading data",
+}
+"""Parts of a step's time."""
+
+PART_COLOURS = {
+    "compute": BLUE,
+    "launches": PINK,
+    "gathering": ORANGE,
+    "reducing": GREEN,
+    "exchanging": CORAL,
+    "transfers": OCHRE,
+    "update": VIOLET,
+    "host_update": OLIVE,
+    "data": GREY,
+}
+"""One colour for a part, in all figures of a page."""
 
 
 def faint(colour: str, opacity: float) -> str:

@@ -1,81 +1,135 @@
 """The page of a plan: one self-contained HTML file, with plotly's drawing code."""
 
 import json
+from collections.abc import Mapping
 
-from trial_lib.records.units import bytes_shown, quantity
+from trial_lib.foresee.plan.answer import fewest_sentence, money
+from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanRecord
+from trial_lib.records.units import bytes_shown
 from trial_lib.report.figures import Drawn
 from trial_lib.report.foreseen.arm_figures import arms_memory_figure, arms_time_figure
 from trial_lib.report.foreseen.count_figures import count_memory_figure, speed_figure
-from trial_lib.report.foreseen.plan_parts import fits_text, interval_bytes
-from trial_lib.report.foreseen.plan_view import PlanView, TargetView
+from trial_lib.report.foreseen.plan_parts import bytes_range, devices_key, devices_name, figure_text, fits_text
 from trial_lib.report.foreseen.step_figure import host_figure, line_figure
+from trial_lib.report.foreseen.step_line import StepLine
 from trial_lib.report.page_parts import drawings, packed_plotly, page_template
-from trial_lib.report.study_view import Interval
+from trial_lib.report.read_study import setting_changes
+from trial_lib.secrets.by_name import redact
+
+StepLines = tuple[StepLine | None, StepLine | None]
+"""A step in the memory of a device and in that of the host."""
 
 
-def render_plan(view: PlanView) -> str:
-    """Returns the page of a plan as HTML."""
-    of_targets = [(target, target_figures(target)) for target in view.targets]
-    counted = [target for target in view.targets if target.counts]
-    counts = [speed_figure(counted, view.counts_say), count_memory_figure(counted, view.counts_say)] if counted else []
-    figures = [drawn for _, of_target in of_targets for drawn in of_target] + counts
+def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
+    """Returns the page of a plan as HTML.
+
+    Args:
+        record: the plan.
+        lines: the step of the chosen arm, by the labels of devices. Those that have none are missing.
+    """
+    of_devices = [(each, _figures(each, lines.get(each.label, (None, None)))) for each in _best_first(record)]
+    counts = _count_figures(record)
+    drawn = [figure for _, figures in of_devices for figure in figures] + counts
+    chosen = record.chosen
     return page_template("plan.html.j2").render(
-        view=view,
-        of_targets=of_targets,
+        record=record,
+        devices=of_devices,
         counts=counts,
-        cards=_cards(view),
-        drawings=drawings(figures),
+        cards=_cards(record),
+        changes=[] if chosen is None else setting_changes(redact(record.ds_config), redact(chosen.ds_config)),
+        config="" if chosen is None else json.dumps(redact(chosen.ds_config), indent=2),
+        unknown=[ask for ask in record.asks if not ask.is_known],
+        known=[ask for ask in record.asks if ask.is_known],
+        facts=_facts(record),
+        drawings=drawings(drawn),
         plotly=packed_plotly(),
-        config=None if view.best_config is None else json.dumps(view.best_config, indent=2),
+        name_of=devices_name,
+        key_of=devices_key,
         fits=fits_text,
-        needs=interval_bytes,
-        speed=_speed,
-        cost=_cost,
+        figure=figure_text,
+        money=money,
+        fewest=fewest_sentence,
+        ends=_ends,
+        why=_why,
     )
 
 
-def target_figures(target: TargetView) -> list[Drawn]:
-    """Returns the figures of one kind of device, in the order of the page."""
-    if not target.arms:
+def _best_first(record: PlanRecord) -> list[PlannedDevices]:
+    """Returns the devices, those of the answer first."""
+    return sorted(record.devices, key=lambda each: record.best is None or each is not record.devices[record.best])
+
+
+def _figures(devices: PlannedDevices, lines: StepLines) -> list[Drawn]:
+    """Returns the figures of some devices, in the order of the page."""
+    on_device, on_host = lines
+    if not any(arm.peak for arm in devices.arms):
         return []
-    lines = [line_figure(target)] if target.line is not None else []
-    if target.host_line is not None:
-        lines.append(host_figure(target))
-    return [*lines, arms_memory_figure(target), arms_time_figure(target)]
+    figures = [] if on_device is None else [line_figure(devices, on_device)]
+    if on_host is not None:
+        figures.append(host_figure(devices, on_host))
+    return [*figures, arms_memory_figure(devices), arms_time_figure(devices)]
 
 
-def _cards(view: PlanView) -> list[tuple[str, str, str]]:
+def _count_figures(record: PlanRecord) -> list[Drawn]:
+    """Returns the figures over the number of devices, with one curve for each kind."""
+    kinds = list({each.device: each for each in _best_first(record)[::-1] if each.counts}.values())[::-1]
+    if not kinds:
+        return []
+    same = (
+        "The global batch may grow with their number."
+        if record.train_batch_size is None
+        else f"The global batch of {record.train_batch_size:,} samples stays the same."
+    )
+    return [speed_figure(kinds, same), count_memory_figure(kinds)]
+
+
+def _cards(record: PlanRecord) -> list[tuple[str, str, str]]:
     """Returns the figures of the answer: name, value, explanation."""
-    target = view.targets[0] if view.targets else None
-    arm = target.chosen if target is not None else None
-    if target is None or arm is None:
+    arm = record.chosen
+    if record.best is None or arm is None:
         return []
+    devices = record.devices[record.best]
     cards = []
     if arm.samples_per_s is not None:
-        ends = f"90 % interval {_ends(arm.samples_per_s)}" if arm.samples_per_s.has_ends else "interval unknown"
-        cards.append(("Samples/s, foreseen", quantity(arm.samples_per_s.value, "").rstrip(), ends))
-    cards.append(("Memory of a device", bytes_shown(arm.peak.value), f"of {bytes_shown(target.memory)}"))
+        cards.append(("Samples/s", figure_text(arm.samples_per_s.value), f"90 % interval {_ends(arm.samples_per_s)}"))
+    if arm.tokens_per_s is not None:
+        cards.append(("Tokens/s", figure_text(arm.tokens_per_s.value), f"90 % interval {_ends(arm.tokens_per_s)}"))
+    if arm.peak is not None:
+        cards.append(("Memory of a device", bytes_shown(arm.peak.value), f"of {bytes_shown(devices.usable)}"))
     cards.append(("It fits", fits_text(arm.fits), f"micro-batch {arm.micro_batch}"))
     if arm.cost is not None:
-        cards.append(("Cost of a billion tokens", _cost(arm.cost, target.currency), "at the price that you gave"))
-    if target.fewest is not None:
-        cards.append(("Fewest devices", f"{target.fewest:,}", "on which it trains at all"))
+        cards.append(("A billion tokens", money(arm.cost.value), f"{_ends(arm.cost)}, at the given price"))
+    if devices.fewest is not None:
+        cards.append(("Fewest devices", f"{devices.fewest:,}", "on which it trains"))
     return cards
 
 
-def _ends(interval: Interval) -> str:
-    return f"{quantity(interval.low, '').rstrip()} to {quantity(interval.high, '').rstrip()}"
+def _why(arm: PlannedArm) -> list[str]:
+    """Returns what bounds an arm, or why it was not foreseen."""
+    if arm.stopped:
+        return [arm.stopped]
+    bounds = {"memory": arm.memory_bound, "time": arm.time_bound}
+    # What is in brackets explains the word, and stands in the sentences above the table.
+    return [f"{name}: {bound.partition(' (')[0]}" for name, bound in bounds.items() if bound]
 
 
-def _speed(interval: Interval | None) -> str:
-    """Returns a speed with its interval."""
-    if interval is None:
-        return "-"
-    value = quantity(interval.value, "").rstrip()
-    return f"{value} ({_ends(interval)})" if interval.has_ends else value
+def _ends(figure: ForeseenRange) -> str:
+    return f"{figure_text(figure.low)} to {figure_text(figure.high)}"
 
 
-def _cost(cost: float | None, currency: str) -> str:
-    if cost is None:
-        return "-"
-    return f"{currency}{cost:,.0f}" if cost >= 100 else f"{currency}{cost:,.2f}"
+def _facts(record: PlanRecord) -> dict[str, str]:
+    """Returns the circumstances by name."""
+    facts = {
+        "command": " ".join(record.command),
+        "folder": record.model_dir,
+        "parameters": f"{record.parameters:,}" if record.parameters else "",
+        "trained of them": f"{record.trainable:,}" if record.trainable not in (0, record.parameters) else "",
+        "tokens of a sample": "" if record.tokens is None else f"{record.tokens:,}",
+        "global batch": "" if record.train_batch_size is None else f"{record.train_batch_size:,} samples",
+        "number formats": ", ".join(record.formats),
+        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+        "time of the plan": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in record.shares.items()),
+        "memory of the plan": bytes_shown(record.peak_bytes) if record.peak_bytes else "",
+    }
+    return {name: value for name, value in facts.items() if value}
+

@@ -1,16 +1,39 @@
 """The parts that several figures of a plan share."""
 
-from collections.abc import Iterable
+import math
+import re
 
 import plotly.graph_objects as go
 
+from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices
 from trial_lib.records.units import bytes_shown, percent
-from trial_lib.report.foreseen.plan_view import ArmView
 from trial_lib.report.plot_parts import RED
 from trial_lib.report.study_view import Interval
 
-_FAR = 3  # times what is drawn: a device with more memory is written, not drawn
+FAR = 3
+"""Times what is drawn. A device with more memory is written, not drawn, because it would flatten the rest."""
+
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20))
+# The legend has the bottom of a figure to itself, so that no name of an axis lies on it.
+LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"}
+
+
+def devices_name(devices: PlannedDevices) -> str:
+    """Returns devices for people, such as `16 × a100-40gb on 2 hosts`."""
+    hosts = "" if devices.nodes == 1 else f" on {devices.nodes} hosts"
+    return f"{devices.count} × {devices.device}{hosts}"
+
+
+def devices_key(devices: PlannedDevices) -> str:
+    """Returns a word for addresses within the page, such as `a100-40gb-2x8`."""
+    return re.sub(r"[^0-9A-Za-z]+", "-", devices.label).strip("-")
+
+
+def arm_name(arm: PlannedArm) -> str:
+    """Returns an arm with its batch, such as `z3, 4 × 8`."""
+    if arm.stopped:
+        return f"{arm.label}, not foreseen"
+    return f"{arm.label}, {arm.micro_batch} × {arm.accumulation}" + ("" if arm.is_likely else ", does not fit")
 
 
 def bytes_unit(most: float) -> tuple[str, float]:
@@ -45,7 +68,7 @@ def device_level(figure: go.Figure, memory: float, most: float, size: float) -> 
     Returns:
         The bytes of the highest that is drawn then.
     """
-    if memory > _FAR * most:
+    if memory > FAR * most:
         figure.add_annotation(
             x=1,
             y=1,
@@ -62,27 +85,27 @@ def device_level(figure: go.Figure, memory: float, most: float, size: float) -> 
     return max(memory * 1.04, most)
 
 
-def peak_text(arm: ArmView) -> str:
-    """Returns the memory that an arm is expected to need, with its interval."""
-    return interval_bytes(arm.peak)
+def as_interval(figure: ForeseenRange) -> Interval:
+    """Returns a foreseen figure as an interval that figures draw."""
+    return Interval(figure.value, figure.low, figure.high)
 
 
-def interval_bytes(peak: Interval) -> str:
+def bytes_range(figure: ForeseenRange) -> str:
     """Returns bytes with their interval."""
-    if not peak.has_ends:
-        return bytes_shown(peak.value)
-    return f"{bytes_shown(peak.value)} ({bytes_shown(peak.low)} to {bytes_shown(peak.high)})"
+    if not figure.low < figure.high:
+        return bytes_shown(figure.value)
+    return f"{bytes_shown(figure.value)} ({bytes_shown(figure.low)} to {bytes_shown(figure.high)})"
 
 
 def fits_text(probability: float) -> str:
     """Returns a probability for people: none is certain."""
     if probability >= 0.995:
         return "> 99 %"
-    return "< 1 %" if probability < 0.005 else percent(round(probability, 2))
+    return "< 1 %" if probability < 0.01 else percent(round(probability, 2))
 
 
-def ordered(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Returns names without repetition, those of a known order first."""
-    given = list(dict.fromkeys(names))
-    first = [name for name in known if name in given]
-    return first + [name for name in given if name not in first]
+def figure_text(value: float) -> str:
+    """Returns a speed with three digits: more would be invented."""
+    if abs(value) < 100:
+        return f"{value:#.3g}"
+    return f"{round(value, 2 - math.floor(math.log10(abs(value)))):,.0f}"

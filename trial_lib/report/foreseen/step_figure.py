@@ -5,11 +5,20 @@ from collections.abc import Callable
 
 import plotly.graph_objects as go
 
+from trial_lib.foresee.plan.plan_record import PlannedDevices
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.figures import Drawn
-from trial_lib.report.foreseen.names import KIND_COLOURS, KIND_NAMES, MOMENT_NAMES, faint
-from trial_lib.report.foreseen.plan_parts import add_level, bytes_unit, device_level, peak_text
-from trial_lib.report.foreseen.plan_view import StepLine, TargetView
+from trial_lib.report.foreseen.names import KIND_COLOURS, KIND_NAMES, MOMENT_NAMES, MOMENT_PHRASES, faint
+from trial_lib.report.foreseen.plan_parts import (
+    LEGEND,
+    add_level,
+    bytes_range,
+    bytes_unit,
+    device_level,
+    devices_key,
+    devices_name,
+)
+from trial_lib.report.foreseen.step_line import StepLine
 from trial_lib.report.plot_parts import GREY, RED, empty_figure
 
 # Of the drawing's width, so that each moment has room for its name, on a phone too. Others have room to be seen.
@@ -19,33 +28,34 @@ _BANDS = ("#2f81d6", "#838b98")
 _ROWS = 60  # of the table: a reader of numbers wants the course, not each event
 
 
-def line_figure(target: TargetView) -> Drawn:
+def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
     """Returns what is alive on a device during a step of the chosen arm."""
-    line, arm = target.line, target.chosen
-    assert line is not None
-    needed = arm.peak.value if arm else 0.0
+    arm = devices.chosen
+    peak = arm.peak if arm is not None else None
+    # The run of another micro-batch needs another amount.
+    needed = peak.value if peak is not None and arm is not None and arm.micro_batch == line.samples else 0.0
     unit = bytes_unit(max(line.most, needed))
     figure = _drawn(line, *unit)
     says = (
-        f"What is alive on one device, by kind, over the events of one step: each is an allocation or its end. "
+        f"What is alive on one device, by kind, over the events of one step: allocations and their ends. "
         f"{_peak_sentence(line)}"
     )
-    if arm is not None and needed > line.most:
+    if peak is not None and needed > line.most:
         add_level(figure, needed / unit[1], "the whole need", GREY, "dash")
         says += (
-            f" With the context, the libraries and the allocator's fragments a device needs {peak_text(arm)} "
-            "(dashed line)."
+            f" With the context, the libraries and the allocator's fragments the device needs {bytes_range(peak)} "
+            "(dashed)."
         )
-    highest = device_level(figure, target.memory, max(line.most, needed), unit[1])
+    if arm is not None and arm.micro_batch != line.samples:
+        says += f" This is the step of micro-batch {line.samples}, because that of {arm.micro_batch} has other events."
+    highest = device_level(figure, devices.usable, max(line.most, needed), unit[1])
     figure.update_yaxes(range=[0, 1.06 * highest / unit[1]])
-    title = f"Memory of one step on {target.name}" + (f": {arm.name}" if arm else "")
-    return Drawn(f"line-{target.key}", title, says + _skipped(line), figure, *_table(line))
+    title = f"Memory of one step on {devices_name(devices)}" + (f": {arm.label}" if arm else "")
+    return Drawn(f"line-{devices_key(devices)}", title, says + _skipped(line), figure, *_table(line))
 
 
-def host_figure(target: TargetView) -> Drawn:
+def host_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
     """Returns what is alive in the host's memory during the same step."""
-    line = target.host_line
-    assert line is not None
     unit = bytes_unit(line.most)
     figure = _drawn(line, *unit)
     figure.update_yaxes(range=[0, 1.06 * line.most / unit[1]])
@@ -53,8 +63,8 @@ def host_figure(target: TargetView) -> Drawn:
         f"What one rank keeps in its host's memory during the same step. {_peak_sentence(line)} Each rank of the host "
         "keeps its own."
     )
-    title = f"Host memory of that step on {target.name}"
-    return Drawn(f"host-{target.key}", title, says + _skipped(line), figure, *_table(line))
+    title = f"Host memory of that step on {devices_name(devices)}"
+    return Drawn(f"host-{devices_key(devices)}", title, says + _skipped(line), figure, *_table(line))
 
 
 def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
@@ -94,7 +104,7 @@ def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
         hovertemplate=f"the peak: {bytes_shown(line.most)}<extra></extra>",
     )
     figure.update_xaxes(showticklabels=False, showgrid=False, range=[0, 1])
-    figure.update_layout(margin={"t": 30, "b": 36}, hovermode="x", legend={"y": -0.12, "traceorder": "normal"})
+    figure.update_layout(margin={"t": 30}, hovermode="x", legend=LEGEND)
     return figure
 
 
@@ -127,11 +137,11 @@ def places(line: StepLine) -> Callable[[float], float]:
 
 def _peak_sentence(line: StepLine) -> str:
     part = line.peak_part
-    where = MOMENT_NAMES.get(part.name, part.name) or "the code between the moments"
+    where = MOMENT_PHRASES.get(part.name, part.name)
     which = f" of micro-batch {part.micro_batch + 1}" if line.parts[-1].micro_batch and part.name != "update" else ""
     most = sorted(zip(line.bytes[line.peak], line.kinds, strict=True), reverse=True)
     parts = [f"{bytes_shown(count)} {KIND_NAMES.get(kind, kind)}" for count, kind in most[:3] if count]
-    return f"Its peak is in {where}{which}: {bytes_shown(line.most)}, of them {', '.join(parts)}."
+    return f"The peak is {where}{which}: {bytes_shown(line.most)}, of them {', '.join(parts)}."
 
 
 def _skipped(line: StepLine) -> str:

@@ -1,10 +1,10 @@
-"""The memory of one optimizer step over its events, from a foreseen run."""
+"""The memory of one optimizer step over its events, for a picture."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 
-from trial_lib.report.foreseen.plan_view import StepLine, StepPart
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from trial_lib.foresee.memory.live_bytes import MomentSpan, time_line
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
 
 DEVICE, HOST = ("device",), ("host", "pinned")
 
@@ -12,6 +12,52 @@ DEVICE, HOST = ("device",), ("host", "pinned")
 _FROM_BELOW = ("parameter", "optimizer", "gradient", "buffer", "input", "activation", "temporary")
 # A point more for each pixel of a drawing shows nothing more.
 _MOST_POINTS = 600
+
+_Point = tuple[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPart:
+    """A moment of a step: `start` is the number of its first event, `end` that of the event after its last one."""
+
+    name: str
+    micro_batch: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLine:
+    """The live bytes of one place during an optimizer step.
+
+    Attributes:
+        samples: of a micro-batch.
+        kinds: of memory, the bottom of the drawing first.
+        events: number of each point, from the step's first event.
+        bytes: of each kind at each point; as many as `events`.
+        parts: the moments of the step, in order.
+        peak: the index of the point with the most bytes.
+        skipped: micro-batches between the first and the last one. They are left out.
+    """
+
+    samples: int
+    kinds: tuple[str, ...]
+    events: tuple[int, ...]
+    bytes: tuple[tuple[float, ...], ...]
+    parts: tuple[StepPart, ...]
+    peak: int
+    skipped: int = 0
+
+    @property
+    def most(self) -> float:
+        """The live bytes at the peak."""
+        return sum(self.bytes[self.peak])
+
+    @property
+    def peak_part(self) -> StepPart:
+        """The moment of the peak. A point is the state after an event, so it may end its moment."""
+        event = self.events[self.peak]
+        return next((part for part in self.parts if part.start < event <= part.end), self.parts[0])
 
 
 def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | None:
@@ -22,68 +68,62 @@ def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | No
         places: names of `PLACES`, which are added up.
 
     Returns:
-        None if the run has no whole step, or nothing lies in those places.
+        None if the run has no step that updates, or nothing lies in those places.
     """
-    parts, skipped = _parts(run)
-    if not parts:
+    update = MOMENTS.index("update")
+    step = max((moment.step for moment in run.moments if moment.name == update), default=0)
+    if not step:
         return None
-    wanted = {PLACES.index(place) for place in places}
-    row = [_FROM_BELOW.index(kind) for kind in KINDS]
-    live = [0.0] * len(_FROM_BELOW)
-    points: list[tuple[int, tuple[float, ...]]] = []
-    at = 0
-    for part, first in parts:
-        for index in range(at, first + part.end - part.start):
-            if index == first:
-                points.append((part.start, tuple(live)))
-            storage = run.storages[run.events[index].storage]
-            if storage.place in wanted:
-                live[row[storage.kind]] += storage.size if run.events[index].is_made else -storage.size
-                if index >= first:
-                    points.append((part.start + index - first + 1, tuple(live)))
-        at = first + part.end - part.start
+    lines = [time_line(run, step, place, most_points=2 * len(run.events) + 2) for place in places]
+    live = {
+        points[0].event: tuple(sum(sizes) for sizes in zip(*(point.by_kind for point in points), strict=True))
+        for points in zip(*(line.points for line in lines), strict=True)
+    }
+    spans, skipped = _without_repetitions(lines[0].spans)
+    if not live or not spans:
+        return None
+    parts: list[StepPart] = []
+    points: list[_Point] = []
+    shown = 0
+    for span in spans:
+        parts.append(StepPart(name=span.name, micro_batch=span.micro_batch, start=shown, end=shown + _events(span)))
+        if span.begin - 1 in live:
+            points.append((shown, live[span.begin - 1]))
+        points += [(shown + 1 + event - span.begin, live[event]) for event in range(span.begin, span.end)]
+        shown = parts[-1].end
     if not any(any(each) for _, each in points):
         return None
     points = _thinned(points)
-    filled = [index for index in range(len(_FROM_BELOW)) if any(each[index] for _, each in points)]
+    filled = [KINDS.index(kind) for kind in _FROM_BELOW if any(each[KINDS.index(kind)] for _, each in points)]
     return StepLine(
-        kinds=tuple(_FROM_BELOW[index] for index in filled),
+        samples=run.micro_batch,
+        kinds=tuple(KINDS[index] for index in filled),
         events=tuple(event for event, _ in points),
         bytes=tuple(tuple(each[index] for index in filled) for _, each in points),
-        parts=tuple(part for part, _ in parts),
+        parts=tuple(parts),
         peak=max(range(len(points)), key=lambda index: sum(points[index][1])),
         skipped=skipped,
     )
 
 
-def _parts(run: ForeseenRun) -> tuple[list[tuple[StepPart, int]], int]:
-    """Returns the moments of the last step that updates, each with its first event in the run, and the skipped ones.
-
-    Of many micro-batches only the first and the last one are left, because all others repeat them.
-    """
-    update = MOMENTS.index("update")
-    step = max((moment.step for moment in run.moments if moment.name == update), default=0)
-    ends = [after.event for _, after in pairwise(run.moments)] + [len(run.events)]
-    of_step = [(moment, end) for moment, end in zip(run.moments, ends, strict=True) if moment.step == step > 0]
-    last = max((moment.micro_batch for moment, _ in of_step), default=0)
-    parts: list[tuple[StepPart, int]] = []
-    shown = 0
-    for moment, end in of_step:
-        if moment.micro_batch in (0, last) and end > moment.event:
-            start, shown = shown, shown + end - moment.event
-            part = StepPart(name=MOMENTS[moment.name], micro_batch=moment.micro_batch, start=start, end=shown)
-            parts.append((part, moment.event))
-    return parts, max(last - 1, 0)
+def _without_repetitions(spans: Sequence[MomentSpan]) -> tuple[list[MomentSpan], int]:
+    """Returns the moments that have events, of the first and the last micro-batch, and the number of the others."""
+    last = max((span.micro_batch for span in spans), default=0)
+    return [span for span in spans if span.micro_batch in (0, last) and _events(span)], max(last - 1, 0)
 
 
-def _thinned(points: list[tuple[int, tuple[float, ...]]]) -> list[tuple[int, tuple[float, ...]]]:
+def _events(span: MomentSpan) -> int:
+    return span.end - span.begin
+
+
+def _thinned(points: list[_Point]) -> list[_Point]:
     """Returns fewer points: of each group the lowest and the highest, so that no peak is lost."""
     size = -(-2 * len(points) // _MOST_POINTS)
     if size <= 2:
         return points
-    kept: list[tuple[int, tuple[float, ...]]] = []
+    kept: list[_Point] = []
     for start in range(0, len(points), size):
         group = range(start, min(start + size, len(points)))
         ends = {choose(group, key=lambda index: sum(points[index][1])) for choose in (min, max)}
         kept += [points[index] for index in sorted(ends)]
-    return kept
+    return kept if kept[-1] is points[-1] else [*kept, points[-1]]

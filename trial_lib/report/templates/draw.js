@@ -45,17 +45,20 @@
       }
       // Plotly else goes by the width that it drew last.
       layout.autosize = !forPrint;
+      const named = drawing.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+      const bars = drawing.data.filter((trace) => trace.type === "bar");
       if (forPrint) {
         layout.width = paper.width;
-        const named = drawing.data.filter((trace) => trace.name && trace.showlegend !== false).length;
         // More names than one line holds take a line each.
-        if (named) layout.height = paper.height + (named > 4 ? 15 * named : 0);
+        const room = named > 4 ? 15 * named : 0;
+        if (named) layout.height = bars.length ? Math.max(paper.height, layout.height) : paper.height + room;
         // The whole width: within the axes' alone each entry would take a line.
         layout.legend = { ...layout.legend, xref: "container", yref: "container", y: 0, yanchor: "bottom", font: { size: 11 } };
       }
       if (byFinger) layout.dragmode = false;
       if (narrow) layout.margin = { ...layout.margin, l: 48, r: 8 };
       for (const note of layout.annotations ?? []) {
+        if (narrow && note.font?.size) note.font.size -= 2;
         // The red of lines is too faint for letters.
         if (note.font?.color === "#d0454c") note.font.color = bad;
       }
@@ -63,16 +66,19 @@
       for (const trace of data) {
         if (trace.error_x) trace.error_x.color = ink;
       }
-      const bars = data.filter((trace) => trace.type === "bar");
+      // A legend at the bottom of the figure takes a line for each name there.
+      if (narrow && layout.legend?.yref === "container") layout.height += 17 * named;
       if (bars.length && narrow) {
         // Beside their names there would be no room for the bars.
         layout.yaxis.showticklabels = false;
         layout.margin.l = 8;
-        layout.bargap = 0.6;
+        const isStacked = bars.length > 1;
+        layout.bargap = isStacked ? 0.68 : 0.6;
         const names = bars[0].y.map((name) => ({
-          text: name, x: 0, xref: "paper", xanchor: "left", y: name, yshift: 13, showarrow: false, font: { color: ink },
+          text: name, x: 0, xref: "paper", xanchor: "left", y: name, yshift: isStacked ? 16 : 13, showarrow: false, font: { color: ink },
         }));
         layout.annotations = [...(layout.annotations ?? []), ...names];
+        if (isStacked) layout.height += 16 * names.length;
       }
       const plot = document.getElementById(`plot-${key}`);
       Plotly.react(plot, data, layout, { responsive: true, displayModeBar: false });
