@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.wire.plain_text import plain
 
-
 View = TypeVar("View")
 
 

@@ -54,7 +54,7 @@ def arms_memory_figure(devices: PlannedDevices) -> Drawn:
     )
     figure.update_xaxes(range=[0, right])
     says = (
-        "What lies on one device at the peak of a step, at the arm's micro-batch × accumulation. Faint arms do not "
+        "What lies on one device at the peak of a step, at the arm's micro-batch x accumulation. Faint arms do not "
         "fit. The thin bar is the 90 % interval of the whole need."
     )
     rows = tuple(

@@ -11,7 +11,6 @@ from trial_lib.report.foreseen.names import faint
 from trial_lib.report.foreseen.plan_parts import LEGEND, bytes_range, bytes_unit, figure_text, fits_text
 from trial_lib.report.plot_parts import COLOURS, RED, empty_figure
 
-
 _FAILING = "nothing fits"
 
 
@@ -60,15 +59,15 @@ def count_memory_figure(devices: Sequence[PlannedDevices]) -> Drawn:
     figure.update_yaxes(range=[0, top / size])
     _devices_axis(figure, [each for each, _ in drawn])
     says = (
-        "What one device needs with that arm, with its 90 % interval, against what it has (dotted). A cross is a number "
-        "of devices on which nothing fits, with the arm that needs least."
+        "What one device needs with that arm, with its 90 % interval, against what it has (dotted). A cross is a "
+        "number of devices on which nothing fits, with the arm that needs least."
     )
     return Drawn(key, title, says, figure, *_table([each for each, _ in drawn]))
 
 
 def fewest_text(devices: Sequence[PlannedDevices]) -> str:
     """Returns the fewest devices of each kind, in a sentence."""
-    known = [f"{each.fewest:,} × {each.device}" for each in devices if each.fewest is not None]
+    known = [f"{each.fewest:,} x {each.device}" for each in devices if each.fewest is not None]
     none = [each.device for each in devices if each.fewest is None]
     sentences = [f"The fewest devices on which it trains (star): {', '.join(known)}."] if known else []
     return " ".join([*sentences, *(f"It trains on no number of {name}." for name in none)])
@@ -124,7 +123,7 @@ def _colour(place: int) -> str:
 def _add_fewest(figure: go.Figure, devices: PlannedDevices, place: int, heights: dict[int, float]) -> None:
     if devices.fewest in heights:
         figure.add_scatter(
-            name=f"fewest: {devices.fewest:,} × {devices.device}",
+            name=f"fewest: {devices.fewest:,} x {devices.device}",
             x=[devices.fewest],
             y=[heights[devices.fewest]],
             mode="markers",
@@ -138,7 +137,9 @@ def _devices_axis(figure: go.Figure, devices: Sequence[PlannedDevices]) -> None:
     powers = [count for count in counts if count & (count - 1) == 0] or counts
     # Every second one has room on a phone.
     figure.update_xaxes(
-        type="log", tickvals=powers, ticktext=[f"{count:,}" if index % 2 == 0 else "" for index, count in enumerate(powers)]
+        type="log",
+        tickvals=powers,
+        ticktext=[f"{count:,}" if index % 2 == 0 else "" for index, count in enumerate(powers)],
     )
     figure.update_xaxes(tickangle=0)
     figure.update_layout(legend=LEGEND)
@@ -160,7 +161,8 @@ def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tu
     rows: list[tuple[str, ...]] = []
     for each in devices:
         first = next(
-            ((count.devices, speed.value) for count in each.counts if (speed := count.samples_per_s) and speed.value), None
+            ((count.devices, speed.value) for count in each.counts if (speed := count.samples_per_s) and speed.value),
+            None,
         )
         for count in each.counts:
             speed = count.samples_per_s
@@ -172,7 +174,7 @@ def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tu
                     each.device,
                     f"{count.devices:,}",
                     count.label or "-",
-                    f"{count.micro_batch} × {count.accumulation}" if count.micro_batch else "does not fit",
+                    f"{count.micro_batch} x {count.accumulation}" if count.micro_batch else "does not fit",
                     fits_text(count.fits),
                     "-" if speed is None else quantity(speed.value, "samples/s"),
                     "-" if speed is None else f"{figure_text(speed.low)} to {figure_text(speed.high)}",

@@ -9,7 +9,7 @@ from trial_lib.records.units import bytes_shown
 from trial_lib.report.figures import Drawn
 from trial_lib.report.foreseen.arm_figures import arms_memory_figure, arms_time_figure
 from trial_lib.report.foreseen.count_figures import count_memory_figure, speed_figure
-from trial_lib.report.foreseen.plan_parts import bytes_range, devices_key, devices_name, figure_text, fits_text
+from trial_lib.report.foreseen.plan_parts import devices_key, devices_name, figure_text, fits_text
 from trial_lib.report.foreseen.step_figure import host_figure, line_figure
 from trial_lib.report.foreseen.step_line import StepLine
 from trial_lib.report.page_parts import drawings, packed_plotly, page_template
@@ -132,4 +132,3 @@ def _facts(record: PlanRecord) -> dict[str, str]:
         "memory of the plan": bytes_shown(record.peak_bytes) if record.peak_bytes else "",
     }
     return {name: value for name, value in facts.items() if value}
-

@@ -19,9 +19,9 @@ LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", 
 
 
 def devices_name(devices: PlannedDevices) -> str:
-    """Returns devices for people, such as `16 × a100-40gb on 2 hosts`."""
+    """Returns devices for people, such as `16 x a100-40gb on 2 hosts`."""
     hosts = "" if devices.nodes == 1 else f" on {devices.nodes} hosts"
-    return f"{devices.count} × {devices.device}{hosts}"
+    return f"{devices.count} x {devices.device}{hosts}"
 
 
 def devices_key(devices: PlannedDevices) -> str:
@@ -30,10 +30,10 @@ def devices_key(devices: PlannedDevices) -> str:
 
 
 def arm_name(arm: PlannedArm) -> str:
-    """Returns an arm with its batch, such as `z3, 4 × 8`."""
+    """Returns an arm with its batch, such as `z3, 4 x 8`."""
     if arm.stopped:
         return f"{arm.label}, not foreseen"
-    return f"{arm.label}, {arm.micro_batch} × {arm.accumulation}" + ("" if arm.is_likely else ", does not fit")
+    return f"{arm.label}, {arm.micro_batch} x {arm.accumulation}" + ("" if arm.is_likely else ", does not fit")
 
 
 def bytes_unit(most: float) -> tuple[str, float]:

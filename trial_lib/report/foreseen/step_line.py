@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trial_lib.foresee.memory.live_bytes import MomentSpan, time_line
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
+from trial_lib.foresee.memory.rounding import rounded
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 
 DEVICE, HOST = ("device",), ("host", "pinned")
 
@@ -82,13 +83,13 @@ def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | No
     spans, skipped = _without_repetitions(lines[0].spans)
     if not live or not spans:
         return None
+    live[spans[0].begin - 1] = _before(run, spans[0].begin, live[spans[0].begin], places)
     parts: list[StepPart] = []
     points: list[_Point] = []
     shown = 0
     for span in spans:
         parts.append(StepPart(name=span.name, micro_batch=span.micro_batch, start=shown, end=shown + _events(span)))
-        if span.begin - 1 in live:
-            points.append((shown, live[span.begin - 1]))
+        points.append((shown, live[span.begin - 1]))
         points += [(shown + 1 + event - span.begin, live[event]) for event in range(span.begin, span.end)]
         shown = parts[-1].end
     if not any(any(each) for _, each in points):
@@ -104,6 +105,15 @@ def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | No
         peak=max(range(len(points)), key=lambda index: sum(points[index][1])),
         skipped=skipped,
     )
+
+
+def _before(run: ForeseenRun, event: int, after: Sequence[float], places: Sequence[str]) -> tuple[float, ...]:
+    """Returns the live bytes by kind before an event, from those after it."""
+    storage, is_made = run.storages[run.events[event].storage], run.events[event].is_made
+    before, place = list(after), PLACES[storage.place]
+    if place in places:
+        before[storage.kind] -= rounded(storage.size, place) * (1 if is_made else -1)
+    return tuple(before)
 
 
 def _without_repetitions(spans: Sequence[MomentSpan]) -> tuple[list[MomentSpan], int]:

@@ -51,4 +51,3 @@ def step_run(paths: PlanPaths, arm: PlannedArm, count: int) -> ForeseenRun:
     if have_same_events(small, large):
         return scaled_run(small, larger=large, micro_batch=arm.micro_batch)
     return min((small, large), key=lambda run: abs(run.micro_batch - arm.micro_batch))
-

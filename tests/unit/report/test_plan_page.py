@@ -1,0 +1,228 @@
+"""The page of a plan as text, and its figures. What a browser makes of it: `test_plan_in_browser`."""
+
+import re
+from pathlib import Path
+
+import pytest
+from plan_fixtures import GIB, MARKUP, SECRET, devices_by_hand, plan_by_hand, plan_folder, run_by_hand
+
+from trial_lib.foresee.plan.plan_record import PlanPaths, write_run
+from trial_lib.report.figures import Drawn
+from trial_lib.report.foreseen.arm_figures import arms_memory_figure, arms_time_figure
+from trial_lib.report.foreseen.count_figures import count_memory_figure, speed_figure
+from trial_lib.report.foreseen.plan_page import render_plan
+from trial_lib.report.foreseen.plan_parts import figure_text, fits_text
+from trial_lib.report.foreseen.step_figure import host_figure, line_figure
+from trial_lib.report.foreseen.step_line import HOST, step_line
+from trial_lib.report.foreseen.write_plan_page import step_run, write_plan_page
+
+H100 = devices_by_hand("h100-80gb", 79.1)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> PlanPaths:
+    paths = plan_folder(tmp_path_factory.mktemp("plan"))
+    write_plan_page(paths)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def page(paths: PlanPaths) -> str:
+    return paths.report.read_text()
+
+
+def without_plotly(page: str) -> str:
+    return re.sub(r'<script type="application/octet-stream".*?</script>', "", page, flags=re.DOTALL)
+
+
+def all_figures() -> list[Drawn]:
+    line, host = step_line(run_by_hand(4)), step_line(run_by_hand(4, offload=True), HOST)
+    assert line is not None
+    assert host is not None
+    figures = [line_figure(H100, line), host_figure(H100, host), arms_memory_figure(H100), arms_time_figure(H100)]
+    return [*figures, speed_figure([H100], ""), count_memory_figure([H100])]
+
+
+def test_the_page_refers_to_nothing_outside_itself_and_is_small(page: str) -> None:
+    references = re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?([^"\'\s>)]+)', without_plotly(page))
+    assert all(reference.startswith(("#", "data:", "x")) for reference in references), references
+    assert len(without_plotly(page)) < 400_000
+
+
+def test_the_answer_comes_first_and_all_is_labelled_foreseen(page: str) -> None:
+    texts = ("foreseen, not measured", "foreseen 18.7 samples/s (14.9 to 22.4).</h1>", "Start there", "All arms")
+    places = [page.index(text) for text in texts]
+    assert places == sorted(places)
+    assert page.index("8 x h100-80gb, foreseen") < page.index("16 x a100-40gb on 2 hosts, foreseen")
+    assert "Nothing on this page was measured on these devices." in page
+
+
+def test_markup_is_text_and_no_secret_is_on_the_page(page: str) -> None:
+    assert MARKUP not in page
+    assert "&lt;script&gt;document.title" in page
+    assert page.count("</script>") == 3
+    assert SECRET not in page
+
+
+def test_every_arm_has_a_row_and_one_that_was_not_foreseen_has_its_reason(page: str) -> None:
+    table = page[page.index('id="arms-h100-80gb-8"') :]
+    table = table[: table.index("</table>")]
+    for arm in H100.arms:
+        assert f'<th scope="row">{arm.label}' in table
+    assert "The program asks for the shape of a mask (train.py:31)." in table
+    assert table.count("the answer") == 1
+    assert re.search(r"z2 <span class=\"soft\">yours", table)
+    assert re.search(r'data-label="tokens/s">38,300<small>30,600 to 45,900</small>', table)
+
+
+def test_columns_that_no_arm_fills_are_left_out() -> None:
+    arms = [arm.model_copy(update={"cost": None, "tokens_per_s": None, "host": 0.0}) for arm in H100.arms]
+    page = render_plan(plan_by_hand(devices=(H100.model_copy(update={"arms": tuple(arms)}),), best=0), {})
+    page = page[: page.index("Memory of the arms")]
+    assert "10⁹ tokens" not in page
+    assert "tokens/s</th>" not in page
+    assert "on the host</th>" not in page
+
+
+def test_guesses_are_shown_and_known_answers_are_folded_away(page: str) -> None:
+    guesses, known = page.index("These answers are guesses"), page.index("Known answers")
+    assert guesses < page.index("mask (train.py:31) &lt;") < known < page.index("clip_grad_norm_")
+    known_alone = plan_by_hand(asks=[ask for ask in plan_by_hand().asks if ask.is_known])
+    assert "These answers are guesses" not in render_plan(known_alone, {})
+
+
+def test_a_plan_that_was_stopped_has_a_page_that_says_why() -> None:
+    why = "mask (train.py:31) needs the content of a tensor."
+    page = render_plan(plan_by_hand(stopped=why, devices=(), best=None, answer="", best_command=""), {})
+    assert "The program cannot be foreseen." in page
+    assert why in page
+    assert "Start there" not in page
+    assert page.count("</script>") == 2
+
+
+def test_devices_on_which_nothing_fits_have_no_step_and_no_time() -> None:
+    arms = tuple(arm for arm in H100.arms if not arm.is_likely)
+    none = H100.model_copy(update={"arms": arms, "best": "", "fewest": None, "counts": ()})
+    page = render_plan(plan_by_hand(devices=(none,), best=None, answer="Nothing fits."), {})
+    assert "Memory of one step" not in page
+    assert "No arm fits, so there is no step." in page
+    assert "It trains on no number of h100-80gb" in page
+
+
+def test_every_figure_has_its_numbers_as_a_table() -> None:
+    for drawn in all_figures():
+        assert drawn.figure is not None, drawn.key
+        assert drawn.rows, drawn.key
+        assert {len(row) for row in drawn.rows} == {len(drawn.columns)}, drawn.key
+    assert len({drawn.key for drawn in all_figures()}) == len(all_figures())
+
+
+def test_the_step_is_stacked_by_kind_with_moments_the_need_and_the_device() -> None:
+    drawn = all_figures()[0]
+    assert drawn.figure is not None
+    areas = [trace for trace in drawn.figure.data if trace.stackgroup]
+    names = [trace.name for trace in areas]
+    assert names[:2] == ["parameters", "optimizer states"]
+    line = step_line(run_by_hand(4))
+    assert line is not None
+    assert max(map(sum, zip(*(trace.y for trace in areas), strict=True))) == pytest.approx(line.most / GIB)
+    words = [note.text for note in drawn.figure.layout.annotations]
+    assert words[:4] == ["load", "forward", "backward", "update"]
+    assert words[4:] == ["the whole need", "the device: 79.1 GiB"]
+    assert "The peak is in the backward pass: 53.4 GiB, of them 34.0 GiB activations" in drawn.says
+
+
+def test_a_device_far_larger_than_the_need_is_written_and_not_drawn() -> None:
+    line = step_line(run_by_hand(4))
+    assert line is not None
+    large = H100.model_copy(update={"usable": 900.0 * GIB})
+    for drawn in (line_figure(large, line), arms_memory_figure(large)):
+        assert drawn.figure is not None
+        assert any("900.0 GiB" in note.text for note in drawn.figure.layout.annotations), drawn.key
+        ranges = drawn.figure.layout.xaxis.range, drawn.figure.layout.yaxis.range
+        assert max(end for each in ranges if each for end in each) < 200
+
+
+def test_the_bars_of_an_arm_add_up_to_its_need_and_to_its_step() -> None:
+    memory, time = arms_memory_figure(H100), arms_time_figure(H100)
+    assert memory.figure is not None
+    assert time.figure is not None
+    bars = [trace for trace in memory.figure.data if trace.type == "bar"]
+    seen = [arm for arm in H100.arms if arm.peak is not None]
+    for index, arm in enumerate(seen):
+        assert arm.peak is not None
+        assert sum(trace.x[index] for trace in bars) == pytest.approx(arm.peak.value / GIB)
+    assert list(bars[0].marker.opacity) == [1.0 if arm.is_likely else 0.45 for arm in seen]
+    assert sum(trace.x[0] for trace in time.figure.data) == pytest.approx(sum(H100.arms[0].seconds.values()))
+    assert "exchanging activations" not in {trace.name for trace in time.figure.data}
+
+
+def test_steps_of_different_batches_are_compared_by_the_sample() -> None:
+    first, *others = H100.arms
+    arms = (first.model_copy(update={"accumulation": 8}), *others)
+    drawn = arms_time_figure(H100.model_copy(update={"arms": arms}))
+    assert drawn.figure is not None
+    assert drawn.figure.layout.xaxis.title.text == "milliseconds for each sample of a device"
+    assert sum(trace.x[0] for trace in drawn.figure.data) == pytest.approx(1e3 * sum(first.seconds.values()) / 32)
+
+
+def test_the_curve_has_a_star_at_the_fewest_devices_and_crosses_where_nothing_fits() -> None:
+    speed, memory = speed_figure([H100], "The batch stays."), count_memory_figure([H100])
+    assert speed.figure is not None
+    assert memory.figure is not None
+    curve = next(trace for trace in speed.figure.data if trace.name == "h100-80gb")
+    assert list(curve.x) == [2**power for power in range(2, 11)]
+    star = next(trace for trace in speed.figure.data if trace.name == "fewest: 4 x h100-80gb")
+    assert (star.x[0], star.y[0]) == (4, curve.y[0])
+    assert "The batch stays. The fewest devices on which it trains (star): 4 x h100-80gb." in speed.says
+    crosses = next(trace for trace in memory.figure.data if trace.name == "nothing fits")
+    assert list(crosses.x) == [1, 2]
+    assert [row[3] for row in speed.rows[:3]] == ["does not fit", "does not fit", "4 x 4"]
+    assert speed.rows[2][7] == "100 %"
+
+
+def test_a_kind_that_was_asked_for_in_two_numbers_has_one_curve(paths: PlanPaths) -> None:
+    twice = plan_by_hand(devices=(H100, H100.model_copy(update={"nodes": 2})), best=0)
+    page = without_plotly(render_plan(twice, {}))
+    assert page.count('"name": "fewest: 4 x h100-80gb"') == 2
+
+
+def test_the_step_is_drawn_at_the_arm_s_own_micro_batch(paths: PlanPaths) -> None:
+    arm = H100.arms[0]
+    assert arm.runs == ("z3-mbs1-of8", "z3-mbs2-of8")
+    run = step_run(paths, arm, 8)
+    assert run.micro_batch == arm.micro_batch == 4
+    assert step_line(run) == step_line(run_by_hand(4))
+
+
+def test_if_the_runs_have_other_events_the_nearest_one_is_drawn_and_the_page_says_so(tmp_path: Path) -> None:
+    paths = plan_folder(tmp_path)
+    write_run(paths.run("z3-mbs2-of8"), run_by_hand(2, accumulation=2))
+    run = step_run(paths, H100.arms[0], 8)
+    assert run.micro_batch == 2
+    line = step_line(run)
+    assert line is not None
+    drawn = line_figure(H100, line)
+    assert "This is the step of micro-batch 2, because that of 4 has other events." in drawn.says
+    assert drawn.figure is not None
+    assert "the whole need" not in [note.text for note in drawn.figure.layout.annotations]
+
+
+def test_on_other_devices_the_states_are_divided_anew(paths: PlanPaths) -> None:
+    here, wider = step_line(step_run(paths, H100.arms[0], 8)), step_line(step_run(paths, H100.arms[0], 16))
+    assert here is not None
+    assert wider is not None
+    of_here, of_wider = (dict(zip(line.kinds, line.bytes[0], strict=True)) for line in (here, wider))
+    assert of_wider["optimizer"] == of_here["optimizer"] / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(18.666, "18.7"), (18.0, "18.0"), (38_265.0, "38,300"), (0.01234, "0.0123"), (999.6, "1,000")]
+)
+def test_a_speed_has_three_digits(value: float, said: str) -> None:
+    assert figure_text(value) == said
+
+
+@pytest.mark.parametrize(("share", "said"), [(1.0, "> 99 %"), (0.94, "94 %"), (0.0, "< 1 %")])
+def test_nothing_is_called_certain(share: float, said: str) -> None:
+    assert fits_text(share) == said
