@@ -1,0 +1,112 @@
+"""Foreseen runs: programs as users write them, as rank 0 of a world that is not there, and what their records say."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.launch.program import Program
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+BASE = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "gradient_clipping": 1.0,
+}
+BUCKETS = {"reduce_bucket_size": 100_000, "allgather_bucket_size": 100_000, "stage3_prefetch_bucket_size": 100_000}
+
+
+def program_named(name, *arguments, folder=PROGRAMS):
+    return Program(
+        interpreter=sys.executable,
+        target={"script": name},
+        arguments=list(arguments),
+        passes_local_rank=False,
+        model_dir=folder,
+        environment=dict(os.environ),
+    )
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    notes = []
+    started = starter_for(program_named("transformer.py"), tmp_path_factory.mktemp("server"), notes.append)
+    yield started
+    started.close()
+    assert not notes
+
+
+@pytest.fixture
+def foreseen(starter, tmp_path):
+    def run(name, overrides, *arguments, world=2, deadline_s=120.0, config=BASE, folder=PROGRAMS):
+        config_file = tmp_path / "ds_config.json"
+        config_file.write_text(json.dumps(config))
+        program = program_named(name, "--deepspeed_config", str(config_file), *arguments, folder=folder)
+        pretended = Pretended(world=world, ranks_per_host=min(world, 8))
+        return foresee(program, overrides, pretended, tmp_path / "run", starter, deadline_s=deadline_s)
+
+    return run
+
+
+def live_at_end(run):
+    """Bytes on the device by kind, at the end of the run."""
+    live = dict.fromkeys(KINDS, 0)
+    for event in run.events:
+        storage = run.storages[event.storage]
+        if storage.place == 0:
+            live[KINDS[storage.kind]] += storage.size if event.is_made else -storage.size
+    return live
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("world", [2, 8])
+def test_states_are_the_closed_form(foreseen, world, stage, precision):
+    half = {} if precision == "fp32" else {"bf16": {"enabled": True}}
+    zero = {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, **BUCKETS}}
+    run = foreseen("transformer.py", {**half, **zero, "gradient_accumulation_steps": 2}, world=world)
+    assert run.stopped == ""
+    size = 4 if precision == "fp32" else 2
+    share = world if stage else 1
+    # A master copy exists if the model is in half precision, and under ZeRO (deepspeed/runtime/zero).
+    masters = 4 if precision == "bf16" or stage else 0
+    parameters = run.parameters * size / (world if stage == 3 else 1)
+    live = live_at_end(run)
+    assert live["parameter"] == pytest.approx(parameters, rel=0.01)
+    assert live["optimizer"] == pytest.approx(run.parameters * (masters + 8) / share, rel=0.01)
+    assert (run.stage, run.accumulation, run.micro_batch, run.tokens) == (stage, 2, 2, 64)
+    assert (run.world, run.replicas) == (world, world)
+
+
+def test_a_record_shows_the_parts_of_each_step(foreseen):
+    run = foreseen("transformer.py", {"gradient_accumulation_steps": 2})
+    passes = [
+        (MOMENTS[each.name], each.step, each.micro_batch)
+        for each in run.moments
+        if MOMENTS[each.name] in ("forward", "backward")
+    ]
+    assert passes == [(name, step, number) for step in (1, 2) for number in (0, 1) for name in ("forward", "backward")]
+    kinds = {OPERATIONS[each.kind] for each in run.operations}
+    assert {"matmul", "norm", "embedding", "update", "all_reduce"} <= kinds
+
+
+def test_every_ask_of_deepspeed_has_a_known_answer(foreseen):
+    run = foreseen("transformer.py", {"zero_optimization": {"stage": 3, **BUCKETS}, "bf16": {"enabled": True}})
+    assert run.asks
+    assert all(each.is_known for each in run.asks)
+
+
+def test_a_program_without_an_engine_is_stopped_with_a_sentence(foreseen):
+    run = foreseen("without_deepspeed.py", {})
+    assert run.stopped
+
+
+def test_a_deadline_names_the_line(foreseen, tmp_path):
+    (tmp_path / "waits.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
+    run = foreseen("waits.py", {}, deadline_s=2.0, folder=tmp_path)
+    assert "within 2 s" in run.stopped
+    assert "waits.py:" in run.stopped

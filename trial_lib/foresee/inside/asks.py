@@ -1,0 +1,85 @@
+"""The record of numbers that code asks of fake tensors."""
+
+import sys
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+
+from trial_lib.foresee.inside.known_askers import FINITE, known
+from trial_lib.wire.foreseen_run import Ask
+
+_OWN = ("/trial_lib/foresee/", "/trial_lib/measure/", "/torch/")
+
+
+class CannotForeseeError(Exception):
+    """The program does something that fake tensors cannot. The message is a sentence."""
+
+
+class Asks:
+    """Answers, and counts who asked."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str, bool]] = Counter()
+
+    def answer(self, question: str, dtype: torch.dtype) -> Any:
+        """Returns a number in place of the unknown one.
+
+        Args:
+            question: the operator.
+            dtype: of the number that the code expects.
+        """
+        frame = _asker()
+        path, function, line = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
+        row = known(path, function)
+        answer = row.answer if row is not None else _default(question, dtype)
+        if question == "item":
+            answer = _of_type(answer, dtype)
+        self._counts[f"{function} ({_shown(path)}:{line})", question, str(answer), row is not None] += 1
+        return answer
+
+    def record(self) -> tuple[Ask, ...]:
+        """Returns the asks so far, those of unknown askers first."""
+        rows = sorted(self._counts.items(), key=lambda row: (row[0][3], -row[1]))
+        return tuple(
+            Ask(asker=asker, question=question, answer=answer, is_known=is_known, count=count)
+            for (asker, question, answer, is_known), count in rows
+        )
+
+
+def _default(question: str, dtype: torch.dtype) -> Any:
+    if question == "equal":
+        return True
+    return FINITE if dtype.is_floating_point else 0
+
+
+def _of_type(answer: Any, dtype: torch.dtype) -> Any:
+    if dtype == torch.bool:
+        # A number that means "finite" is no answer to a yes or no.
+        return answer is True
+    if dtype.is_complex:
+        return complex(answer)
+    return float(answer) if dtype.is_floating_point else int(answer)
+
+
+def _asker() -> FrameType:
+    """Returns the frame that asks: the innermost that is neither torch's nor ZeroTune's."""
+    frame: FrameType | None = sys._getframe(2)
+    last = frame
+    while frame is not None:
+        last = frame
+        name = frame.f_code.co_filename
+        if not name.startswith("<") and not any(part in name for part in _OWN):
+            return frame
+        frame = frame.f_back
+    assert last is not None
+    return last
+
+
+def _shown(path: str) -> str:
+    """Returns a path from the package on, or the last two parts of another."""
+    for mark in ("/site-packages/", "/dist-packages/"):
+        if mark in path:
+            return path.split(mark, 1)[1]
+    return path

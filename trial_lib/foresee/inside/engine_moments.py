@@ -1,0 +1,127 @@
+"""The parts of a step: forward, backward, update and loading, from the calls of one DeepSpeed engine."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from trial_lib.foresee.inside import memory_log
+from trial_lib.foresee.inside.fake_tensors import FakeTensors
+from trial_lib.foresee.inside.memory_log import MemoryLog
+from trial_lib.foresee.inside.operation_log import OperationLog
+from trial_lib.measure.batches.batch_shape import tokens_per_row
+
+
+class EngineMoments:
+    """Begins a moment of the logs with each call of the engine.
+
+    Args:
+        fake: the mode.
+        memory: gets the moments.
+        operations: gives their positions.
+        stepped: called after each optimizer step, with the number of steps.
+
+    Attributes:
+        tokens: in a sample of the last batch; None if it shows none.
+        loading_s: real seconds to fetch each batch.
+    """
+
+    def __init__(
+        self, fake: FakeTensors, memory: MemoryLog, operations: OperationLog, stepped: Callable[[int], None]
+    ) -> None:
+        self.tokens: int | None = None
+        self.loading_s: list[float] = []
+        self._fake, self._memory, self._operations, self._stepped = fake, memory, operations, stepped
+        self._engine: Any = None
+        self._moment = memory_log.INITIALIZE
+        memory.begin(memory_log.INITIALIZE, 0, 0, 0)
+
+    def install(self) -> None:
+        """Follows data loaders, and backward passes that bypass the engine. Call it once."""
+        fetch: Any = _BaseDataLoaderIter.__next__
+        backward: Any = torch.Tensor.backward
+
+        def next_batch(iterator: Any) -> Any:
+            before = self._moment
+            self._begin(memory_log.LOAD)
+            started = time.perf_counter()
+            try:
+                # What a loader does is real, and worker processes know no mode.
+                with _disable_current_modes():
+                    return fetch(iterator)
+            finally:
+                if self._engine is not None:
+                    self.loading_s.append(time.perf_counter() - started)
+                self._begin(memory_log.INITIALIZE if before == memory_log.INITIALIZE else memory_log.BETWEEN)
+
+        def tensor_backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._moment != memory_log.FORWARD:
+                return backward(tensor, *args, **kwargs)
+            self._begin(memory_log.BACKWARD)
+            try:
+                return backward(tensor, *args, **kwargs)
+            finally:
+                self._begin(memory_log.BETWEEN)
+
+        _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
+        torch.Tensor.backward = tensor_backward  # type: ignore[method-assign, assignment]
+
+    def watch(self, engine: Any) -> None:
+        """Follows an engine from now on."""
+        self._engine = engine
+        forward, backward, step = engine.forward, engine.backward, engine.step
+
+        def watched_forward(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and engine.module.training:
+                tokens = tokens_per_row([args, kwargs])
+                self.tokens = self.tokens if tokens is None else tokens
+                self._begin(memory_log.FORWARD)
+            return forward(*args, **kwargs)
+
+        def watched_backward(*args: Any, **kwargs: Any) -> Any:
+            self._begin(memory_log.BACKWARD)
+            with self.in_engine():
+                out = backward(*args, **kwargs)
+            self._begin(memory_log.BETWEEN)
+            return out
+
+        def watched_step(*args: Any, **kwargs: Any) -> Any:
+            steps = engine.global_steps
+            self._begin(memory_log.UPDATE)
+            with self.in_engine():
+                out = step(*args, **kwargs)
+            self._begin(memory_log.BETWEEN)
+            if engine.global_steps > steps:
+                self._stepped(engine.global_steps)
+            return out
+
+        engine.forward, engine.backward, engine.step = watched_forward, watched_backward, watched_step
+        self._begin(memory_log.BETWEEN)
+
+    def in_engine(self) -> "_InEngine":
+        """Returns a context in which DeepSpeed's own code runs."""
+        return _InEngine(self._fake)
+
+    def _begin(self, moment: int) -> None:
+        self._moment = moment
+        engine = self._engine
+        step = micro_batch = 0
+        if engine is not None:
+            step = engine.global_steps + 1
+            micro_batch = engine.micro_steps % engine.gradient_accumulation_steps()
+        self._memory.begin(moment, step, micro_batch, len(self._operations))
+
+
+class _InEngine:
+    def __init__(self, fake: FakeTensors) -> None:
+        self._fake = fake
+        self._before = False
+
+    def __enter__(self) -> None:
+        self._before, self._fake.in_engine = self._fake.in_engine, True
+
+    def __exit__(self, *error: object) -> None:
+        self._fake.in_engine = self._before

@@ -1,0 +1,313 @@
+"""The mode under which the program runs: what is fake, what is real, and who notes it.
+
+It sees every operator of torch, below autograd. The rules:
+
+* A tensor on the pretended device is fake. So are parameters (`torch.nn.Parameter`), from the moment in which they are
+  made, and large blocks of the host that DeepSpeed's engine asks for. All results of fake tensors are fake.
+* Every other tensor is real: data sets, batches, masks and whatever else a program computes on the host.
+* A fake tensor that came from real numbers keeps them beside it (`_KNOWN`) while they are few or whole numbers. Results
+  of such tensors are computed as well, so a program that looks at its tokens or masks sees true values.
+* A number of a fake tensor without them is invented (`Asks`).
+
+Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo` afterwards.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trial_lib.foresee.inside import collectives, output_memo, pretended_device
+from trial_lib.foresee.inside.asks import Asks, CannotForeseeError
+from trial_lib.foresee.inside.memory_log import INPUT, PARAMETER, MemoryLog
+from trial_lib.foresee.inside.operation_log import OperationLog
+from trial_lib.foresee.inside.program_lines import place_in_program
+
+_KNOWN = "_foreseen_known"
+_MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
+# A block of the host that is at least as large is no data, if the engine asks for it.
+_LARGE_BYTES = 2**20
+_ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
+_aten = torch.ops.aten
+
+
+class FakeTensors(TorchDispatchMode):
+    """The mode. Enter it once, before the program runs.
+
+    Attributes:
+        fakes: torch's mode, which works out shapes.
+        in_engine: whether DeepSpeed's own code runs.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, memory: MemoryLog, operations: OperationLog, asks: Asks) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.in_engine = False
+        self._memory, self._operations, self._asks = memory, operations, asks
+        self._maker = output_memo.Maker(self.fakes)
+        self._memo: dict[Any, output_memo.Entry] = {}
+        self._repeats: dict[Any, bool] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator, fake or real."""
+        kwargs = kwargs or {}
+        if FakeTensor in types:
+            for kind in types:
+                if kind is not FakeTensor and not issubclass(kind, torch.nn.Parameter):
+                    return NotImplemented
+            return self._fake(func, types, args, kwargs)
+        if types:
+            return func(*args, **kwargs)
+        return self._without_fakes(func, types, args, kwargs)
+
+    def _without_fakes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None:
+            if device.type == pretended_device.NAME:
+                return self._fake(func, types, args, kwargs)
+            if self.in_engine and device.type == "cpu" and self._is_large_block(func, args, kwargs):
+                return self._fake(func, types, args, kwargs)
+        if func.namespace == "c10d":
+            collectives.note(func, args, self._operations)
+        return func(*args, **kwargs)
+
+    def _is_large_block(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Returns whether a factory makes a large tensor of numbers with fractions."""
+        if not args or not isinstance(args[0], (list, tuple, torch.Size)):
+            return False
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        numbers = dtype.itemsize
+        for length in args[0]:
+            if not isinstance(length, int):
+                return False
+            numbers *= length
+        return bool(dtype.is_floating_point) and numbers >= _LARGE_BYTES
+
+    def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func.namespace == "c10d":
+            return collectives.pretend(func, args, kwargs, self._operations, self._memory)
+        if func._opname in _ASKS:
+            return self._ask(func, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and device.type == "meta":
+            return self._shape_only(func, args, kwargs)
+        args, kwargs = self._all_fake(func, args, kwargs)
+        tensors: list[torch.Tensor] = []
+        key = None
+        repeats = self._repeats.get(func)
+        if repeats is None:
+            repeats = self._repeats[func] = output_memo.can_repeat(func)
+        try:
+            key = output_memo.key_of(func, args, kwargs, tensors, func.is_view)
+        except output_memo.UnknownArgumentError:
+            repeats = False
+        entry = self._memo.get(key) if repeats else None
+        made: list[torch.Tensor] = []
+        if entry is None:
+            out = self._worked_out(func, types, args, kwargs, tensors, made, key if repeats else None)
+        else:
+            out = self._maker.again(entry, tensors, made)
+            if entry.cost is not None:
+                self._operations.note(entry.cost)
+        for each in made:
+            self._memory.made(each)
+        self._keep_known(func, args, kwargs, tensors, out)
+        return out
+
+    def _shape_only(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """Returns the tensor on torch's meta device that the code asks for. It has a shape, and is nowhere."""
+        shaped = self.fakes.dispatch(func, (FakeTensor,), args, {**kwargs, "device": torch.device("cpu")})
+        assert isinstance(shaped, torch.Tensor)
+        return torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, device="meta")
+
+    def _worked_out(
+        self,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        made: list[torch.Tensor],
+        key: Any,
+    ) -> Any:
+        """Returns what torch's fake mode returns, and keeps it for the next time."""
+        try:
+            out = self.fakes.dispatch(func, (FakeTensor,), args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            out = self._by_known(func, args, kwargs)
+        except UnsupportedOperatorException:
+            raise CannotForeseeError(
+                f"{func} has no fake implementation, at {place_in_program()}. A kernel of your own can have one "
+                "(torch.library.register_fake)."
+            ) from None
+        if key is None:
+            tensors = [each for each in _leaves((*args, *kwargs.values())) if isinstance(each, torch.Tensor)]
+        addresses = {each.untyped_storage()._cdata for each in tensors}
+        new = [
+            each
+            for each in _leaves((out,))
+            if isinstance(each, torch.Tensor) and each.untyped_storage()._cdata not in addresses
+        ]
+        cost = self._operations.cost(func, args, kwargs, tensors, new, out)
+        if cost is not None:
+            self._operations.note(cost)
+        entry = None if key is None else output_memo.entry_of(out, tensors, cost)
+        if entry is None:
+            made += new
+            return out
+        self._memo[key] = entry
+        # Torch refers to its own result weakly, and a parameter with such a reference cannot change its device.
+        return self._maker.again(entry, tensors, made)
+
+    def _by_known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the result of an operator whose shape follows from numbers, if they are known."""
+        real = _real_of((args, kwargs))
+        if real is None:
+            raise CannotForeseeError(
+                f"The shape of {func._opname}'s result depends on numbers that only a real run has, at "
+                f"{place_in_program()}."
+            )
+        result = func(*real[0], **real[1])
+        return _mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
+
+    def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+        real = _real_of((args, kwargs))
+        if real is not None:
+            return func(*real[0], **real[1])
+        question = _ASKS[func._opname]
+        return self._asks.answer(question, torch.bool if question == "equal" else args[0].dtype)
+
+    def _all_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the arguments with a fake tensor in the place of each real one."""
+        is_mixed = False
+        device = torch.device("cpu")
+        for each in _leaves((*args, *kwargs.values())):
+            if type(each) is FakeTensor:
+                if each._fake_device.type != "cpu":
+                    device = each._fake_device
+            elif isinstance(each, torch.Tensor):
+                is_mixed = True
+        if not is_mixed:
+            return args, kwargs
+        # A copy goes from one place to another, and other operators have all their inputs in one.
+        goes = func._opname in ("copy_", "_foreach_copy_", "_to_copy")
+
+        def fake(each: torch.Tensor) -> torch.Tensor:
+            return each if isinstance(each, FakeTensor) else self.to_fake(each, torch.device("cpu") if goes else device)
+
+        return _mapped((args, kwargs), torch.Tensor, fake)
+
+    def to_fake(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns a fake tensor with the shape of a real one, which keeps its numbers if they may matter."""
+        fake = self._maker.new(real.shape, real.stride(), real.dtype, device)
+        if device.type == pretended_device.NAME:
+            self._memory.made(fake, INPUT)
+            self._operations.moved_to_device(fake)
+        _keep(fake, real)
+        return fake
+
+    def parameter(self, real: torch.Tensor) -> torch.Tensor:
+        """Returns a fake tensor for a new parameter."""
+        fake = self._maker.new(real.shape, real.stride(), real.dtype, real.device)
+        self._memory.made(fake, PARAMETER)
+        return fake
+
+    def _keep_known(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], out: Any) -> None:
+        """Computes the numbers of a result if those of its inputs are known, or forgets those that it overwrites."""
+        if not tensors:
+            return
+        for each in tensors:
+            if _KNOWN not in vars(each):
+                if func._schema.is_mutable:
+                    _forget(func, args, kwargs)
+                return
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            _forget(func, args, kwargs)
+            return
+        real = _real_of((args, kwargs))
+        if real is None:
+            return
+        result = func(*real[0], **real[1])
+        for fake, number in zip(_leaves((out,)), _leaves((result,)), strict=True):
+            if isinstance(fake, FakeTensor) and isinstance(number, torch.Tensor):
+                _keep(fake, number)
+
+
+def _keep(fake: torch.Tensor, real: torch.Tensor) -> None:
+    has_fractions = real.dtype.is_floating_point or real.dtype.is_complex
+    if real.numel() <= (_MOST_KNOWN_FRACTIONS if has_fractions else _MOST_KNOWN_NUMBERS):
+        vars(fake)[_KNOWN] = real
+
+
+def known_numbers(fake: torch.Tensor) -> torch.Tensor | None:
+    """Returns the real tensor behind a fake one; None if it is not known."""
+    found: torch.Tensor | None = vars(fake).get(_KNOWN)
+    return found
+
+
+def _forget(func: Any, args: Any, kwargs: Any) -> None:
+    """Forgets the numbers of tensors that an operator writes to."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            for each in _leaves((value,)):
+                if isinstance(each, torch.Tensor):
+                    vars(each).pop(_KNOWN, None)
+
+
+def _real_of(value: Any) -> Any:
+    """Returns arguments with the known numbers in the place of fake tensors; None if some are unknown."""
+    missing = False
+
+    def real(each: torch.Tensor) -> torch.Tensor:
+        nonlocal missing
+        if not isinstance(each, FakeTensor):
+            return each
+        found = known_numbers(each)
+        missing |= found is None
+        return each if found is None else found
+
+    mapped = _mapped(value, torch.Tensor, real)
+    on_host = _mapped(mapped, torch.device, lambda _: torch.device("cpu"))
+    return None if missing else on_host
+
+
+def _device_in(args: Any, kwargs: Any) -> torch.device:
+    for each in _leaves((*args, *kwargs.values())):
+        if isinstance(each, FakeTensor) and each.device.type == pretended_device.NAME:
+            return each.device
+    return torch.device("cpu")
+
+
+def _leaves(values: Sequence[Any]) -> list[Any]:
+    """Returns all values in lists and tuples."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += _leaves(value)
+        else:
+            found.append(value)
+    return found
+
+
+def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Returns a value with everything of a kind in its lists, tuples and dictionaries replaced."""
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(each, kind, change) for each in value)
+    if type(value) is dict:
+        return {name: _mapped(each, kind, change) for name, each in value.items()}
+    return value

@@ -1,0 +1,169 @@
+"""One foreseen run inside its rank: what is replaced before the program runs, and the record at the end."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from trial_lib.foresee.inside import (
+    accelerator,
+    pretended_device,
+    pretended_kernels,
+    pretended_world,
+)
+from trial_lib.foresee.inside.asks import Asks
+from trial_lib.foresee.inside.engine_moments import EngineMoments
+from trial_lib.foresee.inside.engine_tensors import name_gradients, name_kinds
+from trial_lib.foresee.inside.fake_tensors import FakeTensors
+from trial_lib.foresee.inside.memory_log import MemoryLog
+from trial_lib.foresee.inside.operation_log import OperationLog
+from trial_lib.leave_alone import file_functions, trackers
+from trial_lib.measure.batches import program_options
+from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
+from trial_lib.measure.libraries.interception import intercept
+from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.wire.foresee_order import ForeseeOrder
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+
+class Foreseeing:
+    """The run of one order. It observes `deepspeed.initialize`.
+
+    Args:
+        order: the run.
+        finished: called after the last step.
+    """
+
+    def __init__(self, order: ForeseeOrder, finished: Any) -> None:
+        self._order, self._finished = order, finished
+        self._facts = ProgramFacts()
+        self._memory, self._operations, self._asks = MemoryLog(), OperationLog(), Asks()
+        self._fake = FakeTensors(self._memory, self._operations, self._asks)
+        self._moments = EngineMoments(self._fake, self._memory, self._operations, self._stepped)
+        self._engine: Any = None
+        self._import_s = 0.0
+        self._notes: list[str] = []
+
+    def install(self) -> None:
+        """Replaces what has to be replaced, and enters the mode. Call it before the program runs."""
+        order, scratch = self._order, Path(self._order.scratch)
+        pretended_device.install()
+        accelerator.install(self._memory, order.device_bytes, order.ranks_per_host)
+        pretended_world.install(order.world)
+        intercept(order.overrides, self._facts, self)
+        pretended_kernels.install(self._operations)
+        program_options.note_parsers()
+        huggingface_trainer.install(self._facts, order.overrides, scratch)
+        accelerate.install(self._facts)
+        zero_init.install(order.overrides, self._facts)
+        files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
+        trackers.install(scratch, files)
+        self._moments.install()
+        self._operations.install()
+        _fake_parameters(self._fake)
+        self._fake.__enter__()  # type: ignore[no-untyped-call]
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine that trains exists."""
+        return self._engine is not None
+
+    def initialize_called(self) -> None:
+        """Ends the program's preparation."""
+        if self._engine is None:
+            self._import_s = time.time() - self._order.launched_at
+        self._fake.in_engine = True
+
+    def engine_built(self, engine: Any) -> None:
+        """Follows the first engine that trains."""
+        self._fake.in_engine = False
+        if self._engine is not None:
+            return
+        self._engine = engine
+        name_kinds(engine, self._memory)
+        name_gradients(engine, self._memory)
+        self._operations.name_modules(engine.module)
+        self._moments.watch(engine)
+
+    def frozen_engine_built(self) -> None:
+        """Does nothing: an engine that does not train has memory and work like any other module."""
+        self._fake.in_engine = False
+
+    def group_destroyed(self) -> None:
+        """Does nothing."""
+
+    def _stepped(self, steps: int) -> None:
+        name_kinds(self._engine, self._memory)
+        if steps >= self._order.steps:
+            self._finished()
+
+    def record(self, stopped: str) -> ForeseenRun:
+        """Returns the record of the run so far.
+
+        Args:
+            stopped: the reason why it has not come to its last step; empty if it has.
+        """
+        storages, events, moments = self._memory.record()
+        return ForeseenRun(
+            world=self._order.world,
+            **self._of_engine(),
+            tokens=self._moments.tokens,
+            program=self._facts.to_json(),
+            dtypes=tuple(self._operations.dtypes),
+            modules=tuple(self._operations.modules),
+            storages=storages,
+            events=events,
+            moments=moments,
+            operations=self._operations.record(),
+            asks=self._asks.record(),
+            loading_s=tuple(self._moments.loading_s),
+            import_s=self._import_s,
+            seconds=time.time() - self._order.launched_at,
+            peak_bytes=_peak_bytes(),
+            notes=tuple(self._notes),
+            stopped=stopped,
+        )
+
+    def _of_engine(self) -> dict[str, Any]:
+        engine = self._engine
+        if engine is None:
+            return {}
+        numbers = [(getattr(each, "ds_numel", each.numel()), each) for each in engine.module.parameters()]
+        return {
+            "replicas": int(engine.dp_world_size),
+            "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+            "accumulation": int(engine.gradient_accumulation_steps()),
+            "parameters": int(sum(number for number, _ in numbers)),
+            "trainable": int(sum(number for number, each in numbers if each.requires_grad)),
+            "ds_config": dict(engine._config._param_dict),
+            "stage": int(engine.zero_optimization_stage()),
+            "formats": tuple(sorted({str(each.dtype).removeprefix("torch.") for _, each in numbers})),
+        }
+
+
+def _fake_parameters(fake: FakeTensors) -> None:
+    """Makes each new parameter fake, so that no model takes memory."""
+    original = torch.nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        """Replaces `torch.nn.Parameter.__new__`."""
+        if type(data) in (torch.Tensor, torch.nn.Parameter) and data.device.type == "cpu":
+            data = fake.parameter(data)
+        return original(cls, data, requires_grad)
+
+    torch.nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
+    # A module that changes its device or type swaps the inside of its fake parameters (torch.utils.swap_tensors), which
+    # keeps their identity. Torch refuses that for a parameter to which a weak reference exists, such as DeepSpeed's
+    # (deepspeed/utils/debug.py). That reference is to the Python object, and stays true.
+    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])  # type: ignore[attr-defined,assignment]
+
+
+def _peak_bytes() -> int:
+    """Returns the peak of this process's resident memory."""
+    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,125 @@
+"""The log of memory: the life of each storage, its kind and its place.
+
+A storage lives until no tensor uses it. A weak reference on torch's storage object notes the end, in the order in which
+an allocator would see it. The log never holds a tensor.
+"""
+
+import array
+import weakref
+from typing import Any
+
+import torch
+
+from trial_lib.foresee.inside import pretended_device
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, MemoryEvent, Moment, Storage
+
+PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, BUFFER, INPUT, TEMPORARY = range(len(KINDS))
+INITIALIZE, LOAD, FORWARD, BACKWARD, UPDATE, BETWEEN = range(len(MOMENTS))
+_DEVICE, _HOST, _PINNED = range(len(PLACES))
+# The kind of a storage that nothing else names, by the moment in which it was made.
+_KIND_OF = {
+    INITIALIZE: BUFFER,
+    LOAD: INPUT,
+    FORWARD: ACTIVATION,
+    BACKWARD: TEMPORARY,
+    UPDATE: TEMPORARY,
+    BETWEEN: TEMPORARY,
+}
+
+
+class _Life(weakref.ref[Any]):
+    """A weak reference to a storage that knows which one it was."""
+
+    __slots__ = ("address", "index")
+    address: int
+    index: int
+
+
+class MemoryLog:
+    """Notes storages as they are made and freed.
+
+    Attributes:
+        live_bytes: of all live storages on the device.
+        peak_bytes: the most of them so far.
+    """
+
+    def __init__(self) -> None:
+        self.live_bytes = self.peak_bytes = 0
+        self._sizes: list[int] = []
+        self._kinds = bytearray()
+        self._places = bytearray()
+        # Plus and minus the index from 1.
+        self._events = array.array("q")
+        self._living: dict[int, _Life] = {}
+        self._moments: list[Moment] = []
+        self._kind = BUFFER
+
+    def begin(self, moment: int, step: int, micro_batch: int, operation: int) -> None:
+        """Begins a part of the run.
+
+        Args:
+            moment: index in `MOMENTS`.
+            step: the optimizer step.
+            micro_batch: of the step.
+            operation: index of its first operation.
+        """
+        self._kind = _KIND_OF[moment]
+        self._moments.append(Moment(moment, step, micro_batch, len(self._events), operation))
+
+    def made(self, tensor: torch.Tensor, kind: int | None = None) -> None:
+        """Notes the storage of a new fake tensor, unless it is noted already.
+
+        Args:
+            tensor: the tensor.
+            kind: index in `KINDS`; None for that of the moment.
+        """
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._living:
+            return
+        life = _Life(storage, self._freed)
+        index = len(self._sizes)
+        life.index, life.address = index, address
+        size = storage.nbytes()
+        self._living[address] = life
+        self._sizes.append(size)
+        self._kinds.append(self._kind if kind is None else kind)
+        is_on_device = tensor.device.type == pretended_device.NAME
+        self._places.append(_DEVICE if is_on_device else _HOST)
+        self._events.append(index + 1)
+        if is_on_device:
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _freed(self, life: "_Life") -> None:
+        if self._living.get(life.address) is life:
+            del self._living[life.address]
+        self._events.append(-life.index - 1)
+        if self._places[life.index] == _DEVICE:
+            self.live_bytes -= self._sizes[life.index]
+
+    def name(self, tensor: Any, kind: int) -> None:
+        """Names the kind of a tensor's storage. The last name counts."""
+        life = self._life_of(tensor)
+        if life is not None:
+            self._kinds[life.index] = kind
+
+    def pinned(self, tensor: torch.Tensor) -> None:
+        """Notes that a tensor of the host is page-locked."""
+        life = self._life_of(tensor)
+        if life is not None:
+            self._places[life.index] = _PINNED
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Returns whether it is page-locked."""
+        life = self._life_of(tensor)
+        return life is not None and self._places[life.index] == _PINNED
+
+    def _life_of(self, tensor: Any) -> "_Life | None":
+        return self._living.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
+
+    def record(self) -> tuple[tuple[Storage, ...], tuple[MemoryEvent, ...], tuple[Moment, ...]]:
+        """Returns the storages, the events and the moments so far, as `ForeseenRun` has them."""
+        storages = tuple(map(Storage, self._sizes, self._kinds, self._places))
+        events = tuple(MemoryEvent(abs(each) - 1, int(each > 0)) for each in self._events)
+        return storages, events, tuple(self._moments)

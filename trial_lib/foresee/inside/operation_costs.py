@@ -1,0 +1,114 @@
+"""The cost of an operation: its class, its FLOPs, and the bytes that it moves.
+
+FLOPs come from torch's formulas (`torch.utils.flop_counter`), and are one for each element otherwise. Bytes are those
+of the inputs that it reads and of the outputs that it writes, each once, as a fused kernel with perfect caches would.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from trial_lib.foresee.inside import pretended_device
+from trial_lib.wire.foreseen_run import OPERATIONS
+
+_INDEX = {name: index for index, name in enumerate(OPERATIONS)}
+# Parts of names, in the order in which they are tried.
+_BY_NAME = (
+    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention", "_flash_", "_efficient_")),
+    ("convolution", ("convolution", "conv1d", "conv2d", "conv3d")),
+    ("matmul", ("mm", "matmul", "linear", "bmm", "baddbmm", "einsum", "dot")),
+    ("norm", ("layer_norm", "rms_norm", "batch_norm", "group_norm")),
+    ("embedding", ("embedding",)),
+    ("loss", ("nll_loss", "cross_entropy", "mse_loss", "log_softmax", "binary_cross")),
+    ("update", ("_fused_adam", "_fused_sgd", "multi_tensor", "adam", "lion")),
+    ("reduction", ("sum", "mean", "norm", "amax", "amin", "max", "min", "softmax", "var", "argmax", "any", "all")),
+    ("copy", ("copy", "clone", "cat", "stack", "index", "gather", "scatter", "slice", "contiguous", "constant_pad")),
+)
+# Neither reads nor writes anything.
+_NO_WORK = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "resize_",
+    "set_",
+    "_assert_async",
+)
+
+
+def class_of(name: str) -> int:
+    """Returns the class of an operator of torch, as an index in `OPERATIONS`."""
+    for kind, parts in _BY_NAME:
+        if any(part in name for part in parts):
+            return _INDEX[kind]
+    return _INDEX["elementwise"]
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Returns the bytes behind a tensor. An expanded one has fewer than its shape says."""
+    size: int = tensor.element_size()
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        size *= length if stride else min(length, 1)
+    return size
+
+
+def cost_of(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[torch.Tensor],
+    made: Sequence[torch.Tensor],
+    out: Any,
+    dtypes: list[str],
+) -> tuple[int, int, float, float, int] | None:
+    """Returns kind, dtype, FLOPs, bytes and whether the host does it; None for an operator that moves nothing.
+
+    Args:
+        func: the operator.
+        args: of the call.
+        kwargs: of the call.
+        inputs: all tensors among them.
+        made: outputs with storages of their own.
+        out: what it returned.
+        dtypes: names of number formats, to which a new one is added.
+    """
+    name = func._opname
+    if name in _NO_WORK:
+        return None
+    is_mutating = func._schema.is_mutable
+    if not made and not is_mutating:
+        return None
+    kind = class_of(name)
+    first = inputs[0] if inputs else made[0]
+    is_on_device = any(each.device.type == pretended_device.NAME for each in (*inputs, *made))
+    if name in ("_to_copy", "copy_") or name.startswith("_to_copy"):
+        kinds = {each.device.type == pretended_device.NAME for each in (*inputs, *made)}
+        if len(kinds) == 2:
+            target = made[0] if made else inputs[0]
+            to_device = target.device.type == pretended_device.NAME
+            kind = _INDEX["to_device" if to_device else "to_host"]
+            return kind, _dtype(first, dtypes), 0.0, float(bytes_of(target)), 0
+    if name == "embedding":
+        moved = 2.0 * bytes_of(made[0]) + bytes_of(inputs[1])
+    else:
+        moved = float(sum(map(bytes_of, inputs)) + sum(map(bytes_of, made)))
+        if is_mutating and inputs:
+            moved += bytes_of(inputs[0])
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is not None:
+        flops = float(formula(*args, **kwargs, out_val=out))
+    else:
+        flops = float(max((each.numel() for each in (*inputs, *made)), default=0))
+    if name == "embedding":
+        flops = 0.0
+    return kind, _dtype(first, dtypes), flops, moved, int(not is_on_device)
+
+
+def _dtype(tensor: torch.Tensor, dtypes: list[str]) -> int:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in dtypes:
+        dtypes.append(name)
+    return dtypes.index(name)

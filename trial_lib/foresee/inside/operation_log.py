@@ -1,0 +1,94 @@
+"""The log of operations, in the order in which the program issues them, each with the module that issues it."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+
+from trial_lib.foresee.inside.operation_costs import cost_of
+from trial_lib.wire.foreseen_run import OPERATIONS, Operation
+
+INDEX = {name: index for index, name in enumerate(OPERATIONS)}
+"""Index of each class of operations."""
+
+
+class OperationLog:
+    """Notes operations.
+
+    Attributes:
+        dtypes: names of number formats, by index.
+        modules: names of modules, by index.
+        rows: what was noted: kind, dtype, FLOPs, bytes, ranks, module, on host.
+    """
+
+    def __init__(self) -> None:
+        self.dtypes: list[str] = []
+        self.modules: list[str] = [""]
+        self.rows: list[tuple[int, int, float, float, int, int, int]] = []
+        self._index: dict[int, int] = {}
+        self._stack: list[int] = [0]
+
+    def __len__(self) -> int:
+        """Returns the number of operations so far."""
+        return len(self.rows)
+
+    def note(self, cost: tuple[int, int, float, float, int]) -> None:
+        """Notes an operation of the device or the host, by its cost."""
+        kind, dtype, flops, moved, on_host = cost
+        self.rows.append((kind, dtype, flops, moved, 1, self._stack[-1], on_host))
+
+    def cost(self, func: Any, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> Any:
+        """Returns the cost of a call, as `cost_of` does."""
+        return cost_of(func, args, kwargs, inputs, made, out, self.dtypes)
+
+    def transfer(self, kind: str, tensor: torch.Tensor, moved: float, ranks: int) -> None:
+        """Notes a transfer between ranks.
+
+        Args:
+            kind: its class.
+            tensor: gives the number format.
+            moved: bytes of the whole tensor on this rank.
+            ranks: of the group.
+        """
+        self.rows.append((INDEX[kind], self.dtype(tensor), 0.0, float(moved), ranks, self._stack[-1], 0))
+
+    def work(self, kind: str, tensor: torch.Tensor, flops: float, moved: float, on_host: bool) -> None:
+        """Notes the work of a kernel that is not torch's."""
+        self.rows.append((INDEX[kind], self.dtype(tensor), flops, moved, 1, self._stack[-1], int(on_host)))
+
+    def moved_to_device(self, tensor: torch.Tensor) -> None:
+        """Notes that a tensor of the host was moved to the device."""
+        moved = float(tensor.numel() * tensor.element_size())
+        self.rows.append((INDEX["to_device"], self.dtype(tensor), 0.0, moved, 1, self._stack[-1], 0))
+
+    def dtype(self, tensor: torch.Tensor) -> int:
+        """Returns the index of a tensor's number format."""
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in self.dtypes:
+            self.dtypes.append(name)
+        return self.dtypes.index(name)
+
+    def name_modules(self, module: nn.Module) -> None:
+        """Gives the modules of a model their names from now on."""
+        for name, each in module.named_modules():
+            if id(each) not in self._index:
+                self._index[id(each)] = len(self.modules)
+                self.modules.append(name)
+
+    def install(self) -> None:
+        """Follows the calls of modules."""
+
+        def before(module: nn.Module, inputs: Any) -> None:
+            self._stack.append(self._index.get(id(module), self._stack[-1]))
+
+        def after(module: nn.Module, inputs: Any, output: Any) -> None:
+            if len(self._stack) > 1:
+                self._stack.pop()
+
+        torch_modules.register_module_forward_pre_hook(before)
+        torch_modules.register_module_forward_hook(after, always_call=True)
+
+    def record(self) -> tuple[Operation, ...]:
+        """Returns the operations so far."""
+        return tuple(Operation(*row) for row in self.rows)

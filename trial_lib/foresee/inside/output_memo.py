@@ -1,0 +1,192 @@
+"""Remembers what operators return, so that one with inputs of the same shapes need not be worked out again.
+
+Layers of a model repeat, and torch's own way of finding the shape of an output takes far longer than a look into a
+dictionary. An entry holds, for each output, its shape and whether it is new, a view of an input, or an input itself.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+NEW, VIEW, SAME, PLAIN = range(4)
+_DYNAMIC = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+_SIMPLE = (
+    int,
+    float,
+    bool,
+    str,
+    complex,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+class Output(NamedTuple):
+    """One output: how it is made, of which input, and its shape."""
+
+    how: int
+    source: int = 0
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    offset: int = 0
+    plain: Any = None
+
+
+class Entry(NamedTuple):
+    """What a call returns.
+
+    Attributes:
+        outputs: in order.
+        container: makes the value of the call from them; None for a single output.
+        cost: of the call, for the log of operations; None for a call that moves nothing.
+    """
+
+    outputs: tuple[Output, ...]
+    container: Callable[[Any], Any] | None
+    cost: Any
+
+
+class UnknownArgumentError(Exception):
+    """An argument of a kind that no key can hold."""
+
+
+def can_repeat(func: Any) -> bool:
+    """Returns whether the outputs of an operator follow from the shapes of its inputs."""
+    return not any(tag in _DYNAMIC for tag in func.tags) and "resize" not in func._opname
+
+
+def key_of(func: Any, args: Sequence[Any], kwargs: Any, tensors: list[torch.Tensor], with_offset: bool) -> Any:
+    """Returns the key of a call, and collects its tensors.
+
+    Args:
+        func: the operator.
+        args: fake tensors and plain values.
+        kwargs: likewise.
+        tensors: gets the tensors, in order.
+        with_offset: whether the place within a storage matters.
+
+    Raises:
+        UnknownArgumentError: an argument has no key.
+    """
+    parts: list[Any] = [func]
+    _add(args, parts, tensors, with_offset)
+    for name, value in kwargs.items():
+        parts.append(name)
+        _add((value,), parts, tensors, with_offset)
+    return tuple(parts)
+
+
+def _add(values: Sequence[Any], parts: list[Any], tensors: list[torch.Tensor], with_offset: bool) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            tensors.append(value)
+            parts.append(value.shape)
+            parts.append(value.stride())
+            parts.append(value.dtype)
+            parts.append(value._fake_device)
+            if with_offset:
+                parts.append(value.storage_offset())
+        elif kind in _SIMPLE:
+            parts.append(kind)
+            parts.append(value)
+        elif kind is list or kind is tuple:
+            parts.append(len(value))
+            _add(value, parts, tensors, with_offset)
+        elif kind is torch.Generator:
+            continue
+        elif isinstance(value, (bool, int, float, torch.Size)):
+            parts.append(kind)
+            parts.append(value)
+        else:
+            raise UnknownArgumentError
+
+
+def entry_of(out: Any, tensors: list[torch.Tensor], cost: Any) -> Entry | None:
+    """Returns the entry for what a call has returned; None if it cannot be repeated."""
+    container: Callable[[Any], Any] | None = None
+    leaves: Sequence[Any] = (out,)
+    if isinstance(out, (list, tuple)):
+        if type(out) not in (list, tuple):
+            return None
+        container, leaves = type(out), out
+    addresses = {each.untyped_storage()._cdata: index for index, each in enumerate(tensors)}
+    outputs = [_output(leaf, tensors, addresses) for leaf in leaves]
+    known = tuple(each for each in outputs if each is not None)
+    return Entry(known, container, cost) if len(known) == len(outputs) else None
+
+
+def _output(leaf: Any, tensors: list[torch.Tensor], addresses: dict[int, int]) -> Output | None:
+    if not isinstance(leaf, torch.Tensor):
+        return Output(PLAIN, plain=leaf) if isinstance(leaf, (int, float, bool, type(None))) else None
+    for index, each in enumerate(tensors):
+        if leaf is each:
+            return Output(SAME, index)
+    if type(leaf) is not FakeTensor or leaf.layout != torch.strided or leaf.is_conj() or leaf.is_neg():
+        return None
+    shape = (tuple(leaf.shape), tuple(map(int, leaf.stride())), leaf.dtype, leaf._fake_device)
+    source = addresses.get(leaf.untyped_storage()._cdata)
+    if source is not None:
+        return Output(VIEW, source, *shape, int(leaf.storage_offset()))
+    return Output(NEW, 0, *shape)
+
+
+class Maker:
+    """Makes fake tensors, faster than torch's own constructor.
+
+    Args:
+        fakes: the mode that they belong to.
+    """
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        self._fakes = fakes
+        # The attributes of one that torch has made.
+        made = FakeTensor(fakes, torch.empty(0, device="meta"), torch.device("cpu"))
+        self._attributes = dict(vars(made))
+
+    def fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
+        """Returns a fake tensor with the shape and the storage of a tensor on torch's meta device."""
+        tensor = torch.Tensor._make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        attributes = vars(tensor)
+        attributes.update(self._attributes)
+        attributes["_fake_device"] = device
+        return tensor
+
+    def new(self, shape: Any, stride: Any, dtype: Any, device: torch.device) -> FakeTensor:
+        """Returns a fake tensor with a storage of its own."""
+        return self.fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
+
+    def again(self, entry: Entry, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> Any:
+        """Returns what a call returns, by its entry.
+
+        Args:
+            entry: of the call.
+            tensors: among its arguments.
+            made: gets the outputs with storages of their own.
+        """
+        values: list[Any] = []
+        for output in entry.outputs:
+            how = output.how
+            if how == NEW:
+                assert output.device is not None
+                value = self.new(output.shape, output.stride, output.dtype, output.device)
+                made.append(value)
+                values.append(value)
+            elif how == VIEW:
+                assert output.device is not None
+                storage = tensors[output.source].untyped_storage()
+                meta = torch.empty(0, dtype=output.dtype, device="meta")
+                meta.set_(storage, output.offset, output.shape, output.stride)
+                values.append(self.fake(meta, output.device))
+            else:
+                values.append(tensors[output.source] if how == SAME else output.plain)
+        return values[0] if entry.container is None else entry.container(values)

@@ -1,0 +1,39 @@
+"""The pretended world: a process group of N ranks in which only rank 0 exists (torch's fake process group)."""
+
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from trial_lib.intercept.stand_in import stand_in
+
+
+def install(world: int) -> None:
+    """Makes every process group that the program asks for a pretended one. Call it before the program runs.
+
+    Args:
+        world: its ranks.
+    """
+    from torch.testing._internal.distributed import fake_pg
+
+    original = torch.distributed.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        """Replaces `torch.distributed.init_process_group`."""
+        original(backend="fake", store=fake_pg.FakeStore(), rank=0, world_size=world)
+
+    stand_in("init_process_group", original, init_process_group)
+    original_group = torch.distributed.new_group
+
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Replaces `torch.distributed.new_group`."""
+        kept = {name: kwargs[name] for name in ("use_local_synchronization", "group_desc") if name in kwargs}
+        return original_group(ranks, backend="fake", **kept)
+
+    stand_in("new_group", original_group, new_group)
+
+    def meets_at_once(*args: Any, **kwargs: Any) -> None:
+        """Replaces barriers: the other ranks are there."""
+
+    for name in ("barrier", "monitored_barrier"):
+        stand_in(name, getattr(distributed_c10d, name), meets_at_once)

@@ -1,0 +1,88 @@
+"""The rank of a foreseen run: runs the user's program under fake tensors, and writes the record."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from trial_lib.foresee.inside.program_lines import is_of_program
+from trial_lib.leave_alone.own_swaps import swap_into_own_folder
+from trial_lib.measure.user_program import run_program, say, without_own_frames
+from trial_lib.wire.foresee_order import ForeseeOrder
+from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.whole_files import write_whole
+
+_exit_now = os._exit
+_MOST_CHARACTERS = 300
+
+
+def run(payload: Mapping[str, Any], rank: int) -> None:
+    """Runs rank 0 of a pretended world. It ends the process and does not return.
+
+    Args:
+        payload: a `ForeseeOrder`, as JSON.
+        rank: 0.
+    """
+    order = ForeseeOrder.from_json(payload)
+    process = os.getpid()
+    swap_into_own_folder(Path(order.scratch))
+    foreseeing: Any = None
+
+    def end(stopped: str) -> NoReturn:
+        if os.getpid() == process:
+            run = ForeseenRun(world=order.world, stopped=stopped) if foreseeing is None else foreseeing.record(stopped)
+            write_whole(Path(order.result), json.dumps(run.to_json(), default=str))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+        _exit_now(0)
+
+    def gives_up() -> None:
+        frame = sys._current_frames().get(main)
+        place = _innermost(traceback.walk_stack(frame))
+        end(f"The program made no {order.steps} optimizer steps within {order.patience_s:g} s{place}.")
+
+    main = threading.get_ident()
+    watchdog = threading.Timer(order.patience_s, gives_up)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        # The import is inside, because a broken environment has to leave a record too.
+        from trial_lib.foresee.inside.foreseeing import Foreseeing
+
+        foreseeing = Foreseeing(order, lambda: end(""))
+        foreseeing.install()
+        arguments = [*(["--local_rank=0"] if order.passes_local_rank else []), *order.arguments]
+        run_program(order.program, arguments)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            end(f"The program ended itself with {stop.code!r} before its first {order.steps} optimizer steps.")
+    except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
+        say(without_own_frames(error))
+        end(_sentence(error))
+    began = "its last" if foreseeing.has_engine else "an engine, and so no"
+    end(f"The program ended without {began} optimizer step of {order.steps}.")
+
+
+def _sentence(error: BaseException) -> str:
+    """Returns what went wrong, with the last line of the user's own code that led to it."""
+    text = str(error).strip().splitlines()
+    said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    if type(error).__name__ == "CannotForeseeError":
+        return said.split(": ", 1)[1]
+    place = _innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
+    return f"{said[:_MOST_CHARACTERS].rstrip('.')}{place}."
+
+
+def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Returns `, at FILE:LINE` of the first frame that may be the user's; empty if there is none."""
+    for frame, line in frames:
+        if is_of_program(frame.f_code.co_filename):
+            return f", at {frame.f_code.co_filename}:{line}"
+    return ""

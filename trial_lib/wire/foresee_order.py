@@ -1,0 +1,58 @@
+"""The order for a foreseen run. A rank imports this module, so it needs only the standard library."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeseeOrder:
+    """One run to foresee: the program, and the world that it is to find.
+
+    Attributes:
+        program: `{"script": path}` or `{"module": name}`.
+        passes_local_rank: whether `--local_rank=0` comes before the arguments, as `deepspeed` passes it.
+        arguments: the program's command line.
+        model_dir: the working directory.
+        scratch: a folder that replaces the user's files for everything that the program would write.
+        protected_before: seconds since the epoch. The rank never changes a file of the user's that is older.
+        overrides: merged into the DeepSpeed configuration of the engine that trains.
+        world: ranks of the pretended world.
+        ranks_per_host: of these, the ranks on one host.
+        device_bytes: memory of the pretended device, for a program that asks.
+        steps: optimizer steps after which the run ends.
+        result: the file for the `ForeseenRun`.
+        launched_at: seconds since the epoch.
+        patience_s: seconds after which the rank records where the program is, and ends.
+    """
+
+    program: dict[str, str]
+    passes_local_rank: bool = False
+    arguments: list[str] = field(default_factory=list)
+    model_dir: str
+    scratch: str
+    protected_before: float
+    overrides: dict[str, Any] = field(default_factory=dict)
+    world: int
+    ranks_per_host: int
+    device_bytes: int
+    steps: int
+    result: str
+    launched_at: float
+    patience_s: float = 600.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "ForeseeOrder":
+        """Returns the order that `to_json` wrote.
+
+        Raises:
+            ValueError: a key is missing or unknown.
+        """
+        names = {each.name for each in fields(cls)}
+        if wrong := names.symmetric_difference(plain):
+            raise ValueError(f"ForeseeOrder: wrong keys {', '.join(sorted(wrong))}.")
+        return cls(**plain)
