@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from flows.options import Decorator, option
+from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.search.settings import SearchSettings
@@ -140,6 +141,29 @@ RECORD_OPTIONS: list[Decorator] = [
 ]
 
 ESTIMATE_OPTIONS: list[Decorator] = [*EXPERIMENT, INCLUDE, _MAX_MICRO_BATCH, _of_study("memory_headroom"), JSON]
+
+
+def _of_plan(field: str, *flags: str, default: str | None = None) -> Decorator:
+    return option(PlanArguments, field, *flags, default=default)
+
+
+PLAN_OPTIONS: list[Decorator] = [
+    click.argument("config_path", required=False, type=click.Path(path_type=Path)),
+    click.argument("model_dir", required=False, type=click.Path(path_type=Path)),
+    _of_plan("on"),
+    _of_plan("price"),
+    _of_plan("devices"),
+    _MAP,
+    _of_plan("zero_stages", "-z", "--zero-stages", default="0 1 2 3"),
+    _of_plan("train_batch_size"),
+    _of_plan("free_batch"),
+    _of_plan("max_micro_batch"),
+    _of_plan("memory_headroom"),
+    _of_plan("deadline"),
+    _of_plan("max_processes"),
+    _of_plan("include", "-i", "--include"),
+    JSON,
+]
 
 TRAIN_OPTIONS: list[Decorator] = [
     *EXPERIMENT,

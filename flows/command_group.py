@@ -35,7 +35,11 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses zerotune's own words."""
-        return super().parse_args(ctx, spread_lists(args, self.params))
+        return super().parse_args(ctx, self.spread(args))
+
+    def spread(self, args: list[str]) -> list[str]:
+        """Returns words with lists as click understands them."""
+        return spread_lists(args, self.params)
 
 
 class TypedCommand(Command):
@@ -58,6 +62,40 @@ class TypedCommand(Command):
         remaining = super().parse_args(ctx, own)
         ctx.params["typed"] = tuple(typed)
         return remaining
+
+
+class TypedOrReadCommand(TypedCommand):
+    """A command that takes a training command behind `--`, or an experiment's YAML and its folder.
+
+    A word after a flag is never the flag's second value, because it may be the YAML.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the words.
+
+        Raises:
+            UsageError: there is neither, or there are both.
+        """
+        own = args[: args.index("--")] if "--" in args else args
+        if "--" in args or "--help" in own:
+            remaining = super().parse_args(ctx, args)
+            if ctx.params.get("config_path") is not None:
+                extra = f"`{ctx.params['config_path']}` stands before `--`, so there are two things to plan."
+                raise click.UsageError(f"{extra} Leave one of them out.", ctx)
+            return remaining
+        remaining = Command.parse_args(self, ctx, own)
+        if ctx.params.get("config_path") is None or ctx.params.get("model_dir") is None:
+            raise click.UsageError(
+                f"There is no training to look at. Write `{ctx.command_path} -- deepspeed train.py ARGUMENTS`, or "
+                f"`{ctx.command_path} CONFIG_PATH MODEL_DIR`.",
+                ctx,
+            )
+        ctx.params["typed"] = ()
+        return remaining
+
+    def spread(self, args: list[str]) -> list[str]:
+        """Returns words with lists of numbers spread, and no others."""
+        return spread_lists(args, [param for param in self.params if _is_number_list(param)])
 
 
 class Commands(click.Group):

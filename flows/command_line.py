@@ -3,7 +3,8 @@
 It imports neither torch nor Prefect until an experiment has been read and is valid.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,13 +15,14 @@ from flows.arguments import (
     ESTIMATE_OPTIONS,
     JSON,
     MICRO_BATCH_OPTIONS,
+    PLAN_OPTIONS,
     RECORD_OPTIONS,
     TRAIN_OPTIONS,
     method_options,
     tune_options,
     with_options,
 )
-from flows.command_group import Commands, Section, TypedCommand
+from flows.command_group import Commands, Section, TypedCommand, TypedOrReadCommand
 from flows.interrupts import interrupts
 from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
 from flows.servers.service import ServerError
@@ -109,6 +111,34 @@ def show(study: str | None, as_json: bool) -> None:
     from flows.commands.show import show_command
 
     _run(lambda: show_command(study, as_json))
+
+
+def _plan(typed: tuple[str, ...], mappings: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Plan for hardware that you do not have.
+
+    Foresees which configurations fit on devices that are not here, and how fast they train. COMMAND is what you type to
+    train, such as `deepspeed train.py ARGUMENTS`. It runs on this host without its weights, as one of the ranks.
+    Instead of it, CONFIG_PATH can be an experiment's YAML, and MODEL_DIR the folder with its code.
+    """
+
+    def command() -> int:
+        from flows.commands.plan import plan_command
+        from trial_lib.foresee.plan.plan_arguments import PlanArguments
+        from trial_lib.study.opening.typed_command import check_mappings
+
+        given = {**options, "command": typed, "arg_mappings": check_mappings(mappings)}
+        if typed:
+            given["model_dir"] = Path.cwd()
+        with _named_mistakes("plan"):
+            arguments = PlanArguments(**given)
+        return plan_command(arguments, as_json)
+
+    _run(command)
+
+
+cli.command("plan", cls=TypedOrReadCommand, section=Section.TUNE, options_metavar="[OPTIONS] -- COMMAND... |")(
+    with_options(_plan, PLAN_OPTIONS)
+)
 
 
 def _estimate(**options: Any) -> None:
@@ -298,9 +328,23 @@ def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str
     """
     if not options.get("zero_stages"):
         options = {name: value for name, value in options.items() if name != "zero_stages"}
-    try:
+    with _named_mistakes(name):
         METHODS[method].settings(**settings)
         return StudyArguments(method=method, settings=settings, **options)
+
+
+@contextlib.contextmanager
+def _named_mistakes(name: str) -> Iterator[None]:
+    """Turns a record's refusal of a value into an error that names the flag.
+
+    Args:
+        name: of zerotune's command.
+
+    Raises:
+        InputError: the body was refused a value.
+    """
+    try:
+        yield
     except ValidationError as error:
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "the arguments"
