@@ -239,7 +239,7 @@ def doctor(as_json: bool) -> None:
 def sync(folder: Path) -> None:
     """Send MLflow what it has missed.
 
-    FOLDER is a study, or a full experiment, that ran while MLflow did not answer.
+    FOLDER is a study, a full experiment or a plan that ran while MLflow did not answer.
     """
     from flows.commands.sync import sync_command
 

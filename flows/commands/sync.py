@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows.terminal import say, say_ways
+from trial_lib.foresee.plan.plan_record import PlanPaths
 from trial_lib.full_experiment.driver import write_record
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import StudyPaths, work_dir_of
@@ -12,6 +13,7 @@ from trial_lib.study.kept.copies import told_apart
 from trial_lib.study.kept.folder import hold_lock
 from trial_lib.study.kept.record_file import read_record, read_record_file, write_study_record
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
+from trial_lib.tracking.plan_sync import PlanSync
 from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracker import Sync
 from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
@@ -19,10 +21,10 @@ from trial_lib.wire.errors import InputError
 
 
 def sync_command(root: Path) -> int:
-    """Sends MLflow the records that it lacks: those of a study with its full experiment, or of a full experiment.
+    """Sends MLflow the records that it lacks: of a study with its full experiment, of a full experiment, or of a plan.
 
     Args:
-        root: the folder of the study or the full experiment.
+        root: the folder of the study, the full experiment or the plan.
 
     Returns:
         The exit code, which is 1 if MLflow refused the records or did not answer.
@@ -69,10 +71,12 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
             with _written_by_us(root, own.lock, "full experiment", copied):
                 write_record(own, own_record)
         return [FullExperimentSync(own, tracking_uri)]
+    if PlanPaths(root).record.is_file():
+        return [PlanSync(PlanPaths(root), tracking_uri)]
     raise InputError(
-        "this is neither the folder of a study nor that of a full experiment.",
+        "this is the folder neither of a study, nor of a full experiment, nor of a plan.",
         where=str(root),
-        remedy="Name a folder in zerotune-studies or zerotune-experiments.",
+        remedy="Name a folder in zerotune-studies, zerotune-experiments or zerotune-plans.",
     )
 
 

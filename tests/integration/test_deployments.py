@@ -120,6 +120,7 @@ def test_each_deployment_is_of_a_flow_that_the_package_has_and_gives_parameters_
         assert POOLS[deployment["work_pool"]["name"]]
     assert names == {
         *("tune/local", "tune/nightly", "tune/docker", "tune/kubernetes"),
+        "plan/local",
         *("experiment/local", "experiment/docker", "experiment/kubernetes"),
     }
 

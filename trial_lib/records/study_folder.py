@@ -11,8 +11,8 @@ from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.whereabouts import Whereabouts
 
-STUDIES, FULL_EXPERIMENTS = "zerotune-studies", "zerotune-experiments"
-"""The folders, in that where a command runs, which have one for each study and each full experiment."""
+STUDIES, FULL_EXPERIMENTS, PLANS = "zerotune-studies", "zerotune-experiments", "zerotune-plans"
+"""The folders, in that where a command runs, which have one for each study, each full experiment and each plan."""
 
 
 @dataclass(frozen=True)
@@ -212,13 +212,13 @@ class StudyStatus(str, Enum):
 
 
 def work_dir_of(root: Path) -> Path:
-    """Returns the folder of the MLflow store that belongs to the folder of a study or of a full experiment.
+    """Returns the folder of the MLflow store that belongs to the folder of a study, a full experiment or a plan.
 
     The store is in the folder where the command ran. If you moved the study's folder, it is the folder that it is in
     now.
     """
     parent = root.absolute().parent
-    return parent.parent if parent.name in (STUDIES, FULL_EXPERIMENTS) else parent
+    return parent.parent if parent.name in (STUDIES, FULL_EXPERIMENTS, PLANS) else parent
 
 
 class StudyRecord(FrozenRecord):

@@ -28,7 +28,7 @@ ACCUMULATION_PARAM = ACCUMULATION
 FULL_EXPERIMENT = "full_experiment"
 _PARENT = "mlflow.parentRunId"
 IDS = (STUDY_ID, RECORD_ID, _PARENT)  # the tags by which runs are found
-_DESCRIPTION = "mlflow.note.content"
+DESCRIPTION = "mlflow.note.content"
 PARAM_CHARACTERS = 6000
 TAG_CHARACTERS = 5000
 _NAME_CHARACTERS = 250
@@ -92,7 +92,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         "finding": record.finding,
         # Only set if there is one, so that a search for the tag finds only those studies.
         **({"regression": record.regression} if record.regression else {}),
-        _DESCRIPTION: study_description(record, paths, answer),
+        DESCRIPTION: study_description(record, paths, answer),
     }
     params = {"method": record.method, "metric": record.metric, "model_dir": record.model_dir, **record.arguments}
     return RunContent(
@@ -101,9 +101,9 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         status=_STATUS[record.status],
         started_at=record.started_at,
         ended_at=record.ended_at,
-        tags=_tags({STUDY_ID: record.study_id, RECORD_ID: record.study_id, **tags}),
-        params=_params(params),
-        metrics=_points(metrics),
+        tags=as_tags({STUDY_ID: record.study_id, RECORD_ID: record.study_id, **tags}),
+        params=as_params(params),
+        metrics=as_points(metrics),
         artifacts=[file for file in study_artifacts(paths) if file.exists()],
     )
 
@@ -145,7 +145,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         "reason": redact_text(result.reason),
         "host": result.host,
         "config_hash": result.config_hash,
-        _DESCRIPTION: trial_description(result, record.metric),
+        DESCRIPTION: trial_description(result, record.metric),
         **_device_tags(result.devices),
         **{f"version.{name}": version for name, version in result.versions.items()},
     }
@@ -156,9 +156,9 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         status=_trial_status(result.outcome),
         started_at=result.started_at,
         ended_at=result.started_at + sum(result.phases.values()),
-        tags=_tags(tags),
-        params=_params(_knobs(candidate, record.ds_config)),
-        metrics=[*_points(_trial_metrics(result)), *steps],
+        tags=as_tags(tags),
+        params=as_params(_knobs(candidate, record.ds_config)),
+        metrics=[*as_points(_trial_metrics(result)), *steps],
         artifacts=[file for file in (paths.ds_config, paths.result, *logs) if file.exists()],
     )
 
@@ -247,7 +247,7 @@ def full_experiment_content(
         "batches": "" if record.batches is None else str(record.batches),
         "best_checkpoint": record.best_checkpoint or "",
         **best,
-        _DESCRIPTION: training_description(record, paths),
+        DESCRIPTION: training_description(record, paths),
     }
     params = {
         **record.ds_config,
@@ -263,8 +263,8 @@ def full_experiment_content(
         status=_STATUS[record.status],
         started_at=record.started_at,
         ended_at=record.ended_at,
-        tags=_tags(tags),
-        params=_params(params),
+        tags=as_tags(tags),
+        params=as_params(params),
         artifacts=[file for file in artifacts if file.exists()],
     )
 
@@ -274,16 +274,19 @@ def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
     return [paths.shown_experiment, paths.ds_config]
 
 
-def _params(values: Mapping[str, Any]) -> dict[str, str]:
+def as_params(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns settings as params: flat, as text, without values that look like secrets."""
     shown = flatten(redact(values))
     return {legal_name(key): cut(as_text(value), PARAM_CHARACTERS) for key, value in shown.items()}
 
 
-def _tags(values: Mapping[str, str]) -> dict[str, str]:
+def as_tags(values: Mapping[str, str]) -> dict[str, str]:
+    """Returns tags with names and lengths that MLflow accepts."""
     return {legal_name(key): cut(value, TAG_CHARACTERS) for key, value in values.items()}
 
 
-def _points(values: Mapping[str, float]) -> list[MetricValue]:
+def as_points(values: Mapping[str, float]) -> list[MetricValue]:
+    """Returns metrics without those that are infinite."""
     # MLflow turns an infinite value into the largest float, which then wins every comparison.
     return [MetricValue(legal_name(name), value) for name, value in values.items() if math.isfinite(value)]
 

@@ -11,7 +11,7 @@ from trial_lib.records.units import bytes_shown, percent
 STATES = ("parameter", "gradient", "optimizer")
 
 MEMORY_WORDS = {
-    "states": "the states (parameters, gradients and the optimizer's)",
+    "states": "states (parameters, gradients, optimizer)",
     "activation": "activations",
     "logits": "logits and the loss",
     "buffer": "DeepSpeed's buffers and gathered parameters",
@@ -33,6 +33,20 @@ TIME_WORDS = {
     "data": "loading data",
 }
 """Parts of a step in the words of an answer."""
+
+
+TIME_BRIEFLY = {
+    "compute": "compute",
+    "launches": "launches",
+    "gathering": "gathers",
+    "reducing": "reduction",
+    "exchanging": "exchange",
+    "update": "update",
+    "host_update": "host Adam",
+    "transfers": "copies",
+    "data": "data",
+}
+"""Parts of a step in the words of a table."""
 
 
 def grouped(memory: Mapping[str, float]) -> dict[str, float]:
@@ -90,8 +104,7 @@ def why_of(devices: PlannedDevices) -> tuple[str, ...]:
         largest = next(iter(grouped(arm.memory).values()))
         sentences.append(
             f"Memory: {bytes_shown(arm.peak.value)} of {bytes_shown(devices.usable)} at the peak, "
-            f"{_moment(arm.peak_moment)}. {memory_bound(arm.memory)[0].upper()}{memory_bound(arm.memory)[1:]} take "
-            f"{_share(largest, total)} of it ({_listed(parts[:4])})."
+            f"{_moment(arm.peak_moment)}: {_listed(parts[:4])}. The largest part is {_share(largest, total)} of it."
         )
     if arm.host:
         room = "" if devices.host_memory is None else f" of {bytes_shown(devices.host_memory)}"

@@ -19,8 +19,8 @@ class PlanArguments(FrozenRecord):
         model_dir: the model directory. For a command it is the working directory.
         on: plan for these devices, as NAME:NUMBER or NAME:HOSTSxNUMBER, such as h100-80gb:8 or a100-40gb:2x8. Default:
             those of this host.
-        price: the price of one device for one hour, as NAME=PRICE, such as h100-80gb=2.99. It gives the cost of a
-            billion tokens.
+        price: show the cost of a billion tokens, from the price of one device for one hour: NAME=PRICE, such as
+            h100-80gb=2.99.
         devices: read more devices from this YAML file.
         zero_stages: plan these ZeRO stages.
         train_batch_size: give every configuration this global batch, in samples. Default: that of your configuration.

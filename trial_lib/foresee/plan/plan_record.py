@@ -14,9 +14,6 @@ from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import OWNERS_FILE, make_own_folder
 
-PLANS = "zerotune-plans"
-"""The folder, in that where a command runs, which has one for each plan."""
-
 LIKELY = 0.5
 """An arm whose probability to fit is at least this counts as one that fits."""
 

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trial_lib.foresee.plan.answer import answer_of, why_of
@@ -18,7 +18,7 @@ from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.search.arm_priors import prior_costs
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob
-from trial_lib.space.knobs import Arm
+from trial_lib.space.knobs import ZERO_STAGES, Arm
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 
@@ -32,18 +32,18 @@ class WantedRun:
     Attributes:
         name: unique in the plan, such as `z3-mbs1-of8`.
         overrides: what it changes in the DeepSpeed configuration; empty for the program as typed.
-        as_typed: whether the program runs as typed.
+        is_first: whether it is the first, which finds out what the program is.
         asked: devices that it finds, one of which is its rank's.
     """
 
     name: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    as_typed: bool = False
+    is_first: bool = False
     asked: AskedDevices
 
 
 Foresee = Callable[[WantedRun], ForeseenRun]
-"""Foresees a run. It is called from several threads at once, and raises InputError if the program is to blame."""
+"""Foresees a run. It is called from several threads at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ class PlanProblem:
 
     Attributes:
         asked: the devices, in the order of `--on`.
-        base_config: the user's DeepSpeed configuration as they wrote it.
+        base_config: the user's DeepSpeed configuration as they wrote it; empty if it is in the code.
+        typed_overrides: what the first run changes in it, so that it goes on so many ranks.
         stages: ZeRO stages that may be used.
         requests: the `search_space` of the experiment.
         device: `cuda` or `cpu`.
@@ -66,7 +67,8 @@ class PlanProblem:
 
     asked: tuple[AskedDevices, ...]
     base_config: Mapping[str, Any]
-    stages: Sequence[int]
+    typed_overrides: Mapping[str, Any] = field(default_factory=dict)
+    stages: Sequence[int] = ZERO_STAGES
     requests: Sequence[RequestedKnob] = ()
     device: str = "cuda"
     train_batch_size: int | None = None
@@ -105,12 +107,16 @@ class Planned:
 
     Attributes:
         typed: the run of the program as typed.
+        base_config: the user's DeepSpeed configuration.
+        policies: the batches by number of devices.
         devices: the tables, in the order of `--on`.
         runs: all runs by name.
         shares: seconds of each part of the planning.
     """
 
     typed: ForeseenRun
+    base_config: Mapping[str, Any]
+    policies: Mapping[int, BatchPolicy]
     devices: tuple[PlannedDevices, ...]
     runs: Mapping[str, ForeseenRun]
     shares: Mapping[str, float]
@@ -131,16 +137,19 @@ def plan(
         check: called often. Its error ends the planning.
 
     Raises:
-        InputError: the program cannot be foreseen as typed, or its batch cannot be divided over the devices.
+        ProgramNotForeseenError: the program cannot be foreseen.
+        InputError: its batch cannot be divided over the devices.
     """
     watch, said = _Watch(), _Progress(tell)
     base = max(problem.asked, key=lambda each: each.count)
-    typed_run = WantedRun(name=f"as-typed-of{base.count}", as_typed=True, asked=base)
+    typed_run = WantedRun(name=f"as-typed-of{base.count}", overrides=problem.typed_overrides, is_first=True, asked=base)
     runs = _all([typed_run], foresee, 1, said, check)
     typed = runs[typed_run.name]
     watch.lap("program as typed")
     if typed.stopped:
-        raise InputError(typed.stopped, where="the program", remedy=_INSTEAD)
+        raise ProgramNotForeseenError(f"{typed.stopped} {_INSTEAD}")
+    if not problem.base_config:
+        problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
     policies = {each.count: problem.policy(typed, each.count) for each in problem.asked}
     arms = planned_arms(typed, problem.base_config, problem.stages, problem.requests, problem.device)
     wanted = _wanted(arms, problem, typed, policies)
@@ -149,7 +158,11 @@ def plan(
     foreseen = [_of_arm(arm, base, runs) for arm in arms]
     devices = tuple(_table(problem, asked, foreseen, policies[asked.count], typed, check) for asked in problem.asked)
     watch.lap("memory and time")
-    return Planned(typed, devices, runs, watch.shares)
+    return Planned(typed, problem.base_config, policies, devices, runs, watch.shares)
+
+
+class ProgramNotForeseenError(Exception):
+    """The program cannot be foreseen. The message says why, with the line if it is known, and what to do instead."""
 
 
 _INSTEAD = "`zerotune estimate` has formulas and needs no foreseen run. A profile trial on this host replaces it."
@@ -225,7 +238,7 @@ def _table(
             asked=on,
             policy=batches,
             headroom=problem.headroom,
-            base_config=dict(problem.base_config or typed.ds_config),
+            base_config=dict(problem.base_config),
             efficiencies=problem.efficiencies,
         )
 
@@ -250,8 +263,15 @@ def _table(
         best=best_arm(arms),
         counts=counts,
         fewest=fewest(counts),
+        notes=() if policy.train_batch_size is None else (_of_batch(policy, asked),),
     )
     return found.model_copy(update={"answer": answer_of(found), "why": why_of(found)})
+
+
+def _of_batch(policy: BatchPolicy, asked: AskedDevices) -> str:
+    assert policy.train_batch_size is not None
+    each = policy.train_batch_size / asked.count
+    return f"Every arm keeps a global batch of {policy.train_batch_size:,} samples, which is {each:g} for each device."
 
 
 def _all(

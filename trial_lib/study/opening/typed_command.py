@@ -27,7 +27,11 @@ _NEVER_FOLDED = 1_000_000_000  # columns, because a line break within quotes wou
 
 
 def read_command(
-    command: Sequence[str], arg_mappings: Mapping[str, str], folder: Path, host: Host, include: Sequence[Path] = ()
+    command: Sequence[str],
+    arg_mappings: Mapping[str, str],
+    folder: Path,
+    host: Host | None,
+    include: Sequence[Path] = (),
 ) -> Experiment:
     """Returns the experiment of a command, as a shell in this environment would run it.
 
@@ -35,7 +39,7 @@ def read_command(
         command: its words.
         arg_mappings: the option or the environment variable that sets each DeepSpeed key.
         folder: its working directory.
-        host: this host's devices.
+        host: this host's devices. None if it does not run on them. Then a number of ranks that depends on them is 1.
         include: files and folders that its code imports from outside the folder.
 
     Raises:
@@ -57,7 +61,10 @@ def read_command(
             where=_WHERE,
             remedy="Write it as the entrypoint of one, and tune by `zerotune asha CONFIG_PATH MODEL_DIR`.",
         )
-    slots = _ranks(entrypoint, devices_of(entrypoint, host))
+    if host is None:
+        slots = entrypoint.slots if isinstance(entrypoint.slots, int) else 1
+    else:
+        slots = _ranks(entrypoint, devices_of(entrypoint, host))
     resources = experiment.config.resources.model_copy(update={"slots_per_trial": slots, "hosts": entrypoint.hosts})
     lines = ["resources:", f"  slots_per_trial: {slots}"]
     if entrypoint.hosts:

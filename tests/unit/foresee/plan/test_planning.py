@@ -11,9 +11,8 @@ from tests.unit.foresee.plan.pretended_runs import pretended_run
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.foresee.plan.answer import best_of
 from trial_lib.foresee.plan.asked_devices import read_devices
-from trial_lib.foresee.plan.planning import PlanProblem, WantedRun, plan
+from trial_lib.foresee.plan.planning import PlanProblem, ProgramNotForeseenError, WantedRun, plan
 from trial_lib.foresee.time.devices import known_devices
-from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 BASE: dict[str, Any] = {
@@ -85,7 +84,7 @@ def test_a_model_that_is_too_large_needs_more_devices_and_the_answer_says_how_ma
 
 
 def test_a_program_that_cannot_be_foreseen_ends_the_plan_with_its_sentence() -> None:
-    with pytest.raises(InputError, match=r"train\.py:3 calls a kernel"):
+    with pytest.raises(ProgramNotForeseenError, match=r"train\.py:3 calls a kernel"):
         plan(_problem("h100-80gb:8"), _Foresees(stopped="train.py:3 calls a kernel without a fake."))
 
 

@@ -1,0 +1,45 @@
+"""The flow `plan` of deployments."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.states import Cancelled, Completed, Failed, State
+
+from flows.interrupts import interrupts
+from flows.parameters import checked, shows, work_folder
+from flows.plan_to_end import plan_to_end
+from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
+from tasks.plan import report_plan
+from tasks.without_secrets import keep_secrets_from_prefect
+from trial_lib.foresee.plan.plan_arguments import PlanArguments
+from trial_lib.foresee.plan.planning import ProgramNotForeseenError
+
+
+@flow(name="plan", persist_result=False, validate_parameters=True)
+@shows(PlanArguments, derived=("zero_stages",))
+def plan(work_dir: Path | None = None, **arguments: Any) -> State[Any]:
+    """Foresees which configurations fit on devices that are not here, and how fast they train.
+
+    Args:
+        work_dir: the folder for the plan, and for its MLflow store if no other store is named.
+        **arguments: the fields of `PlanArguments`.
+    """
+    outlive_worker()
+    keep_secrets_from_prefect()
+    folder, log = work_folder(work_dir), get_run_logger()
+
+    def check() -> None:
+        interrupts.check()
+        hear_cancellation()
+
+    try:
+        end = plan_to_end(checked(PlanArguments, arguments), folder, log.info, check)
+    except ProgramNotForeseenError as error:
+        return Failed(message=str(error))
+    except BaseException as error:
+        if interrupts.heard or is_interrupt(error):
+            return Cancelled(message="Interrupted. Nothing of it is left.")
+        raise
+    report_plan(end.record, end.paths, end.tracker)
+    return Completed(message=str(end.paths.root))

@@ -1,0 +1,102 @@
+"""A plan from its arguments to its folder and to MLflow, for the command and for the flow of deployments."""
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.interrupts import interrupts
+from trial_lib.foresee.plan.plan_arguments import PlanArguments
+from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
+from trial_lib.study.foreseer import Foreseer
+from trial_lib.study.kept.folder import remove_folder
+from trial_lib.study.opening.open_plan import ReadPlan, open_plan, read_plan
+from trial_lib.study.plan_run import run_plan
+from trial_lib.tracking.plan_sync import PlanSync
+from trial_lib.tracking.tracker import Tracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri
+
+_TRACKING_CLOSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class PlanEnd:
+    """A plan that has ended.
+
+    Attributes:
+        record: of the plan.
+        paths: its files.
+        tracker: has sent it to MLflow, or has failed.
+    """
+
+    record: PlanRecord
+    paths: PlanPaths
+    tracker: Tracker
+
+
+def plan_to_end(
+    arguments: PlanArguments, work_dir: Path, tell: Callable[[str], None], check: Callable[[], None] = interrupts.check
+) -> PlanEnd:
+    """Runs a plan. Its folder is removed unless it reaches its end.
+
+    Args:
+        arguments: the plan's.
+        work_dir: the folder of the plans and of the tracking store.
+        tell: called with a sentence every few seconds.
+        check: called often. Its error ends the plan.
+
+    Raises:
+        InputError: the input is wrong. Nothing was written.
+        ProgramNotForeseenError: the program cannot be foreseen.
+        KeyboardInterrupt: a signal has arrived.
+    """
+    with interrupts.opening():
+        read = read_plan(arguments, tell, check)
+        check()
+        tracking_uri = default_tracking_uri(work_dir)
+        scratch = Path(tempfile.mkdtemp(prefix="zerotune-plan-"))
+        interrupts.leavings.append(scratch)
+    for note in read.notes:
+        tell(f"note: {note}")
+    try:
+        return _planned(read, work_dir, scratch, tracking_uri, tell, check)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(ValueError):
+            interrupts.leavings.remove(scratch)
+
+
+def _planned(
+    read: ReadPlan,
+    work_dir: Path,
+    scratch: Path,
+    tracking_uri: str,
+    tell: Callable[[str], None],
+    check: Callable[[], None],
+) -> PlanEnd:
+    opened = open_plan(read, work_dir, scratch)
+    interrupts.leavings.append(opened.paths.root)
+    cancelled = threading.Event()
+    processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
+    try:
+        with interrupts.noting(cancelled.set), Foreseer(opened, processes, cancelled, tell) as foresee:
+            tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
+            record = run_plan(opened, foresee, processes, tell, check)
+        tracker = Tracker(lambda: PlanSync(opened.paths, tracking_uri), tracking_uri)
+        tell(f"tracking: {tracker.tracking_uri}")
+        tracker.start()
+        tracker.close(_TRACKING_CLOSE_S)
+        check()
+    except BaseException:
+        cancelled.set()
+        remove_folder(opened.paths.root, logging.getLogger(__name__))
+        raise
+    finally:
+        with contextlib.suppress(ValueError):
+            interrupts.leavings.remove(opened.paths.root)
+    return PlanEnd(record, opened.paths, tracker)

@@ -1,0 +1,54 @@
+"""The devices of this host, as a plan knows devices."""
+
+from collections.abc import Mapping
+
+from trial_lib.device.data_sheets import sheet_of
+from trial_lib.device.host.base import Host
+from trial_lib.foresee.plan.asked_devices import AskedDevices
+from trial_lib.foresee.time.devices import Cluster, DeviceFigures
+from trial_lib.wire.errors import InputError
+
+_TERA = 1e12
+_ALIKE = 0.1
+
+
+def own_devices(host: Host, known: Mapping[str, DeviceFigures], prices: Mapping[str, float]) -> AskedDevices:
+    """Returns the devices of a host.
+
+    Args:
+        host: this host.
+        known: the known devices by name.
+        prices: of one device for one hour, by the device's name.
+
+    Raises:
+        InputError: it has no GPU, or none that is known.
+    """
+    if host.device != "cuda":
+        raise InputError(
+            "this host has no GPU to plan for.", where="--on", remedy="Name devices, such as --on h100-80gb:8."
+        )
+    models = sorted({*host.models.values()})
+    found = _device(models[0], host, known) if len(models) == 1 else None
+    if found is None:
+        named = " and ".join(models) or "the GPU of this host"
+        raise InputError(
+            f"no known device is {named}.",
+            where="--on",
+            remedy="Name a device that is like it, or describe it in a file (--devices).",
+        )
+    return AskedDevices(Cluster(device=found, per_host=len(host.slots)), prices.get(found.name), is_here=True)
+
+
+def _device(model: str, host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:
+    """Returns the known device with the peaks of a model's data sheet, and with nearly its memory."""
+    sheet = sheet_of(model)
+    if sheet is None:
+        return None
+    memory = next(iter(host.memory.values()), host.memory_per_slot)
+    alike = [
+        device
+        for device in known.values()
+        if device.peaks.get("float32") == sheet.float32 * _TERA
+        and (not memory or abs(device.memory - memory) < _ALIKE * device.memory)
+    ]
+    return min(alike, key=lambda device: abs(device.memory - memory), default=None)

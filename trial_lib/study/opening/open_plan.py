@@ -1,0 +1,218 @@
+"""Opening a plan: its experiment, the devices that it is for, and its folder."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import this_host
+from trial_lib.experiment.read_experiment import Experiment, read_experiment
+from trial_lib.foresee.plan.arms import check_count, ranks_of_a_replica
+from trial_lib.foresee.plan.asked_devices import AskedDevices, read_devices, read_prices
+from trial_lib.foresee.plan.own_devices import own_devices
+from trial_lib.foresee.plan.plan_arguments import PlanArguments
+from trial_lib.foresee.plan.plan_record import PlanPaths
+from trial_lib.foresee.time.devices import known_devices
+from trial_lib.launch.program import Program
+from trial_lib.records.study_folder import PLANS, StudyPaths, TrialPaths
+from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.build_program import environment_of, program_of
+from trial_lib.study.kept.folder import new_folder, new_id
+from trial_lib.study.opening.followed import followed
+from trial_lib.study.opening.preflight import check_include
+from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.setup import StudySetup
+from trial_lib.study.spec_for_ranks import trial_spec
+from trial_lib.wire.whole_files import make_own_folder, write_all, write_whole
+
+DEVICE = "cuda"
+"""The kind of all devices that can be foreseen."""
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """A plan that can begin. Nothing of it has been written.
+
+    Attributes:
+        arguments: of the plan. A wrapper's command is replaced by the command that it starts.
+        experiment: what is planned.
+        asked: the devices.
+        notes: sentences for the user.
+    """
+
+    arguments: PlanArguments
+    experiment: Experiment
+    asked: tuple[AskedDevices, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def base_config(self) -> dict[str, Any]:
+        """The user's DeepSpeed configuration as they wrote it; empty if it is in the code."""
+        return without_tuning_keys(self.experiment.ds_config)
+
+
+def read_plan(
+    arguments: PlanArguments,
+    tell: Callable[[str], None] = lambda sentence: None,
+    check: Callable[[], None] = lambda: None,
+) -> ReadPlan:
+    """Checks the arguments of a plan.
+
+    Args:
+        arguments: the plan's.
+        tell: called with a sentence when something takes long.
+        check: called repeatedly meanwhile. Its error ends the waiting.
+
+    Raises:
+        InputError: the devices, the command or the experiment are wrong.
+    """
+    known = known_devices(arguments.devices)
+    if arguments.on:
+        asked = read_devices(arguments.on, arguments.price, known)
+    else:
+        asked = (own_devices(this_host(), known, read_prices(arguments.price, known)),)
+    check_include(arguments.include)
+    notes: tuple[str, ...] = ()
+    if arguments.config_path is not None:
+        experiment = read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
+    else:
+        found = followed(arguments.command, arguments.model_dir, tell, check)
+        arguments = arguments.model_copy(update={"command": found.words, "model_dir": found.folder})
+        notes = found.notes
+        experiment = read_command(
+            arguments.command, arguments.arg_mappings, arguments.model_dir, None, arguments.include
+        )
+    config = {**experiment.ds_config}
+    if arguments.train_batch_size is not None:
+        config[TRAIN_BATCH] = arguments.train_batch_size
+    elif arguments.free_batch:
+        config.pop(TRAIN_BATCH, None)
+    for each in asked:
+        check_count(config, each.count, f"--on {each.cluster}")
+    keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
+    return ReadPlan(arguments, experiment, asked, (*notes, *experiment.notes))
+
+
+@dataclass(frozen=True)
+class OpenPlan:
+    """A plan with a folder.
+
+    Attributes:
+        plan_id: unique on this and other machines.
+        read: what is planned.
+        paths: its files.
+        scratch: a folder for its runs, which is removed at its end.
+        environment: of the runs.
+        started_at: seconds since the epoch.
+    """
+
+    plan_id: str
+    read: ReadPlan
+    paths: PlanPaths
+    scratch: Path
+    environment: dict[str, str]
+    started_at: float
+
+    def program(self, name: str, count: int, config: Mapping[str, Any], mappings: Mapping[str, str]) -> Program:
+        """Returns the user's program for one run, and writes the files that it reads.
+
+        Args:
+            name: of the run.
+            count: its ranks.
+            config: the complete DeepSpeed configuration. If it is empty, the program runs as typed.
+            mappings: the option or variable of the command that sets each DeepSpeed key.
+        """
+        experiment = on_ranks(self.read.experiment, count)
+        paths = TrialPaths(self.scratch / name)
+        make_own_folder(paths.root)
+        complete = dict(config) or self.read.base_config
+        program = program_of(
+            experiment,
+            self.environment,
+            paths.ds_config,
+            complete,
+            paths.training_spec,
+            mappings,
+            as_typed=not config,
+        )
+        write_whole(paths.ds_config, json.dumps(complete, indent=2))
+        write_all(program.files)
+        trial_spec(experiment, complete, paths).write(paths.training_spec)
+        return program
+
+    def setup(self, asked: AskedDevices) -> StudySetup:
+        """Returns the setup of a study on some devices, as the writer of the best command takes it."""
+        arguments = self.read.arguments
+        slots = [str(index) for index in range(asked.cluster.per_host)]
+        return StudySetup(
+            study_id=self.plan_id,
+            opened_at=self.started_at,
+            experiment=on_ranks(self.read.experiment, asked.cluster.per_host),
+            arguments=StudyArguments(
+                config_path=arguments.config_path, command=arguments.command, model_dir=arguments.model_dir
+            ),
+            paths=StudyPaths(self.paths.root),
+            host=Host(DEVICE, slots, int(asked.cluster.device.memory)),
+            environment=self.environment,
+        )
+
+
+def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
+    """Makes the folder of a plan.
+
+    Args:
+        read: what is planned.
+        work_dir: the folder of the plans and of the tracking store.
+        scratch: a folder for the runs.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    experiment = read.experiment
+    plan_id = new_id(known_here().hide(experiment.name))
+    paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
+    new_folder(paths.runs, "plan", experiment, paths.experiment, paths.shown_experiment)
+    environment = environment_of(experiment, read.arguments.include, DEVICE)
+    return OpenPlan(plan_id, read, paths, scratch, environment, time.time())
+
+
+def on_ranks(experiment: Experiment, count: int) -> Experiment:
+    """Returns an experiment on a number of ranks of one host."""
+    resources = experiment.config.resources.model_copy(update={"slots_per_trial": count, "hosts": {}})
+    return replace(experiment, config=experiment.config.model_copy(update={"resources": resources}))
+
+
+def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Returns what the first run changes in the user's batch, so that it goes on so many ranks, and quickly.
+
+    A stated batch that belongs to another number of ranks is divided anew. Of many micro-batches two are run, which
+    show all that more of them would.
+
+    Args:
+        config: the user's DeepSpeed configuration.
+        count: ranks.
+    """
+    replicas = max(1, count // ranks_of_a_replica(config))
+    stated = {key: config.get(key) for key in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
+    numbers = {key: value for key, value in stated.items() if type(value) is int and value > 0}
+    if TRAIN_BATCH in numbers and numbers[TRAIN_BATCH] % replicas == 0:
+        each = numbers[TRAIN_BATCH] // replicas
+        micro = next(size for size in range(min(each, numbers.get(MICRO_BATCH, each)), 0, -1) if each % size == 0)
+        if MICRO_BATCH not in numbers and ACCUMULATION in numbers and each % numbers[ACCUMULATION] == 0:
+            micro = each // numbers[ACCUMULATION]
+        accumulation = each // micro
+    elif MICRO_BATCH in numbers:
+        micro = numbers[MICRO_BATCH]
+        accumulation = resolve_batch({**numbers, TRAIN_BATCH: None}, replicas).gradient_accumulation_steps
+    else:
+        return {}
+    few = min(2, accumulation)
+    if few == accumulation and TRAIN_BATCH not in numbers:
+        return {}
+    return {MICRO_BATCH: micro, ACCUMULATION: few, TRAIN_BATCH: micro * few * replicas}

@@ -1,0 +1,199 @@
+"""Running a plan: its foreseen runs, its answer, and its files."""
+
+import importlib.metadata
+import json
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.foresee.plan.answer import best_of, plan_answer
+from trial_lib.foresee.plan.asked_devices import AskedDevices
+from trial_lib.foresee.plan.plan_record import PlannedAsk, PlannedDevices, PlanRecord, write_run
+from trial_lib.foresee.plan.planning import Planned, PlanProblem, WantedRun, plan
+from trial_lib.launch.program import Program
+from trial_lib.records.result import ProgramProfile
+from trial_lib.secrets.by_value import known_here
+from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.opening.open_plan import DEVICE, OpenPlan, typed_overrides
+from trial_lib.study.training_command import training_command
+from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.whole_files import write_whole
+
+_VERSIONS = ("zerotune", "deepspeed", "torch", "transformers", "accelerate")
+
+
+class ForeseesRuns(Protocol):
+    """Foresees a run in a process of its own. It is called from several threads at once."""
+
+    def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
+        """Returns the run.
+
+        Args:
+            name: of the run, for its files.
+            program: the user's program.
+            overrides: merged into the DeepSpeed configuration of the engine that trains.
+            asked: the devices that the program finds.
+        """
+
+
+def run_plan(
+    opened: OpenPlan,
+    foresee: ForeseesRuns,
+    processes: int,
+    tell: Callable[[str], None] = lambda text: None,
+    check: Callable[[], None] = lambda: None,
+) -> PlanRecord:
+    """Runs a plan to its end, and writes its record and its answer into its folder.
+
+    Args:
+        opened: the plan.
+        foresee: foresees one run.
+        processes: runs at once.
+        tell: called with a sentence every few seconds.
+        check: called often. Its error ends the planning.
+
+    Raises:
+        ProgramNotForeseenError: the program cannot be foreseen.
+        InputError: its batch cannot be divided over the devices.
+    """
+    read, arguments = opened.read, opened.read.arguments
+    stated = read.base_config
+    base = max(read.asked, key=lambda each: each.count)
+    problem = PlanProblem(
+        asked=read.asked,
+        base_config=stated,
+        typed_overrides=typed_overrides(stated, base.count),
+        stages=arguments.zero_stages,
+        requests=read_search_space(read.experiment.config.search_space),
+        device=DEVICE,
+        train_batch_size=arguments.train_batch_size,
+        free_batch=arguments.free_batch,
+        max_micro_batch=arguments.max_micro_batch,
+        headroom=arguments.memory_headroom,
+        processes=processes,
+    )
+    found = plan(problem, _OfProgram(opened, foresee), tell, check)
+    check()
+    record = _record(opened, found)
+    _write(opened, record)
+    return record
+
+
+class _OfProgram:
+    """Foresees the wanted runs of one program, and keeps each in the plan's folder."""
+
+    def __init__(self, opened: OpenPlan, foresee: ForeseesRuns) -> None:
+        self._opened = opened
+        self._foresee = foresee
+        self._base = opened.read.base_config
+        self._mappings = KnownProgram.of(opened.read.experiment).arg_mappings
+
+    def __call__(self, wanted: WantedRun) -> ForeseenRun:
+        config = overwrite_deepspeed_config(self._base, wanted.overrides) if wanted.overrides else {}
+        program = self._opened.program(wanted.name, wanted.asked.count, config, self._mappings)
+        run = self._foresee(wanted.name, program, wanted.overrides, wanted.asked)
+        if wanted.is_first and not run.stopped:
+            # The command's own flags set what the program was seen to read from it.
+            self._mappings = {**run.program.get("arg_mappings", {}), **self._mappings}
+            self._base = self._base or run.program.get("ds_config") or run.ds_config
+        write_run(self._opened.paths.run(wanted.name), run)
+        return run
+
+
+def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
+    read, typed = opened.read, found.typed
+    best = best_of(found.devices)
+    stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
+    notes = [*read.notes, *dict.fromkeys(note for run in found.runs.values() for note in run.notes)]
+    record = PlanRecord(
+        plan_id=opened.plan_id,
+        name=read.experiment.name,
+        command=tuple(known_here().hide(word) for word in _command(opened)),
+        model_dir=str(read.experiment.model_dir),
+        ds_config=dict(found.base_config),
+        train_batch_size=_kept_batch(found),
+        parameters=typed.parameters,
+        trainable=typed.trainable,
+        tokens=typed.tokens,
+        formats=typed.formats,
+        program=typed.program,
+        devices=found.devices,
+        best=best,
+        answer=plan_answer(found.devices, best),
+        asks=_asks(found),
+        notes=(*notes, *(f"An arm cannot be foreseen: {reason}" for reason in stopped)),
+        versions=_versions(),
+        started_at=opened.started_at,
+        seconds=time.time() - opened.started_at,
+        shares=dict(found.shares),
+        peak_bytes=max(run.peak_bytes for run in found.runs.values()),
+    )
+    command = _best_command(opened, record)
+    return record.model_copy(update={"best_command": command})
+
+
+def _command(opened: OpenPlan) -> tuple[str, ...]:
+    typed = opened.read.arguments.command
+    if typed:
+        return typed
+    entrypoint = opened.read.experiment.config.entrypoint
+    return tuple(shlex.split(entrypoint) if isinstance(entrypoint, str) else entrypoint or ())
+
+
+def _kept_batch(found: Planned) -> int | None:
+    """Returns the global batch that all devices keep; None if it differs, or is free."""
+    sizes = {policy.train_batch_size for policy in found.policies.values()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _asks(found: Planned) -> tuple[PlannedAsk, ...]:
+    """Returns the asks of all runs, unknown ones first, each with the most asks of one run."""
+    counts: Counter[tuple[str, str, str, bool]] = Counter()
+    for run in found.runs.values():
+        for ask in run.asks:
+            key = ask.asker, ask.question, ask.answer, ask.is_known
+            counts[key] = max(counts[key], ask.count)
+    asks = [
+        PlannedAsk(asker=asker, question=question, answer=answer, is_known=is_known, count=count)
+        for (asker, question, answer, is_known), count in counts.items()
+    ]
+    return tuple(sorted(asks, key=lambda ask: (ask.is_known, -ask.count)))
+
+
+def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
+    """Returns the command to start with the answer, and writes the files that it names; empty without an answer."""
+    chosen = record.chosen
+    if record.best is None or chosen is None:
+        return ""
+    devices: PlannedDevices = record.devices[record.best]
+    asked = opened.read.asked[record.best]
+    write_whole(opened.paths.best_ds_config, json.dumps(chosen.ds_config, indent=2) + "\n")
+    known = KnownProgram.of(opened.read.experiment)
+    if record.program:
+        known = known.learned(ProgramProfile(**record.program))
+    command = training_command(opened.setup(asked), known, dict(chosen.ds_config))
+    ranks = f"{devices.per_node} ranks" if devices.nodes == 1 else f"{devices.nodes} hosts of {devices.per_node} ranks"
+    entrypoint = opened.read.experiment.entrypoint
+    if entrypoint.launcher and entrypoint.slots != devices.count:
+        return f"# Planned for {devices.label}: start {ranks}.\n{command}"
+    return command
+
+
+def _write(opened: OpenPlan, record: PlanRecord) -> None:
+    if record.best_command:
+        write_whole(opened.paths.best_command, record.best_command)
+    write_whole(opened.paths.record, record.model_dump_json(indent=1) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
