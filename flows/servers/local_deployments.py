@@ -33,10 +33,7 @@ from flows.servers.running_servers import up_folder
 from flows.servers.service import ServerError, run_to_end
 
 DEPLOYMENTS = Path(__file__).parents[2] / "deployments"
-_LOCAL, _NIGHTLY = (
-    "local",
-    "nightly",
-)  # deployments of the flow tune; the flows experiment and plan have a local one too
+_LOCAL, _NIGHTLY = "local", "nightly"  # deployments of the flow tune; each other flow has a local one too
 _TAG = "zerotune"  # the automation watches the runs of deployments with this tag
 _CANCEL_S = 35.0  # a full experiment may use 20 s of them to save a checkpoint
 _WORKER_S = 120.0

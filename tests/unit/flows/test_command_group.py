@@ -159,3 +159,36 @@ def test_words_ahead_of_the_dashes_are_no_part_of_the_command() -> None:
 )
 def test_a_list_is_written_as_one_option_for_each_value(typed: str, parsed: str) -> None:
     assert spread_lists(typed.split(), cli.commands["asha"].params) == parsed.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan"], "There is no training to look at."),
+        (["plan", "a.yaml"], "There is no training to look at."),
+        (["plan", "--on", "h100-80gb:8", "--"], "Nothing follows `--`."),
+        (["plan", "a.yaml", ".", "--", "python", "train.py"], "two things to plan"),
+        (["plan", "--on"], "requires an argument"),
+    ],
+)
+def test_a_plan_takes_a_command_or_a_yaml_and_not_both(words: list[str], said: str) -> None:
+    ended = CliRunner().invoke(cli, words, prog_name="zerotune")
+    assert ended.exit_code == 2
+    assert said in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "typed"),
+    [
+        (["--on", "h100-80gb:8", "a.yaml", "m", "-z", "2", "3"], "a.yaml", ()),
+        (["--on", "h100-80gb:8", "-z", "2,3", "--", "torchrun", "--on", "x"], None, ("torchrun", "--on", "x")),
+    ],
+)
+def test_a_word_after_the_devices_of_a_plan_is_no_second_device(
+    words: list[str], config: str | None, typed: tuple[str, ...]
+) -> None:
+    context = cli.commands["plan"].make_context("plan", words)
+    assert context.params["on"] == ("h100-80gb:8",)
+    assert context.params["zero_stages"] == (2, 3)
+    assert context.params["config_path"] == (None if config is None else Path(config))
+    assert context.params["typed"] == typed
