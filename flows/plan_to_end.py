@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +80,9 @@ def _planned(
 ) -> PlanEnd:
     opened = open_plan(read, work_dir, scratch)
     interrupts.leavings.append(opened.paths.root)
-    cancelled = threading.Event()
     processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
     try:
-        with interrupts.noting(cancelled.set), Foreseer(opened, processes, cancelled, tell) as foresee:
+        with Foreseer(opened, tell) as foresee:
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
         tracker = Tracker(lambda: PlanSync(opened.paths, tracking_uri), tracking_uri)
@@ -93,7 +91,6 @@ def _planned(
         tracker.close(_TRACKING_CLOSE_S)
         check()
     except BaseException:
-        cancelled.set()
         remove_folder(opened.paths.root, logging.getLogger(__name__))
         raise
     finally:

@@ -1,1 +1,69 @@
-"""PLACEHOLDER."""
+"""Foresees the runs of a plan: one fork server, and a process for each run."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.foresee.plan.asked_devices import AskedDevices
+from trial_lib.launch.program import Program
+from trial_lib.launch.warm import WarmStarter
+from trial_lib.study.opening.open_plan import OpenPlan
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+
+class Foreseer:
+    """Foresees runs of one program, each in a process of its own. Use it as a context.
+
+    Args:
+        opened: the plan.
+        note: called with a sentence when something takes long.
+    """
+
+    def __init__(self, opened: OpenPlan, note: Callable[[str], None]) -> None:
+        self._opened = opened
+        self._note = note
+        self._starter: WarmStarter | None = None
+        self._starting = threading.Lock()
+        self._is_closed = False
+
+    def __enter__(self) -> "Foreseer":
+        """Starts nothing yet. The first run gives the interpreter."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends everything."""
+        self.stop()
+
+    def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
+        """Returns a run.
+
+        Args:
+            name: of the run.
+            program: the user's program.
+            overrides: merged into the DeepSpeed configuration of the engine that trains.
+            asked: the devices that the program finds.
+        """
+        cluster = asked.cluster
+        pretended = Pretended(
+            world=asked.count, ranks_per_host=cluster.per_host, device_bytes=int(cluster.device.memory)
+        )
+        folder = self._opened.scratch / name
+        starter = self._started(program)
+        return foresee(program, overrides, pretended, folder, starter, self._opened.read.arguments.deadline)
+
+    def stop(self) -> None:
+        """Ends all runs and the fork server."""
+        with self._starting:
+            self._is_closed = True
+            starter = self._starter
+        if starter is not None:
+            starter.close()
+
+    def _started(self, program: Program) -> WarmStarter:
+        with self._starting:
+            if self._is_closed:
+                raise InterruptedError
+            if self._starter is None:
+                self._starter = starter_for(program, self._opened.scratch / "server", self._note)
+            return self._starter

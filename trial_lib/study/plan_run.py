@@ -39,6 +39,9 @@ class ForeseesRuns(Protocol):
             asked: the devices that the program finds.
         """
 
+    def stop(self) -> None:
+        """Ends all runs that are under way."""
+
 
 def run_plan(
     opened: OpenPlan,
@@ -76,7 +79,7 @@ def run_plan(
         headroom=arguments.memory_headroom,
         processes=processes,
     )
-    found = plan(problem, _OfProgram(opened, foresee), tell, check)
+    found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop)
     check()
     record = _record(opened, found)
     _write(opened, record)

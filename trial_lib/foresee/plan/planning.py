@@ -127,6 +127,7 @@ def plan(
     foresee: Foresee,
     tell: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
+    stop: Callable[[], None] = lambda: None,
 ) -> Planned:
     """Foresees all arms and returns their tables.
 
@@ -135,6 +136,7 @@ def plan(
         foresee: foresees one run.
         tell: called with a sentence every few seconds.
         check: called often. Its error ends the planning.
+        stop: ends the runs that are under way, because the planning has ended.
 
     Raises:
         ProgramNotForeseenError: the program cannot be foreseen.
@@ -143,7 +145,7 @@ def plan(
     watch, said = _Watch(), _Progress(tell)
     base = max(problem.asked, key=lambda each: each.count)
     typed_run = WantedRun(name=f"as-typed-of{base.count}", overrides=problem.typed_overrides, is_first=True, asked=base)
-    runs = _all([typed_run], foresee, 1, said, check)
+    runs = _all([typed_run], foresee, 1, said, check, stop)
     typed = runs[typed_run.name]
     watch.lap("program as typed")
     if typed.stopped:
@@ -153,7 +155,7 @@ def plan(
     policies = {each.count: problem.policy(typed, each.count) for each in problem.asked}
     arms = planned_arms(typed, problem.base_config, problem.stages, problem.requests, problem.device)
     wanted = _wanted(arms, problem, typed, policies)
-    runs |= _all(list(wanted.values()), foresee, problem.processes, said, check)
+    runs |= _all(list(wanted.values()), foresee, problem.processes, said, check, stop)
     watch.lap("arms")
     foreseen = [_of_arm(arm, base, runs) for arm in arms]
     devices = tuple(_table(problem, asked, foreseen, policies[asked.count], typed, check) for asked in problem.asked)
@@ -280,6 +282,7 @@ def _all(
     processes: int,
     said: "_Progress",
     check: Callable[[], None],
+    stop: Callable[[], None],
 ) -> dict[str, ForeseenRun]:
     """Foresees runs, so many at once. The first error ends all."""
     ended = threading.Event()
@@ -302,10 +305,13 @@ def _all(
                     found[run.name] = future.result()
                     said.one(run, found[run.name])
                 said.still([run.name for future, run in waiting.items() if future.running()])
-        finally:
+        except BaseException:
             ended.set()
             for future in waiting:
                 future.cancel()
+            # The pool waits for the runs that are under way.
+            stop()
+            raise
     return found
 
 

@@ -1,0 +1,159 @@
+"""`zerotune plan`, as it is typed: a small program, devices that are not here, and what is wrong with the words."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from tests.study_fixtures import Zerotune
+from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord, read_run
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000, "allgather_bucket_size": 100_000},
+}
+COMMAND = ("--", "deepspeed", "--num_gpus", "8", "transformer.py", "--deepspeed_config", "ds_config.json")
+
+
+@pytest.fixture
+def zerotune(tmp_path, tmp_path_factory):
+    zerotune = Zerotune(tmp_path, tmp_path_factory.mktemp("home"))
+    for name in ("toy.py", "transformer.py", "without_deepspeed.py"):
+        shutil.copy(PROGRAMS / name, tmp_path)
+    (tmp_path / "ds_config.json").write_text(json.dumps(CONFIG))
+    return zerotune
+
+
+def files_of(zerotune):
+    """The files that the user has, and what is in them."""
+    names = [*zerotune.folder.glob("*.py"), *zerotune.folder.glob("*.json"), *zerotune.model.rglob("*")]
+    return {path: path.read_bytes() for path in names if path.is_file() and "__pycache__" not in path.parts}
+
+
+def left_behind(zerotune):
+    return {path.name for path in zerotune.folder.iterdir()} - {
+        *("model", "experiment.yaml", "toy.py", "transformer.py", "without_deepspeed.py", "ds_config.json"),
+        *("__pycache__", "waits.py", "cuda.py", "kernel.py"),
+    }
+
+
+@pytest.mark.long
+def test_a_plan_has_tables_an_answer_and_a_command_to_start_with(zerotune):
+    before = files_of(zerotune)
+    words = ("--on", "h100-80gb:8", "--on", "a100-40gb:2x8", "--price", "h100-80gb=2.99", "-z", "1", "3")
+    ended = zerotune.run("plan", *words, *COMMAND)
+    assert ended.returncode == 0, ended.stderr
+    for said in ("h100-80gb:8, foreseen", "a100-40gb:2x8, foreseen", "z3", "samples/s", "no device has measured them"):
+        assert said in ended.stdout
+    assert "foreseen: as-typed-of16" in ended.stderr
+    assert "Start with it: sh " in ended.stderr
+    assert files_of(zerotune) == before
+    (root,) = (zerotune.folder / "zerotune-plans").iterdir()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    paths = PlanPaths(root)
+    plan = PlanRecord.model_validate_json(paths.record.read_text())
+    assert plan.chosen is not None
+    assert plan.parameters == 701_312
+    assert plan.tokens == 64
+    best = json.loads(paths.best_ds_config.read_text())
+    assert best == plan.chosen.ds_config
+    replicas = plan.devices[plan.best].count
+    assert best["train_batch_size"] == 8 * replicas
+    assert "transformer.py" in paths.best_command.read_text()
+    assert str(paths.best_ds_config) in paths.best_command.read_text()
+    assert [devices.label for devices in plan.devices] == ["h100-80gb:8", "a100-40gb:2x8"]
+    for devices in plan.devices:
+        labels = {arm.label for arm in devices.arms}
+        assert labels == {"z1", "z1-offload-optimizer", "z2", *(f"z3{each}" for each in _OFFLOADS)}
+        assert all(arm.stopped == "" for arm in devices.arms)
+        assert all(arm.cost is not None for arm in devices.arms) == (devices.price is not None)
+    run = read_run(paths.run(plan.chosen.runs[0]))
+    assert run.parameters == plan.parameters
+    _is_in_mlflow(zerotune, plan)
+
+
+_OFFLOADS = ("", "-offload-param", "-offload-optimizer", "-offload-optimizer-offload-param")
+
+
+def _is_in_mlflow(zerotune, plan):
+    client = mlflow.MlflowClient(f"sqlite:///{zerotune.folder}/mlflow.db")
+    (experiment,) = [each for each in client.search_experiments() if each.name == plan.name]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.tags["kind"] == "plan"
+    assert run.data.tags["finding"] == plan.answer
+    assert run.data.metrics["foreseen.best.samples_per_s"] == pytest.approx(plan.chosen.samples_per_s.value)
+    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} >= {
+        "plan.json",
+        "best_ds_config.json",
+    }
+
+
+@pytest.mark.long
+def test_a_yaml_is_planned_as_a_command_is_and_json_is_one_document(zerotune):
+    ended = zerotune.run("plan", "--on", "l4-24gb:2", "-z", "2", "--json", str(zerotune.config), str(zerotune.model))
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["foreseen"] is True
+    assert document["devices"][0]["device"] == "l4-24gb"
+    assert Path(document["best_ds_config_path"]).is_file()
+
+
+@pytest.mark.long
+def test_ctrl_c_leaves_nothing_behind(zerotune):
+    running = zerotune.start("plan", "--on", "h100-80gb:8", *COMMAND)
+    running.wait_until(lambda: "still foreseeing" in running.said or "foreseen:" in running.said, "a first word")
+    os.kill(running.process.pid, signal.SIGINT)
+    ended = running.follow(60)
+    assert ended.returncode == 130, ended.stderr
+    assert "Interrupted" in ended.stderr
+    assert left_behind(zerotune) <= {"zerotune-plans"} | {path for path in left_behind(zerotune) if "." in path}
+    assert not [*(zerotune.folder / "zerotune-plans").glob("*")]
+    assert not (zerotune.folder / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--on", "h100:8"], "--on h100:8: no device is called"),
+        (["--on", "h100-80gb:0"], "--on h100-80gb:0:"),
+        (["--on", "h100-80gb:8", "--price", "h100-80gb"], "--price h100-80gb:"),
+        (["--on", "h100-80gb:8", "--devices", "no.yaml"], "no.yaml: it cannot be read"),
+        (["--on", "h100-80gb:3", "--train-batch-size", "8"], "a global batch of 8 samples cannot be divided over 3"),
+        (["--on", "h100-80gb:8", "--free-batch", "--train-batch-size", "8"], "exclude each other"),
+    ],
+)
+def test_wrong_words_are_one_sentence_and_leave_nothing(zerotune, words, said):
+    ended = zerotune.run("plan", *words, *COMMAND)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (zerotune.folder / "zerotune-plans").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "program", "said"),
+    [
+        ("waits.py", "import time\ntime.sleep(1000)\n", "waits.py:2"),
+        ("cuda.py", "import torch\ntorch.zeros(1, device='cuda').data_ptr()\nimport nothing_like_it\n", "cuda.py:"),
+        ("kernel.py", "print('no engine here')\n", "engine"),
+    ],
+)
+def test_a_program_that_comes_to_no_engine_is_one_sentence(zerotune, name, program, said):
+    (zerotune.folder / name).write_text(program)
+    ended = zerotune.run("plan", "--on", "h100-80gb:8", "--deadline", "15", "--", "deepspeed", name)
+    assert ended.returncode == 1, ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("zerotune: ")
+    assert said in last
+    assert not [*(zerotune.folder / "zerotune-plans").glob("*")]
+    assert not (zerotune.folder / "mlflow.db").exists()
