@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.interrupts import interrupts
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
+from trial_lib.report.foreseen.write_plan_page import write_plan_page
 from trial_lib.study.foreseer import Foreseer
 from trial_lib.study.kept.folder import remove_folder
 from trial_lib.study.opening.open_plan import ReadPlan, open_plan, read_plan
@@ -85,6 +86,8 @@ def _planned(
         with Foreseer(opened, tell) as foresee:
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
+        check()
+        write_plan_page(opened.paths)
         tracker = Tracker(lambda: PlanSync(opened.paths, tracking_uri), tracking_uri)
         tell(f"tracking: {tracker.tracking_uri}")
         tracker.start()

@@ -25,6 +25,8 @@ from trial_lib.records.units import bytes_shown, percent
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
 _MOST_ASKS = 3
+# The data set alone is on the host too.
+_LITTLE = 2**28  # bytes
 
 
 def plan_command(arguments: PlanArguments, as_json: bool) -> int:
@@ -104,7 +106,7 @@ def _show(end: PlanEnd) -> None:
 def _table(devices: PlannedDevices) -> Table:
     with_tokens = any(arm.tokens_per_s for arm in devices.arms)
     with_cost = any(arm.cost for arm in devices.arms)
-    with_host = any(arm.host for arm in devices.arms)
+    with_host = any(arm.host > _LITTLE for arm in devices.arms)
     table = Table(title=f"{devices.label}, foreseen", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = ["fits", "batch", "largest", "peak", *(["host"] if with_host else []), "samples/s"]
     columns += ["tokens/s"] if with_tokens else []
@@ -132,7 +134,7 @@ def _cells(
     yield "none" if not arm.largest_micro_batch else f"{arm.largest_micro_batch}{' (all)' if is_all else ''}"
     yield "-" if arm.peak is None else bytes_shown(arm.peak.value)
     if with_host:
-        yield bytes_shown(arm.host) if arm.host else ""
+        yield bytes_shown(arm.host) if arm.host > _LITTLE else ""
     yield _range(arm.samples_per_s)
     if with_tokens:
         yield _range(arm.tokens_per_s)

@@ -106,7 +106,7 @@ def why_of(devices: PlannedDevices) -> tuple[str, ...]:
             f"Memory: {bytes_shown(arm.peak.value)} of {bytes_shown(devices.usable)} at the peak, "
             f"{_moment(arm.peak_moment)}: {_listed(parts[:4])}. The largest part is {_share(largest, total)} of it."
         )
-    if arm.host:
+    if arm.host > 0.01 * (devices.host_memory or 0.0):
         room = "" if devices.host_memory is None else f" of {bytes_shown(devices.host_memory)}"
         sentences.append(f"Host: each rank keeps {bytes_shown(arm.host)}{room} in its host's memory.")
     if arm.seconds:
