@@ -13,10 +13,10 @@ from flows.interrupts import interrupts
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.report.foreseen.write_plan_page import write_plan_page
-from trial_lib.study.foreseer import Foreseer
 from trial_lib.study.kept.folder import remove_folder
-from trial_lib.study.opening.open_plan import ReadPlan, open_plan, read_plan
-from trial_lib.study.plan_run import run_plan
+from trial_lib.study.planning.foreseer import Foreseer
+from trial_lib.study.planning.open_plan import ReadPlan, open_plan, read_plan
+from trial_lib.study.planning.plan_run import run_plan
 from trial_lib.tracking.plan_sync import PlanSync
 from trial_lib.tracking.tracker import Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri

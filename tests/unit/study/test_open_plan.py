@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.study.opening.open_plan import open_plan, read_plan, typed_overrides
+from trial_lib.study.planning.open_plan import open_plan, read_plan, typed_overrides
 from trial_lib.wire.errors import InputError
 
 

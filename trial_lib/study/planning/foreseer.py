@@ -8,7 +8,7 @@ from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.launch.program import Program
 from trial_lib.launch.warm import WarmStarter
-from trial_lib.study.opening.open_plan import OpenPlan
+from trial_lib.study.planning.open_plan import OpenPlan
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 

@@ -18,7 +18,7 @@ from trial_lib.launch.program import Program
 from trial_lib.records.result import ProgramProfile
 from trial_lib.secrets.by_value import known_here
 from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.opening.open_plan import DEVICE, OpenPlan, typed_overrides
+from trial_lib.study.planning.open_plan import DEVICE, OpenPlan, typed_overrides
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import write_whole
