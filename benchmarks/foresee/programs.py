@@ -1,0 +1,140 @@
+"""Foresees every training of the repository, and records the outcome: `python -m benchmarks.foresee.programs`.
+
+Each row ran as rank 0 of a pretended world, for two optimizer steps. The table says whether it came through, its peak on
+the device, and which numbers it asked of fake tensors. A row that is stopped has the reason, with the line.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.foresee.program_list import ROOT, Foreseeable, all_programs
+from trial_lib.device.host.this_host import this_host
+from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.study.build_program import environment_of, program_of
+from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.spec_for_ranks import trial_spec
+from trial_lib.wire.foreseen_run import PLACES, ForeseenRun
+
+RESULT = ROOT / "benchmarks" / "results" / "foreseen_programs.json"
+DEADLINE_S = 120.0
+_RANKS_PER_HOST = 8
+
+
+def program_of_row(row: Foreseeable, folder: Path) -> Program:
+    """Returns the program of a row, as a rank runs it.
+
+    Args:
+        row: what is typed.
+        folder: the copy of its folder.
+    """
+    host = this_host()
+    if row.experiment:
+        experiment = read_experiment(folder / row.experiment, folder)
+    else:
+        experiment = read_command(row.typed, {}, folder, host)
+    environment = {**environment_of(experiment, (), host.device), **row.variables}
+    paths = TrialPaths(folder.parent / "trial")
+    paths.root.mkdir()
+    paths.scratch.mkdir()
+    paths.ds_config.write_text(json.dumps(experiment.ds_config))
+    trial_spec(experiment, experiment.ds_config, paths).write(paths.training_spec)
+    return program_of(
+        experiment, environment, paths.ds_config, experiment.ds_config, paths.training_spec, as_typed=True
+    )
+
+
+def foresee_row(row: Foreseeable, starter: RankStarter, deadline_s: float = DEADLINE_S) -> ForeseenRun:
+    """Foresees one row."""
+    folder = Path(tempfile.mkdtemp(prefix="foreseen-program-"))
+    try:
+        program = program_of_row(row, row.copy(folder))
+        hardware = Pretended(world=row.world, ranks_per_host=min(row.world, _RANKS_PER_HOST))
+        return foresee(program, {}, hardware, folder / "run", starter, deadline_s)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def peaks(run: ForeseenRun) -> dict[str, int]:
+    """Returns the most bytes that are alive at once, by place."""
+    live, most = dict.fromkeys(PLACES, 0), dict.fromkeys(PLACES, 0)
+    for event in run.events:
+        storage = run.storages[event.storage]
+        place = PLACES[storage.place]
+        live[place] += storage.size if event.is_made else -storage.size
+        most[place] = max(most[place], live[place])
+    return most
+
+
+def outcome(row: Foreseeable, run: ForeseenRun, seconds: float) -> dict[str, Any]:
+    """Returns a row of the table."""
+    return {
+        "program": row.name,
+        "is_foreseen": not run.stopped,
+        "why_not": row.is_no_training or run.stopped,
+        "world": run.world,
+        "stage": run.stage,
+        "micro_batch": run.micro_batch,
+        "accumulation": run.accumulation,
+        "parameters": run.parameters,
+        "trainable": run.trainable,
+        "peak_bytes": peaks(run),
+        "operations": len(run.operations),
+        "unknown_asks": [f"{ask.question}: {ask.asker}" for ask in run.asks if not ask.is_known],
+        "known_asks": sum(ask.count for ask in run.asks if ask.is_known),
+        "notes": list(run.notes),
+        "seconds": round(seconds, 1),
+    }
+
+
+def foresee_all(only: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """Foresees the rows whose names contain one of the words; all without words."""
+    rows = [row for row in all_programs() if not only or any(word in row.name for word in only)]
+    table: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="foreseen-server-") as folder:
+        first = Path(folder) / "first"
+        first.mkdir()
+        starter = starter_for(program_of_row(rows[0], rows[0].copy(first)), Path(folder) / "server", print)
+        try:
+            for row in rows:
+                began = time.time()
+                table.append(outcome(row, foresee_row(row, starter), time.time() - began))
+                show(table[-1])
+        finally:
+            starter.close()
+    return table
+
+
+def _show(line: dict[str, Any]) -> None:
+    said = f"{line['peak_bytes']['device'] / 2**20:8.1f} MiB" if line["is_foreseen"] else line["why_not"]
+    print(f"{line['program']:50} {line['seconds']:6.1f} s  {said}", flush=True)
+    for ask in line["unknown_asks"]:
+        print(f"{'':60} asks {ask}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="words in the names of rows; the result is not written")
+    only = parser.parse_args().only
+    table = foresee_all(only, _show)
+    trainings = [line for line in table if line["program"] not in _no_trainings()]
+    print(f"{sum(line['is_foreseen'] for line in trainings)} of {len(trainings)} trainings are foreseen")
+    if not only:
+        RESULT.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def _no_trainings() -> set[str]:
+    return {row.name for row in all_programs() if row.is_no_training}
+
+
+if __name__ == "__main__":
+    main()

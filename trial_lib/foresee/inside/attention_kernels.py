@@ -1,0 +1,90 @@
+"""Scaled dot-product attention on the pretended device: the kernel that CUDA would take.
+
+Torch asks a device which kernel it has. A device without kernels gets the plain formula, whose table of scores by
+queries and keys decides the memory of a step. CUDA takes a fused kernel, which never makes that table. The rules are
+those of torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, for a GPU of compute capability 8 and later.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+_HALF = (torch.float16, torch.bfloat16)
+_LARGEST_HEAD = 256
+_DIMENSIONS = 4  # samples, heads, positions, numbers of a head
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor | None:
+    """Returns the attention by a fused kernel; None if CUDA would take the plain formula too.
+
+    Args:
+        query: of shape (samples, heads, positions, numbers).
+        key: likewise; with fewer heads if `enable_gqa`.
+        value: as `key`.
+        attn_mask: what may be seen, as true, or what is added to scores.
+        dropout_p: share of the scores that are dropped.
+        is_causal: whether a position sees itself and earlier ones alone.
+        scale: of the scores.
+        enable_gqa: whether groups of query heads share a key head.
+    """
+    if not query.dim() == key.dim() == value.dim() == _DIMENSIONS:
+        return None
+    numbers = query.shape[-1]
+    if key.shape[-1] != numbers or query.dtype != key.dtype or query.dtype != value.dtype:
+        return None
+    kernels = torch.ops.aten
+    is_flash = query.dtype in _HALF and attn_mask is None and numbers <= _LARGEST_HEAD and value.shape[-1] == numbers
+    if is_flash:
+        # The kernel wants heads of a multiple of eight numbers.
+        padded = [_padded(each) for each in (query, key, value)]
+        factor = scale if scale is not None else 1 / math.sqrt(numbers)
+        out = kernels._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=factor)[0]
+        return out if out.shape[-1] == numbers else out[..., :numbers]
+    shares_heads = enable_gqa and key.shape[1] != query.shape[1]
+    if shares_heads or query.dtype not in (*_HALF, torch.float32):
+        return None
+    bias = None
+    if attn_mask is not None:
+        bias = _as_bias(attn_mask, query.dtype)
+        bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    with_sums = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    made: torch.Tensor = kernels._scaled_dot_product_efficient_attention(
+        query, key, value, bias, with_sums, dropout_p, is_causal, scale=scale
+    )[0]
+    return made
+
+
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    missing = -tensor.shape[-1] % 8
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
+
+
+def replaced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> torch.Tensor | None:
+    """Returns the result of a call of torch's function by a fused kernel; None if the call has to go on.
+
+    Args:
+        func: any function of torch.
+        args: of the call.
+        kwargs: of the call.
+        device: type of the pretended device.
+    """
+    if func is not torch.nn.functional.scaled_dot_product_attention:
+        return None
+    query = args[0] if args else kwargs["query"]
+    return attention(*args, **kwargs) if query.device.type == device else None

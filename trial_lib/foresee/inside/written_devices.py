@@ -1,0 +1,220 @@
+"""Devices as programs write them, in a foreseen run: `"cuda"` is the pretended device.
+
+A program writes `"cuda"`, calls `model.cuda()` and asks `torch.cuda` whether there is a GPU and how much memory it has.
+Each gets the answer of the pretended device. A mode sees calls of torch's Python functions, above autograd.
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from trial_lib.foresee.inside import attention_kernels, pretended_device
+from trial_lib.foresee.inside.fake_tensors import FakeTensors
+from trial_lib.foresee.inside.memory_log import MemoryLog
+
+_DATA = torch.Tensor.data
+# A data-centre GPU as programs see it. Some choose number formats and kernels by it.
+_CAPABILITY = (9, 0)
+_PROCESSORS = 132
+
+
+def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: int) -> None:
+    """Makes what programs write about devices mean the pretended one. Call it once, before the program runs.
+
+    Args:
+        fake: the mode of the run.
+        memory: the log, which answers questions about memory.
+        device_bytes: memory of the device.
+        devices: on a host.
+    """
+    WrittenDevices(fake).__enter__()
+    _replace_methods(memory)
+    torch.utils.swap_tensors = move_into
+    answers = _answers(memory, device_bytes, devices)
+    for name, answer in answers.items():
+        if hasattr(torch.cuda, name):
+            setattr(torch.cuda, name, answer)
+    torch.cuda.Stream = torch.cuda.Event = pretended_device.Stream  # type: ignore[assignment, misc]
+    for name in ("is_autocast_available", "is_autocast_enabled"):
+        _with_own_device(torch.amp if hasattr(torch.amp, name) else torch, name)
+
+
+def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, Any]:
+    """Returns functions of `torch.cuda`, by name. Each has an object of its own, because Dynamo keeps a table of them."""
+
+    def always(value: Any) -> Any:
+        return lambda *args, **kwargs: value
+
+    stats = {"num_alloc_retries": 0, "num_ooms": 0}
+    answers: dict[str, Any] = {
+        "is_available": always(True),
+        "is_initialized": always(True),
+        "device_count": always(devices),
+        "current_device": always(0),
+        "is_bf16_supported": always(True),
+        "get_device_name": always("Foreseen device"),
+        "get_device_capability": always(_CAPABILITY),
+        "get_device_properties": always(_Properties(device_bytes)),
+        "mem_get_info": lambda device=None: (device_bytes - memory.live_bytes, device_bytes),
+        "memory_stats": lambda device=None: {
+            **stats,
+            "allocated_bytes.all.current": memory.live_bytes,
+            "allocated_bytes.all.peak": memory.peak_bytes,
+        },
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "initial_seed": lambda: torch.initial_seed(),
+        "_is_in_bad_fork": always(False),
+        "stream": contextlib.nullcontext,
+        "device": contextlib.nullcontext,
+    }
+    for name in ("memory_allocated", "memory_reserved", "memory_cached"):
+        answers[name] = lambda device=None: memory.live_bytes
+        answers[f"max_{name}"] = lambda device=None: memory.peak_bytes
+    for name in ("current_stream", "default_stream"):
+        answers[name] = lambda device=None: pretended_device.Stream()
+    for name in (
+        "set_device",
+        "set_stream",
+        "synchronize",
+        "empty_cache",
+        "ipc_collect",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+        "set_rng_state",
+        "set_rng_state_all",
+        "reset_peak_memory_stats",
+        "reset_max_memory_allocated",
+        "reset_max_memory_cached",
+        "set_per_process_memory_fraction",
+        "init",
+        "_lazy_init",
+    ):
+        answers[name] = always(None)
+    return answers
+
+
+class _Properties:
+    """What `torch.cuda.get_device_properties` returns."""
+
+    name = "Foreseen device"
+    major, minor = _CAPABILITY
+    multi_processor_count = _PROCESSORS
+    warp_size = 32
+    gcnArchName = ""
+    is_integrated = False
+
+    def __init__(self, total_memory: int) -> None:
+        self.total_memory = total_memory
+
+
+def _replace_methods(memory: MemoryLog) -> None:
+    """Replaces methods that threads call as well, such as the one of a `DataLoader` that pins batches."""
+
+    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """Replaces `Tensor.pin_memory`. Batches stay as they are: they are real, and small."""
+        if not isinstance(tensor, FakeTensor) or memory.is_pinned(tensor):
+            return tensor
+        copied = tensor.clone(memory_format=torch.contiguous_format)
+        memory.pinned(copied)
+        return copied
+
+    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+        """Replaces `Tensor.is_pinned`."""
+        return isinstance(tensor, FakeTensor) and memory.is_pinned(tensor)
+
+    def cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+        """Replaces `Tensor.cuda`."""
+        return tensor.to(pretended_device.device(), non_blocking=non_blocking)
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        """Replaces `Tensor.record_stream`: nothing is pending."""
+
+    for method in (pin_memory, is_pinned, cuda, record_stream):
+        setattr(torch.Tensor, method.__name__, method)
+
+
+def _with_own_device(module: Any, name: str) -> None:
+    original = getattr(module, name)
+
+    def ask(device: Any = "cuda") -> Any:
+        """Replaces a question about automatic mixed precision."""
+        return original(_own(device))
+
+    setattr(module, name, ask)
+
+
+def _own(device: Any) -> Any:
+    """Returns the pretended device for one of CUDA, and anything else as it is."""
+    if isinstance(device, str) and device.partition(":")[0] == "cuda":
+        return pretended_device.NAME if device == "cuda" else f"{pretended_device.NAME}:0"
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return pretended_device.device()
+    return device
+
+
+class WrittenDevices(TorchFunctionMode):
+    """Turns devices that a program has written into the pretended one, and notes pinned memory.
+
+    Args:
+        fake: the mode of the run.
+    """
+
+    def __init__(self, fake: FakeTensors) -> None:
+        super().__init__()
+        self._fake = fake
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answers one call of torch's."""
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "__set__" and func.__self__ is _DATA:
+            return self._set_data(func, *args)
+        if args and any(isinstance(each, (str, torch.device)) for each in args):
+            args = tuple(map(_own, args))
+        is_pinned = False
+        if kwargs:
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": _own(kwargs["device"])}
+            if kwargs.get("pin_memory") and func is not torch.Tensor.pin_memory:
+                kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+                is_pinned = True
+        attended = attention_kernels.replaced(func, args, kwargs, pretended_device.NAME)
+        if attended is not None:
+            return attended
+        made = func(*args, **kwargs)
+        if is_pinned and isinstance(made, FakeTensor):
+            made.pin_memory()
+        return made
+
+    def _set_data(self, func: Any, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Sets `tensor.data`, also from one place to another. Torch refuses that for a device of another maker."""
+        if isinstance(tensor, FakeTensor) == isinstance(value, FakeTensor) and tensor.device.type == value.device.type:
+            func(tensor, value)
+            return
+        fake = value.detach() if isinstance(value, FakeTensor) else self._fake.to_fake(value.detach(), value.device)
+        move_into(tensor, fake.requires_grad_(tensor.requires_grad))
+
+
+def move_into(tensor: torch.Tensor, moved: torch.Tensor) -> None:
+    """Gives a tensor the memory of another one, and keeps its identity, its attributes and its hooks.
+
+    `tensor.data = moved` does so for tensors of kernels. Torch moves the parameters of a module by
+    `torch.utils.swap_tensors` if they are fake. That function refuses a parameter with a weak reference, such as the
+    fake mode's own memo or DeepSpeed's table of names, and drops attributes that a library has set. This function
+    replaces it while a run is foreseen.
+
+    Args:
+        tensor: the tensor that programs hold.
+        moved: of the same `requires_grad`. It is of no use afterwards.
+    """
+    attributes = {**vars(tensor), **vars(moved)}
+    moved.__dict__, tensor.__dict__ = vars(tensor), attributes
+    tensor.__class__, moved.__class__ = moved.__class__, tensor.__class__
+    torch._C._swap_tensor_impl(tensor, moved)
