@@ -75,11 +75,42 @@ def _typed(name: str, typed: str, folder: Path, **more: Any) -> Foreseeable:
 
 
 _PLAIN = (
-    "plain two_forwards two_engines changes_batch distills fp16 half_by_code known_losses memory_use nan_loss "
-    "own_reduction torch_style transformer uncounted uneven varied_lengths slow_data skipped_steps compiles autotunes "
-    "runs_once prepares children ends holds_on ignores_batch inspects leaves_shared_memory prints raises_on_rank_1 "
-    "works_ahead works_between_steps hangs_at_size batch_shapes stands_still"
-).split()
+    "plain",
+    "two_forwards",
+    "two_engines",
+    "changes_batch",
+    "distills",
+    "fp16",
+    "half_by_code",
+    "known_losses",
+    "memory_use",
+    "nan_loss",
+    "own_reduction",
+    "torch_style",
+    "transformer",
+    "uncounted",
+    "uneven",
+    "varied_lengths",
+    "slow_data",
+    "skipped_steps",
+    "compiles",
+    "autotunes",
+    "runs_once",
+    "prepares",
+    "children",
+    "ends",
+    "holds_on",
+    "ignores_batch",
+    "inspects",
+    "leaves_shared_memory",
+    "prints",
+    "raises_on_rank_1",
+    "works_ahead",
+    "works_between_steps",
+    "hangs_at_size",
+    "batch_shapes",
+    "stands_still",
+)
 _HALF = {"bf16": {"enabled": True}}
 _OFFLOADED = {"zero_optimization": {**CONFIG["zero_optimization"], "stage": 2, "offload_optimizer": {"device": "cpu"}}}
 _OFFLOADED_3 = {

@@ -1,7 +1,7 @@
 """Foresees every training of the repository, and records the outcome: `python -m benchmarks.foresee.programs`.
 
-Each row ran as rank 0 of a pretended world, for two optimizer steps. The table says whether it came through, its peak on
-the device, and which numbers it asked of fake tensors. A row that is stopped has the reason, with the line.
+Each row ran as rank 0 of a pretended world, for two optimizer steps. The table has the outcome, the peak on the device,
+and the numbers that the program asked of fake tensors. A row that was stopped has the reason, with the line.
 """
 
 import argparse

@@ -130,7 +130,13 @@ def foresee(
     return run
 
 
-_WITHOUT_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+_WITHOUT_DEVICES = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    # A compiled program is foreseen as it is written, operator by operator.
+    "TORCHDYNAMO_DISABLE": "1",
+}
 
 
 def _environment(program: Program, pretended: Pretended) -> dict[str, str]:

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from trial_lib.foresee.inside import checkpoint_headers
+from trial_lib.foresee.inside.libraries import checkpoint_headers
 from trial_lib.intercept.stand_in import stand_in
 
 _GIGABYTES = 24

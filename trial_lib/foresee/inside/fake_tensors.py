@@ -218,6 +218,12 @@ class FakeTensors(TorchDispatchMode):
         _keep(fake, real)
         return fake
 
+    def empty_on_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a fake tensor of the host, such as the weights of a checkpoint."""
+        fake = self._maker.fake(torch.empty(tuple(shape), dtype=dtype, device="meta"), torch.device("cpu"))
+        self._memory.made(fake, PARAMETER)
+        return fake
+
     def parameter(self, real: torch.Tensor) -> torch.Tensor:
         """Returns a fake tensor for a new parameter."""
         fake = self._maker.new(real.shape, real.stride(), real.dtype, real.device)

@@ -18,6 +18,13 @@ from trial_lib.foresee.inside.asks import Asks
 from trial_lib.foresee.inside.engine_moments import EngineMoments
 from trial_lib.foresee.inside.engine_tensors import name_gradients, name_kinds
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
+from trial_lib.foresee.inside.libraries import (
+    asked_for_cpu,
+    checkpoint_headers,
+    flash_attention,
+    mixed_precision,
+    written_devices,
+)
 from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.leave_alone import file_functions, trackers
@@ -64,7 +71,16 @@ class Foreseeing:
         self._moments.install()
         self._operations.install()
         _fake_parameters(self._fake)
+        self._follow_libraries()
         self._fake.__enter__()  # type: ignore[no-untyped-call]
+
+    def _follow_libraries(self) -> None:
+        order = self._order
+        written_devices.install(self._fake, self._memory, order.device_bytes, order.ranks_per_host)
+        mixed_precision.install()
+        asked_for_cpu.install()
+        flash_attention.install()
+        checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
 
     @property
     def has_engine(self) -> bool:

@@ -48,7 +48,8 @@ def attention(
         # The kernel wants heads of a multiple of eight numbers.
         padded = [_padded(each) for each in (query, key, value)]
         factor = scale if scale is not None else 1 / math.sqrt(numbers)
-        out = kernels._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=factor)[0]
+        kernel = kernels._scaled_dot_product_flash_attention
+        out: torch.Tensor = kernel(*padded, dropout_p, is_causal, False, scale=factor)[0]
         return out if out.shape[-1] == numbers else out[..., :numbers]
     shares_heads = enable_gqa and key.shape[1] != query.shape[1]
     if shares_heads or query.dtype not in (*_HALF, torch.float32):

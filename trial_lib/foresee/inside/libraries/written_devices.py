@@ -11,8 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from trial_lib.foresee.inside import attention_kernels, pretended_device
+from trial_lib.foresee.inside import pretended_device
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
+from trial_lib.foresee.inside.libraries import attention_kernels
 from trial_lib.foresee.inside.memory_log import MemoryLog
 
 _DATA = torch.Tensor.data
@@ -30,7 +31,7 @@ def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: in
         device_bytes: memory of the device.
         devices: on a host.
     """
-    WrittenDevices(fake).__enter__()
+    WrittenDevices(fake).__enter__()  # type: ignore[no-untyped-call]
     _replace_methods(memory)
     torch.utils.swap_tensors = move_into
     answers = _answers(memory, device_bytes, devices)
@@ -43,7 +44,7 @@ def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: in
 
 
 def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, Any]:
-    """Returns functions of `torch.cuda`, by name. Each has an object of its own, because Dynamo keeps a table of them."""
+    """Returns functions of `torch.cuda`, by name. Dynamo keeps a table of them, so each is an object of its own."""
 
     def always(value: Any) -> Any:
         return lambda *args, **kwargs: value
@@ -106,7 +107,7 @@ class _Properties:
     major, minor = _CAPABILITY
     multi_processor_count = _PROCESSORS
     warp_size = 32
-    gcnArchName = ""
+    gcnArchName = ""  # noqa: N815 - torch's name
     is_integrated = False
 
     def __init__(self, total_memory: int) -> None:

@@ -22,10 +22,11 @@ _LOWER = (
 _FULL = (
     "acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss cosine_similarity cross_entropy_loss "
     "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log "
-    "log10 log1p log2 log_softmax.int margin_ranking_loss mse_loss nll_loss nll_loss2d poisson_nll_loss pow.Tensor_Scalar "
-    "pow.Tensor_Tensor prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss softmax.int softplus sum "
-    "sum.dim_IntList tan triplet_margin_loss"
+    "log10 log1p log2 log_softmax.int margin_ranking_loss mse_loss nll_loss nll_loss2d poisson_nll_loss "
+    "pow.Tensor_Scalar pow.Tensor_Tensor prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss softmax.int "
+    "softplus sum sum.dim_IntList tan triplet_margin_loss"
 )
+_AUTOCAST = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastPrivateUse1"))  # type: ignore[arg-type]
 _libraries: list[torch.library.Library] = []
 
 
@@ -79,8 +80,7 @@ class _Casts:
     def _kernel(self, operator: Any, dtype_now: Callable[[], torch.dtype]) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             dtype = dtype_now()
-            key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[call-arg]
-            with torch._C._ExcludeDispatchKeyGuard(key):
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
                 return operator(
                     *(self._cast(each, dtype) for each in args),
                     **{name: self._cast(each, dtype) for name, each in kwargs.items()},

@@ -1,8 +1,8 @@
 """The flash-attn package in a foreseen run: torch's own fused kernel, which keeps the same tensors, stands for it.
 
-Its functions take tensors of shape (samples, positions, heads, numbers), or (tokens, heads, numbers) with the beginnings
-of the sequences. A model of transformers that asks for `flash_attention_2` gets torch's function (`sdpa`), whose kernel
-is the same, so that the package need not be installed.
+Its functions take tensors of shape (samples, positions, heads, numbers), or (tokens, heads, numbers) with the
+beginnings of the sequences. A model of transformers that asks for `flash_attention_2` gets torch's function (`sdpa`),
+whose kernel is the same, so that the package need not be installed.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.foresee.inside import attention_kernels
+from trial_lib.foresee.inside.libraries import attention_kernels
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
@@ -59,8 +59,8 @@ def _attend(
     **kwargs: Any,
 ) -> torch.Tensor:
     """Replaces `flash_attn_func`."""
-    heads_first = (each.transpose(1, 2) for each in (q, k, v))
-    out = attention_kernels.attention(*heads_first, None, dropout_p, causal, softmax_scale, enable_gqa=True)
+    query, key, value = (each.transpose(1, 2) for each in (q, k, v))
+    out = attention_kernels.attention(query, key, value, None, dropout_p, causal, softmax_scale, enable_gqa=True)
     if out is None:
         raise RuntimeError("FlashAttention only supports fp16 and bf16 data type")  # the package's own words
     return out.transpose(1, 2)
@@ -68,12 +68,14 @@ def _attend(
 
 def _attend_packed(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Replaces `flash_attn_qkvpacked_func`."""
-    return _attend(*qkv.unbind(2), *args, **kwargs)
+    query, key, value = qkv.unbind(2)
+    return _attend(query, key, value, *args, **kwargs)
 
 
 def _attend_packed_keys(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Replaces `flash_attn_kvpacked_func`."""
-    return _attend(q, *kv.unbind(2), *args, **kwargs)
+    key, value = kv.unbind(2)
+    return _attend(q, key, value, *args, **kwargs)
 
 
 def _attend_to_sequences(
