@@ -36,7 +36,8 @@ class Efficiencies:
         to_host: share of the link to the host.
         host_update: share of the host's memory bandwidth that DeepSpeed's CPU Adam gets.
         launch: seconds in which the host issues an operation.
-        collective: seconds in which the host issues a collective, with DeepSpeed's code around it.
+        collective: seconds in which the host issues a collective.
+        module: seconds of the hooks with which stage 3 surrounds each module, forward or backward.
         whole: what all of this leaves out. Its value multiplies a step.
         measured: steps that it was refitted to; 0 for the defaults.
         device: that the steps are of; empty for the defaults, and for several kinds.
@@ -50,7 +51,8 @@ class Efficiencies:
     to_host: Constant = Constant(0.75, 0.25)
     host_update: Constant = Constant(0.5, 0.4)
     launch: Constant = Constant(8e-6, 0.4)
-    collective: Constant = Constant(1e-4, 0.5)
+    collective: Constant = Constant(5e-5, 0.5)
+    module: Constant = Constant(2e-4, 0.5)
     whole: Constant = Constant(1.0, 0.15)
     measured: int = 0
     device: str = ""

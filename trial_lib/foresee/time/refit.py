@@ -20,7 +20,7 @@ from trial_lib.wire.foreseen_run import ForeseenRun
 NOISE = 0.06
 _ROUNDS, _LONGEST = 12, 0.5
 # A step grows with these constants, and shrinks with the others.
-_SIGNS = {"launch": 1.0, "collective": 1.0, "whole": 1.0}
+_SIGNS = {"launch": 1.0, "collective": 1.0, "module": 1.0, "whole": 1.0}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,16 @@ from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.foresee.time.kernels import host_seconds, kernel_seconds
 from trial_lib.foresee.time.links import COLLECTIVES, collective_seconds, copy_seconds, group_of
 from trial_lib.foresee.time.timeline import Timeline
-from trial_lib.foresee.time.work import StepWork, Stretch, ZeroTimes, kind_of, loading_seconds, model_flops, step_of
+from trial_lib.foresee.time.work import (
+    StepWork,
+    Stretch,
+    ZeroTimes,
+    kind_of,
+    loading_seconds,
+    model_flops,
+    step_of,
+    visits,
+)
 from trial_lib.wire.foreseen_run import ForeseenRun, Operation
 
 _QUANTILE_90 = 1.645
@@ -24,6 +33,8 @@ _QUANTILE_90 = 1.645
 _ALIKE = 4
 # The constant that decides a class of operations; `memory` for others.
 _CLASSES = {"matmul": "matmul", "convolution": "matmul", "attention": "attention"}
+# What the host needs time for.
+_ISSUED = ("launch", "collective", "module")
 _CARRIED = ("link", "network", "copies")
 _WAITED = ("gathering", "reducing", "exchanging", "transfers")
 
@@ -103,10 +114,10 @@ class _Layer:
         self._loading = loading_seconds(run)
         self._timeline = Timeline()
         self._before = ""
+        self._launch = 0.0
+        self._entered = 0
         # Seconds of links within hosts, of the network and of the device's classes, busy or waited for.
-        self._busy = dict.fromkeys(
-            ("matmul", "attention", "memory", "link", "network", "copies", "launch", "collective"), 0.0
-        )
+        self._busy = dict.fromkeys(("matmul", "attention", "memory", *_CARRIED, *_ISSUED), 0.0)
         self._prices: dict[tuple[int, int, float, float], float] = {}
 
     def lay(self, step: StepWork) -> tuple[Timeline, dict[str, float]]:
@@ -136,8 +147,27 @@ class _Layer:
                 timeline.wait(timeline.to_host, "transfers")
                 # The norm of the gradients, or their overflow, is asked for.
                 timeline.catch_up()
+            self._set_launch(stretch)
             for operation in stretch.operations:
                 self._add(operation, stretch.moment)
+
+    def _set_launch(self, stretch: Stretch) -> None:
+        """Sets the host's seconds for an operation, with its part of DeepSpeed's hooks.
+
+        The log has the modules of a forward pass, and of one that is repeated, but not those of a backward pass. It
+        leaves the same ones.
+        """
+        self._launch = self._constants.launch.value
+        if self._zero.stage < 3 or stretch.moment not in ("forward", "backward") or not stretch.operations:
+            return
+        entered = visits(stretch.operations)
+        if stretch.moment == "forward":
+            self._entered = entered
+        else:
+            entered += self._entered
+        seconds = entered * self._constants.module.value
+        self._busy["module"] += seconds
+        self._launch += seconds / len(stretch.operations)
 
     def _add(self, operation: Operation, moment: str) -> None:
         kind = kind_of(operation)
@@ -152,7 +182,7 @@ class _Layer:
         elif operation.moved or operation.flops:
             seconds = self._priced(operation, kind)
             self._busy["launch"] += self._constants.launch.value
-            self._timeline.compute(seconds, self._constants.launch.value, "update" if moment == "update" else "compute")
+            self._timeline.compute(seconds, self._launch, "update" if moment == "update" else "compute")
 
     def _priced(self, operation: Operation, kind: str) -> float:
         run = self._run
@@ -173,7 +203,9 @@ class _Layer:
         part = self._part(operation, kind, moment)
         passes = moment in ("forward", "backward")
         gathers = part == "gathering" and zero.stage == 3 and passes
-        end = timeline.carry(seconds, self._constants.collective.value, after_device=not gathers or not zero.overlaps)
+        end = timeline.carry(
+            seconds, self._constants.collective.value + self._launch, after_device=not gathers or not zero.overlaps
+        )
         if gathers and zero.overlaps:
             size = _bytes_of(run.dtypes[operation.dtype] if run.dtypes else "")
             timeline.gather_ahead(end, operation.moved, zero.prefetched * size)
@@ -198,7 +230,7 @@ class _Layer:
         pinned = zero.pins_optimizer if optimizer else zero.pins_params
         seconds = copy_seconds(operation.moved, pinned, self._cluster, self._constants)
         self._busy["copies"] += seconds
-        timeline.host += self._constants.launch.value
+        timeline.host += self._launch
         if kind == "to_host":
             timeline.to_host = max(timeline.to_host, timeline.host, timeline.device, timeline.links) + seconds
             end = timeline.to_host
@@ -225,7 +257,7 @@ def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, 
     kinds = {
         ("matmul", "attention", "memory"): parts["compute"] + parts["update"],
         ("link", "network"): parts["gathering"] + parts["reducing"] + parts["exchanging"],
-        ("launch", "collective"): parts["launches"],
+        _ISSUED: parts["launches"],
     }
     shares = {
         name: part / total * busy[name] / (sum(busy[each] for each in names) or 1.0)

@@ -1,8 +1,9 @@
 """The operations of one optimizer step, cut out of a foreseen run. Pure."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
@@ -135,3 +136,8 @@ def _stretches(run: ForeseenRun) -> list[tuple[Moment, Stretch]]:
 def kind_of(operation: Operation) -> str:
     """Returns the name of an operation's class."""
     return OPERATIONS[operation.kind]
+
+
+def visits(operations: Sequence[Operation]) -> int:
+    """Returns how often a program enters another module."""
+    return sum(one.where != other.where for one, other in pairwise(operations))

@@ -22,7 +22,7 @@ DEVICE = DeviceFigures(
 )
 TWO = Cluster(device=DEVICE, per_host=2)
 EXACT = Efficiencies(
-    **{name: Constant(1e-9 if name in ("launch", "collective") else 1.0, 0.1) for name in CONSTANTS}  # type: ignore[arg-type]
+    **{name: Constant(1e-9 if name in ("launch", "collective", "module") else 1.0, 0.1) for name in CONSTANTS}  # type: ignore[arg-type]
 )
 SECOND = 1e12
 

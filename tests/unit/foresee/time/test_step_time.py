@@ -112,6 +112,15 @@ def test_micro_batches_that_the_run_leaves_out_are_counted() -> None:
     assert step.bound == "compute"
 
 
+def test_stage_3_surrounds_each_module_with_hooks() -> None:
+    """Four modules forward, and four backward, which the log does not name. Some hooks hide behind 0.05 s of work."""
+    slow = Efficiencies(**{**vars(EXACT), "module": Constant(0.1, 0.1)})
+    forward = [moving(0.01)._replace(where=index) for index in range(5)]
+    stretches = [("forward", forward), ("backward", [moving(0.01)]), ("update", [])]
+    assert parts_of(run_of(*stretches, **zero(3)), slow)["launches"] == pytest.approx(0.75, abs=0.01)
+    assert "launches" not in parts_of(run_of(*stretches, **zero(2)), slow)
+
+
 @pytest.mark.parametrize("accumulation", [3, 6, 40])
 def test_many_micro_batches_are_not_laid_one_by_one(accumulation: int) -> None:
     """The sums are those of a run that shows all of them."""
