@@ -197,7 +197,8 @@ def plan_by_hand(**more: Any) -> PlanRecord:
             devices_by_hand("h100-80gb", 79.1),
         ),
         "best": 1,
-        "answer": "On 8 h100-80gb: ZeRO 3, micro-batch 4, accumulation 4: foreseen 18.7 samples/s (14.9 to 22.4).",
+        "answer": "On 8 h100-80gb: ZeRO 3, micro-batch 4, accumulation 4: foreseen 18.7 samples/s (14.9 to 22.4), "
+        "38,265 tokens/s, MFU 41 %, 163 for a billion tokens. It fits with 94 %.",
         "best_command": "deepspeed --num_gpus 8 train.py --deepspeed_config best_ds_config.json",
         "asks": (
             PlannedAsk(asker=f"mask (train.py:31) {MARKUP}", question="item", answer="False", is_known=False, count=64),

@@ -1,20 +1,16 @@
 """The report in a real browser: without a network, on a desk and on a phone, by day and by night."""
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from browser_fixtures import A4, DESK, PAPER, PHONE, SHOWN_BOXES, Opened, background, contrast, opened, pdf_pages
+from playwright.sync_api import Browser
 from report_fixtures import CRASH, only_history, recorded_study, study_with_failures
 
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.write_report import write_report
 
-DESK, PHONE = (1280, 800), (390, 844)
-PAPER = (688, 1017)  # A4 between its margins, in CSS pixels
-A4 = (595, 842)  # points
-SHOWN_BOXES = "[...document.querySelectorAll('.main-svg:first-child')].map(svg => svg.getAttribute('viewBox'))"
 ANSWER = "2.53x faster than your configuration (95 % CI 2.19 to 2.92): ZeRO 0, micro-batch 64, accumulation 2"
 FIGURES = ["throughput", "memory", "progress", "knobs"]
 
@@ -26,34 +22,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
     return paths
 
 
-@dataclass
-class Opened:
-    """A page that has been opened, and what went on while it was."""
-
-    page: Page
-    errors: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-def opened(
-    browser: Browser, file: Path, size: tuple[int, int] = DESK, scheme: str = "light", touch: bool = False
-) -> Opened:
-    """Opens a file without a network, and waits until its figures are drawn."""
-    width, height = size
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=touch, is_mobile=touch, offline=True
-    )
-    told = Opened(context.new_page())
-    told.page.on("console", lambda message: told.errors.append(message.text) if message.type == "error" else None)
-    told.page.on("pageerror", lambda error: told.errors.append(str(error)))
-    told.page.on("request", lambda request: told.requests.append(request.url))
-    told.page.goto(file.as_uri())
-    told.page.wait_for_function(
-        "() => [...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))"
-    )
-    return told
-
-
 @pytest.fixture(scope="module")
 def desk(browser: Browser, study: StudyPaths) -> Opened:
     return opened(browser, study.report)
@@ -62,37 +30,6 @@ def desk(browser: Browser, study: StudyPaths) -> Opened:
 @pytest.fixture(scope="module")
 def phone(browser: Browser, study: StudyPaths) -> Opened:
     return opened(browser, study.report, PHONE, touch=True)
-
-
-def pdf_pages(pdf: bytes) -> list[tuple[float, float]]:
-    """Returns the size of each page of a PDF, in points."""
-    boxes = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
-    return [(float(width), float(height)) for width, height in boxes]
-
-
-def background(page: Page) -> str:
-    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-
-
-def contrast(page: Page, selector: str, ink: str = "color") -> float:
-    """Returns the contrast of a text with what is behind it, as WCAG 2 defines it."""
-    return float(
-        page.evaluate(
-            """([selector, ink]) => {
-              const light = (colour) => {
-                const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(Number).map((part) => part / 255)
-                  .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-                return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-              };
-              const element = document.querySelector(selector);
-              let behind = element;
-              while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
-              const pair = [getComputedStyle(element)[ink], getComputedStyle(behind).backgroundColor].map(light);
-              return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
-            }""",
-            [selector, ink],
-        )
-    )
 
 
 @pytest.mark.parametrize("where", ["desk", "phone"])
