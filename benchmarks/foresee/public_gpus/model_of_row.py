@@ -58,6 +58,7 @@ class RowProgram:
         checkpointed_layers: layers of one such piece.
         loss: `full`, `chunked` or `value head`.
         compiled: whether elementwise parts are fused and computed again, as torch.compile does.
+        is_plain: whether the source had one device and no DeepSpeed.
         precision: `bf16`, `fp16`, `fp32`, or `pure bf16` if all states have 16 bits.
         micro_batch: samples.
         accumulation: micro-batches of an optimizer step.
@@ -83,6 +84,7 @@ class RowProgram:
     checkpointed_layers: int = 1
     loss: str = "full"
     compiled: bool = False
+    is_plain: bool = False
     precision: str = "bf16"
     micro_batch: int = 1
     accumulation: int = 1
@@ -153,6 +155,7 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         checkpointed_layers=row.get("checkpointed_layers", 1),
         loss=row.get("loss", "full"),
         compiled=bool(row.get("compiled")),
+        is_plain=row["gpus"] == 1 and row["zero_stage"] == 0 and "deepspeed" not in row["framework"].lower(),
         precision=precision,
         micro_batch=row["micro_batch"],
         accumulation=min(2, row.get("grad_accum") or 1),

@@ -86,6 +86,8 @@ def main() -> None:
     torch.set_default_dtype(torch.float32)
     model.train()
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=program.ds_config)
+    # Without DeepSpeed, gradients of one device are not copied into a flat block.
+    engine.enable_backward_allreduce = not program.is_plain
     for _ in range(STEPS * program.accumulation):
         tokens = torch.randint(0, program.vocab, (program.micro_batch, program.tokens)).to(engine.device)
         named = program.family != "decoder" and program.loss != "value head"

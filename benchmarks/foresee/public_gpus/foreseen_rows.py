@@ -1,0 +1,82 @@
+"""Foreseen runs of the rows' programs, in a cache outside the repository."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from trial_lib.wire.foresee_order import ForeseeOrder
+
+from benchmarks.foresee.public_gpus.model_of_row import RowProgram
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+CACHE = Path(os.environ.get("FORESEEN_ROWS") or Path.home() / ".cache" / "zerotune" / "foreseen_rows")
+"""The variable `FORESEEN_ROWS` puts it elsewhere."""
+
+DEADLINE_S = 420
+STEPS = 2
+_TRAINING = Path(__file__).with_name("row_training.py")
+_RANK = "import json, sys; from trial_lib.foresee.inside.rank import run; run(json.load(open(sys.argv[1])), 0)"
+
+
+def foreseen(program: RowProgram) -> ForeseenRun:
+    """Returns the foreseen run of a program. A run that cannot be foreseen has `stopped`."""
+    file = CACHE / f"{program.key}.json.gz"
+    if file.exists():
+        return ForeseenRun.from_json(json.loads(gzip.decompress(file.read_bytes())))
+    run = _run(program)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(run.to_json(), default=str)
+    if not run.stopped.startswith("deadline"):
+        file.write_bytes(gzip.compress(text.encode(), 5))
+    return ForeseenRun.from_json(json.loads(text))
+
+
+def is_known(program: RowProgram) -> bool:
+    """Returns whether the cache has the program's run."""
+    return (CACHE / f"{program.key}.json.gz").exists()
+
+
+def sized(program: RowProgram, micro_batch: int) -> RowProgram:
+    """Returns a program with another micro-batch."""
+    config = {**program.ds_config, "train_micro_batch_size_per_gpu": micro_batch}
+    return replace(program, micro_batch=micro_batch, ds_config=config)
+
+
+def _run(program: RowProgram) -> ForeseenRun:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "program.json").write_text(json.dumps(asdict(program)))
+        (place / "scratch").mkdir()
+        result = place / "run.json"
+        order = ForeseeOrder(
+            program={"script": str(_TRAINING)},
+            arguments=[str(place / "program.json")],
+            model_dir=str(_TRAINING.parent),
+            scratch=str(place / "scratch"),
+            protected_before=time.time(),
+            world=program.world,
+            ranks_per_host=program.per_node,
+            device_bytes=80 * 2**30,
+            steps=STEPS,
+            result=str(result),
+            launched_at=time.time(),
+        )
+        (place / "order.json").write_text(json.dumps(order.to_json()))
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(program.world), "MASTER_ADDR": "127.0.0.1"}
+        environment = {**os.environ, **ranks, "MASTER_PORT": "29999", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", _RANK, str(place / "order.json")]
+        try:
+            done = subprocess.run(
+                command, cwd=place, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+            )
+        except subprocess.TimeoutExpired:
+            return ForeseenRun(world=program.world, stopped=f"deadline of {DEADLINE_S} s")
+        if not result.exists():
+            return ForeseenRun(world=program.world, stopped=f"no record: {done.stderr[-300:]}")
+        return ForeseenRun.from_json(json.loads(result.read_text()))

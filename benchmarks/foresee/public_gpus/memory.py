@@ -1,0 +1,209 @@
+"""Compares the memory of foreseen runs with public measurements: `python -m benchmarks.foresee.public_gpus.memory`.
+
+Each row's program is foreseen once and cached (`foreseen_rows.py`), so a second comparison takes a minute.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known
+from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, lacks, program_of, read_rows
+from trial_lib.foresee.memory.constants import GIB, outside_pytorch, workspaces
+from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast, interval
+from trial_lib.foresee.memory.replay import replay
+from trial_lib.foresee.time.devices import known_devices
+from trial_lib.memory.budget import Uncertain
+from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
+
+RESULTS = Path(__file__).parents[2] / "results" / "foreseen_memory.json"
+
+ROW_ERROR = 0.09
+"""Standard deviation of the allocated peak, as a share, for a program that was rebuilt from a row's facts.
+
+The one constant that is fitted to these rows. It decides the width of the interval, and no prediction.
+"""
+
+_FIGURES = {"allocated": "allocated", "reserved": "reserved", "shown": "shown", "unknown": "shown"}
+_CAPABILITIES = (("v100", (7, 0)), ("t4", (7, 5)), ("h100", (9, 0)), ("h200", (9, 0)), ("b200", (10, 0)))
+# Visible bytes of a device whose kind no list has.
+_VISIBLE = 0.985
+
+
+@lru_cache
+def _devices() -> dict[str, float]:
+    return {name: figures.memory_gib for name, figures in known_devices().items()}
+
+
+def capacity(row: Mapping[str, Any]) -> float:
+    """Returns the bytes of a row's device that programs can have."""
+    if row.get("capacity_gib"):
+        return float(row["capacity_gib"]) * GIB
+    words, size = row["gpu_kind"].lower(), row["gpu_memory_gib"]
+    for name, visible in _devices().items():
+        kind, _, rest = name.partition("-")
+        if kind in words and re.match(rf"{size:g}gb", rest):
+            return visible * GIB
+    return _VISIBLE * float(size) * GIB
+
+
+def memory_of(row: Mapping[str, Any], program: RowProgram, run: ForeseenRun) -> ArmMemory:
+    """Returns the memory of a row's program on its device."""
+    words = row["gpu_kind"].lower()
+    capability = next((found for name, found in _CAPABILITIES if name in words), (8, 0))
+    return ArmMemory(
+        one=adjusted(row, program, run),
+        ranks_per_node=program.per_node,
+        capability=capability,
+        # Sources of the V100's years are older than CUDA 11.7.
+        loads_all_kernels="v100" in words,
+        program_error=ROW_ERROR,
+    )
+
+
+def adjusted(row: Mapping[str, Any], program: RowProgram, run: ForeseenRun) -> ForeseenRun:
+    """Returns a run without the second copy of the parameters, which FSDP has not if all states have 16 bits."""
+    if program.precision != "pure bf16" or "fsdp" not in row["framework"].lower() or not row["zero_stage"]:
+        return run
+    copies = {KINDS.index("optimizer")}
+    share = 2 * run.parameters / program.world
+    found = 0.0
+    storages = list(run.storages)
+    for index, storage in enumerate(storages):
+        if storage.kind in copies and storage.place == 0 and found < share - storage.size / 2:
+            found += storage.size
+            storages[index] = storage._replace(size=0)
+    return replace(run, storages=tuple(storages))
+
+
+def compare(row: Mapping[str, Any], *, runs: bool) -> dict[str, Any]:
+    """Returns what was foreseen of a row, beside what was measured.
+
+    Args:
+        row: the measurement.
+        runs: whether programs that the cache lacks are run.
+    """
+    found: dict[str, Any] = {"id": row["id"], "model": row["model"], "framework": row["framework"]}
+    if missing := lacks(row):
+        return {**found, "left_out": missing}
+    program = program_of(row)
+    if not runs and not is_known(program):
+        return {**found, "left_out": "not run"}
+    run = foreseen(program)
+    if run.stopped:
+        return {**found, "left_out": f"not foreseen: {run.stopped[:160]}"}
+    arm = memory_of(row, program, run)
+    forecast = arm.at(program.micro_batch)
+    highest = forecast.live.highest
+    found["moment"] = highest.name if highest else ""
+    found["split_gib"] = {kind: round(size / GIB, 2) for kind, size in (highest.split if highest else {}).items()}
+    for figure in ("allocated", "reserved", "shown", "needed"):
+        found[f"{figure}_gib"] = round(getattr(forecast, figure).mean / GIB, 2)
+    found.update(_fit(row, forecast))
+    found.update(_peak(row, arm, forecast))
+    return found
+
+
+def _fit(row: Mapping[str, Any], forecast: PeakForecast) -> dict[str, Any]:
+    if not row.get("gpu_memory_gib") or not {"fit", "no_fit"} & set(row.get("use_for", ())):
+        return {}
+    chance = forecast.fits(capacity(row))
+    fitted = row["outcome"] == "completed"
+    return {"fits": round(chance, 3), "fitted": fitted, "right": (chance >= 0.5) == fitted}
+
+
+def _peak(row: Mapping[str, Any], arm: ArmMemory, forecast: PeakForecast) -> dict[str, Any]:
+    kind = row.get("memory_kind")
+    if kind is None or kind == "upper bound":
+        return {}
+    measured = row["peak_memory_gib"] * GIB
+    if kind == "allocated at failure":
+        # The device was full. The replay on one of its size ends where it fails too.
+        outside = outside_pytorch(arm.one.world, arm.ranks_per_node, loads_all_kernels=arm.loads_all_kernels)
+        limit = capacity(row) - outside.mean
+        failed = replay(arm.one, limit=limit, before=workspaces(arm.capability))
+        mean = failed.allocated
+        predicted = Uncertain(mean, arm.program_error * mean)
+    else:
+        predicted = getattr(forecast, _FIGURES[kind])
+    low, high = interval(predicted)
+    return {
+        "memory_kind": kind,
+        "measured_gib": row["peak_memory_gib"],
+        "foreseen_gib": round(predicted.mean / GIB, 2),
+        "low_gib": round(low / GIB, 2),
+        "high_gib": round(high / GIB, 2),
+        "error": round(predicted.mean / measured - 1, 3),
+        "within": low <= measured <= high,
+    }
+
+
+def summary(compared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the figures over all rows."""
+    rows = list(compared)
+    kinds = {
+        "allocated": ("allocated", "allocated at failure"),
+        "allocated, completed": ("allocated",),
+        "reserved or shown": ("reserved", "shown"),
+        "kind not stated, as shown": ("unknown",),
+    }
+    found: dict[str, Any] = {}
+    for name, members in kinds.items():
+        some = [each for each in rows if each.get("memory_kind") in members]
+        if some:
+            found[name] = {
+                "rows": len(some),
+                "median_error": round(median(abs(each["error"]) for each in some), 3),
+                "worst_error": round(max(abs(each["error"]) for each in some), 3),
+                "within_90": round(sum(each["within"] for each in some) / len(some), 2),
+            }
+    facts = [each for each in rows if "right" in each]
+    for name, members in (("fits", True), ("does not fit", False)):
+        some = [each for each in facts if each["fitted"] is members]
+        found[name] = {"rows": len(some), "right": sum(each["right"] for each in some)}
+    if facts:
+        found["facts"] = {"rows": len(facts), "right": round(sum(each["right"] for each in facts) / len(facts), 3)}
+    left_out = [each["left_out"].partition(":")[0] for each in rows if "left_out" in each]
+    found["left_out"] = {why: left_out.count(why) for why in sorted(set(left_out))}
+    return found
+
+
+def _is_wanted(row: Mapping[str, Any], wanted: str) -> bool:
+    return wanted == "all" or bool(row.get("peak_memory_gib")) == (wanted == "peaks")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the comparison and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=Path, default=ROWS, help="another file of rows with the same fields")
+    parser.add_argument("--wanted", choices=("all", "peaks", "facts"), default="all")
+    parser.add_argument("--cached", action="store_true", help="only rows whose run the cache has")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after that time")
+    parser.add_argument("--to", type=Path, default=RESULTS)
+    chosen = parser.parse_args(arguments)
+    began = time.monotonic()
+    compared = []
+    # The smallest runs come first, in case that the time does not suffice for all.
+    for row in sorted(read_rows(chosen.rows), key=lambda row: row.get("layers") or 0):
+        if not _is_wanted(row, chosen.wanted):
+            continue
+        runs = not chosen.cached and time.monotonic() - began < chosen.seconds
+        found = compare(row, runs=runs)
+        compared.append(found)
+        keys = ("id", "left_out", "memory_kind", "measured_gib", "foreseen_gib", "error", "fits", "fitted", "right")
+        print({key: found[key] for key in keys if key in found}, file=sys.stderr, flush=True)
+    results = {"summary": summary(compared), "fitted_constants": {"ROW_ERROR": ROW_ERROR}, "rows": compared}
+    chosen.to.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results["summary"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
