@@ -40,7 +40,7 @@ _VISIBLE = 0.985
 
 @lru_cache
 def _devices() -> dict[str, float]:
-    return {name: figures.memory_gib for name, figures in known_devices().items()}
+    return {name: figures.memory / GIB for name, figures in known_devices().items()}
 
 
 def capacity(row: Mapping[str, Any]) -> float:

@@ -68,6 +68,15 @@ class _Valued(torch.nn.Module):
         return self.head(self.base(input_ids=input_ids).last_hidden_state).float().mean()
 
 
+def model_of(program: Any) -> torch.nn.Module:
+    """Returns the model of a program."""
+    if program.family != "decoder":
+        return hugging_face_model(program)
+    from decoder import Decoder
+
+    return Decoder(program)
+
+
 def main() -> None:
     """Trains for a few steps."""
     parser = argparse.ArgumentParser()
@@ -77,12 +86,11 @@ def main() -> None:
     program = SimpleNamespace(**json.loads(Path(arguments.program).read_text()))
     if program.precision == "pure bf16":
         torch.set_default_dtype(torch.bfloat16)
-    if program.family == "decoder":
-        from decoder import Decoder
-
-        model: torch.nn.Module = Decoder(program)
-    else:
-        model = hugging_face_model(program)
+    # The parameters of stage 3 are partitioned while the model is made, as users of large models do.
+    stage = program.ds_config["zero_optimization"]["stage"]
+    deepspeed.init_distributed()
+    with deepspeed.zero.Init(config_dict_or_path=program.ds_config, enabled=stage == 3):
+        model = model_of(program)
     torch.set_default_dtype(torch.float32)
     model.train()
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=program.ds_config)
