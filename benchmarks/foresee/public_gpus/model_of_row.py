@@ -256,5 +256,5 @@ def _buckets(row: Mapping[str, Any], program: RowProgram) -> dict[str, Any]:
             found = {**found, name: value}
         else:
             found = {**found, name: int(value)}
-    # Quantised communication needs kernels of a device. Its buffers are the row's own matter.
-    return {name: value for name, value in found.items() if not name.startswith("zero_")}
+    # Quantised communication needs kernels of a device. Its buffers are not foreseen.
+    return {name: value for name, value in found.items() if not name.startswith("zero_quantized")}
