@@ -32,7 +32,7 @@ def foreseen(program: RowProgram) -> ForeseenRun:
     run = _run(program)
     CACHE.mkdir(parents=True, exist_ok=True)
     text = json.dumps(run.to_json(), default=str)
-    if not run.stopped.startswith("deadline"):
+    if not run.stopped.startswith(("deadline", "no record")):
         file.write_bytes(gzip.compress(text.encode(), 5))
     return ForeseenRun.from_json(json.loads(text))
 

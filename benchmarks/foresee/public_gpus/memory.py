@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,8 +17,10 @@ from typing import Any
 
 from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, lacks, program_of, read_rows
+from trial_lib.foresee.memory.by_size import by_size
 from trial_lib.foresee.memory.constants import GIB, outside_pytorch, workspaces
 from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast, interval
+from trial_lib.foresee.memory.live_bytes import LiveBytes
 from trial_lib.foresee.memory.replay import replay
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.memory.budget import Uncertain
@@ -31,6 +33,9 @@ ROW_ERROR = 0.09
 
 The one constant that is fitted to these rows. It decides the width of the interval, and no prediction.
 """
+
+MOST_LAYERS, FEW_LAYERS = 48, (8, 16)
+"""A model of more layers is foreseen with few, twice, unless the cache has its run."""
 
 _FIGURES = {"allocated": "allocated", "reserved": "reserved", "shown": "shown", "unknown": "shown"}
 _CAPABILITIES = (("v100", (7, 0)), ("t4", (7, 5)), ("h100", (9, 0)), ("h200", (9, 0)), ("b200", (10, 0)))
@@ -95,13 +100,20 @@ def compare(row: Mapping[str, Any], *, runs: bool) -> dict[str, Any]:
     if missing := lacks(row):
         return {**found, "left_out": missing}
     program = program_of(row)
-    if not runs and not is_known(program):
+    pieces = [program]
+    if program.layers > MOST_LAYERS and not is_known(program):
+        pieces = [replace(program, layers=layers) for layers in FEW_LAYERS]
+    if not runs and not all(is_known(each) for each in pieces):
         return {**found, "left_out": "not run"}
-    run = foreseen(program)
-    if run.stopped:
-        return {**found, "left_out": f"not foreseen: {run.stopped[:160]}"}
-    arm = memory_of(row, program, run)
-    forecast = arm.at(program.micro_batch)
+    parts = [foreseen(each) for each in pieces]
+    if stopped := next((run.stopped for run in parts if run.stopped), ""):
+        return {**found, "left_out": f"not foreseen: {stopped[:160]}"}
+    arm = memory_of(row, program, parts[-1])
+    if len(parts) == 1:
+        forecast = arm.at(program.micro_batch)
+    else:
+        found["layers_run"] = list(FEW_LAYERS)
+        forecast = arm.of_live(program.micro_batch, of_more_layers(parts, program.layers))
     highest = forecast.live.highest
     found["moment"] = highest.name if highest else ""
     found["split_gib"] = {kind: round(size / GIB, 2) for kind, size in (highest.split if highest else {}).items()}
@@ -110,6 +122,17 @@ def compare(row: Mapping[str, Any], *, runs: bool) -> dict[str, Any]:
     found.update(_fit(row, forecast))
     found.update(_peak(row, arm, forecast))
     return found
+
+
+def of_more_layers(runs: Sequence[ForeseenRun], layers: int) -> LiveBytes:
+    """Returns the live bytes of a model with more layers, each moment's peak as a line in the layers.
+
+    Args:
+        runs: with `FEW_LAYERS`.
+        layers: of the model.
+    """
+    few, more = (replace(run, micro_batch=layers) for run, layers in zip(runs, FEW_LAYERS, strict=True))
+    return by_size(few, more).at(layers)
 
 
 def _fit(row: Mapping[str, Any], forecast: PeakForecast) -> dict[str, Any]:

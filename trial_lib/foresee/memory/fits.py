@@ -108,7 +108,15 @@ class ArmMemory:
 
     def at(self, micro_batch: int) -> PeakForecast:
         """Returns the memory of a micro-batch, in samples."""
-        live = self.sizes.at(micro_batch)
+        return self.of_live(micro_batch, self.sizes.at(micro_batch))
+
+    def of_live(self, micro_batch: int, live: LiveBytes) -> PeakForecast:
+        """Returns the memory of live bytes that the runs themselves do not have, such as those of more layers.
+
+        Args:
+            micro_batch: samples.
+            live: by moment. The allocator adds to them what it adds to the larger run, as a share.
+        """
         of_cublas = sum(workspaces(self.capability))
         in_use = live.peak + of_cublas
         # The allocator keeps rests of up to 1 MiB with their blocks, and they count as allocated.
