@@ -36,7 +36,8 @@ _MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
 # A block of the host that is at least as large is no data, if the engine asks for it.
 _LARGE_BYTES = 2**20
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
-_aten = torch.ops.aten
+# Torch's own code asks for a tensor's device by this operator.
+_DEVICE = torch.ops.prim.device.default
 
 
 class FakeTensors(TorchDispatchMode):
@@ -62,6 +63,8 @@ class FakeTensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator, fake or real."""
+        if func is _DEVICE:
+            return args[0]._fake_device
         kwargs = kwargs or {}
         if FakeTensor in types:
             for kind in types:
@@ -104,6 +107,11 @@ class FakeTensors(TorchDispatchMode):
         if device is not None and device.type == "meta":
             return self._shape_only(func, args, kwargs)
         args, kwargs = self._all_fake(func, args, kwargs)
+        if func.is_view and type(args[0]) is FakeTensor and torch.Tag.inplace_view not in func.tags:
+            out = self._maker.views(func, args[0], args[1:], kwargs)
+            if _KNOWN in vars(args[0]):
+                self._keep_known(func, args, kwargs, args[:1], out)
+            return out
         tensors: list[torch.Tensor] = []
         key = None
         repeats = self._repeats.get(func)
@@ -143,6 +151,13 @@ class FakeTensors(TorchDispatchMode):
         key: Any,
     ) -> Any:
         """Returns what torch's fake mode returns, and keeps it for the next time."""
+        if key is not None:
+            entry = self._by_shape(func, args, kwargs, tensors)
+            if entry is not None:
+                self._memo[key] = entry
+                if entry.cost is not None:
+                    self._operations.note(entry.cost)
+                return self._maker.again(entry, tensors, made)
         try:
             out = self.fakes.dispatch(func, (FakeTensor,), args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
@@ -163,13 +178,41 @@ class FakeTensors(TorchDispatchMode):
         cost = self._operations.cost(func, args, kwargs, tensors, new, out)
         if cost is not None:
             self._operations.note(cost)
-        entry = None if key is None else output_memo.entry_of(out, tensors, cost)
+        entry = None if key is None else output_memo.entry_of(out, tensors, None, cost)
         if entry is None:
             made += new
             return out
         self._memo[key] = entry
         # Torch refers to its own result weakly, and a parameter with such a reference cannot change its device.
         return self._maker.again(entry, tensors, made)
+
+    def _by_shape(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        """Returns the entry of a call by torch's own kernels for shapes, which are faster than its fake mode.
+
+        Returns None for a call that needs the mode: one that names a device, has inputs in two places, or has no such
+        kernel.
+        """
+        devices = {each._fake_device for each in tensors if each.dim()}  # type: ignore[attr-defined]
+        if len(devices) != 1 or "device" in kwargs or "out" in func._overloadname or not _has_shape_kernel(func):
+            return None
+        bare = {id(each): self._maker.bare(each) for each in tensors}
+        shaped_args, shaped = _mapped((args, kwargs), torch.Tensor, lambda each: bare[id(each)])
+        try:
+            out = func(*shaped_args, **shaped)
+        except (NotImplementedError, RuntimeError):
+            return None
+        sources = list(bare.values())
+        entry = output_memo.entry_of(out, sources, next(iter(devices)), None)
+        if entry is None:
+            return None
+        new = [
+            leaf for leaf, output in zip(_leaves((out,)), entry.outputs, strict=True) if output.how == output_memo.NEW
+        ]
+        unique = {id(each): index for index, each in enumerate(tensors)}
+        positions = [unique[address] for address in bare]
+        moved = tuple(each._replace(source=positions[each.source]) for each in entry.outputs)
+        cost = self._operations.cost(func, shaped_args, shaped, tensors, new, out)
+        return output_memo.Entry(moved, entry.container, cost)
 
     def _by_known(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns the result of an operator whose shape follows from numbers, if they are known."""
@@ -249,6 +292,10 @@ class FakeTensors(TorchDispatchMode):
         for fake, number in zip(_leaves((out,)), _leaves((result,)), strict=True):
             if isinstance(fake, FakeTensor) and isinstance(number, torch.Tensor):
                 _keep(fake, number)
+
+
+def _has_shape_kernel(func: Any) -> bool:
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "Meta")
 
 
 def _keep(fake: torch.Tensor, real: torch.Tensor) -> None:

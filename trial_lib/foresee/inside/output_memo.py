@@ -109,8 +109,15 @@ def _add(values: Sequence[Any], parts: list[Any], tensors: list[torch.Tensor], w
             raise UnknownArgumentError
 
 
-def entry_of(out: Any, tensors: list[torch.Tensor], cost: Any) -> Entry | None:
-    """Returns the entry for what a call has returned; None if it cannot be repeated."""
+def entry_of(out: Any, tensors: Sequence[Any], device: torch.device | None, cost: Any) -> Entry | None:
+    """Returns the entry for what a call has returned; None if it cannot be repeated.
+
+    Args:
+        out: what it returned.
+        tensors: of its arguments.
+        device: of the outputs; None for that of each.
+        cost: of the call.
+    """
     container: Callable[[Any], Any] | None = None
     leaves: Sequence[Any] = (out,)
     if isinstance(out, (list, tuple)):
@@ -118,20 +125,20 @@ def entry_of(out: Any, tensors: list[torch.Tensor], cost: Any) -> Entry | None:
             return None
         container, leaves = type(out), out
     addresses = {each.untyped_storage()._cdata: index for index, each in enumerate(tensors)}
-    outputs = [_output(leaf, tensors, addresses) for leaf in leaves]
+    outputs = [_output(leaf, tensors, addresses, device) for leaf in leaves]
     known = tuple(each for each in outputs if each is not None)
     return Entry(known, container, cost) if len(known) == len(outputs) else None
 
 
-def _output(leaf: Any, tensors: list[torch.Tensor], addresses: dict[int, int]) -> Output | None:
+def _output(leaf: Any, tensors: Sequence[Any], addresses: dict[int, int], device: torch.device | None) -> Output | None:
     if not isinstance(leaf, torch.Tensor):
         return Output(PLAIN, plain=leaf) if isinstance(leaf, (int, float, bool, type(None))) else None
     for index, each in enumerate(tensors):
         if leaf is each:
             return Output(SAME, index)
-    if type(leaf) is not FakeTensor or leaf.layout != torch.strided or leaf.is_conj() or leaf.is_neg():
+    if leaf.layout != torch.strided or leaf.is_conj() or leaf.is_neg():
         return None
-    shape = (tuple(leaf.shape), tuple(map(int, leaf.stride())), leaf.dtype, leaf._fake_device)
+    shape = (tuple(leaf.shape), tuple(map(int, leaf.stride())), leaf.dtype, device or leaf.device)
     source = addresses.get(leaf.untyped_storage()._cdata)
     if source is not None:
         return Output(VIEW, source, *shape, int(leaf.storage_offset()))
@@ -164,6 +171,19 @@ class Maker:
     def new(self, shape: Any, stride: Any, dtype: Any, device: torch.device) -> FakeTensor:
         """Returns a fake tensor with a storage of its own."""
         return self.fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
+
+    def bare(self, fake: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor on torch's meta device with the shape and the storage of a fake one."""
+        meta = torch.empty(0, dtype=fake.dtype, device="meta")
+        return meta.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+
+    def views(self, func: Any, tensor: FakeTensor, args: Sequence[Any], kwargs: Any) -> Any:
+        """Returns the views that an operator takes of its first argument. Such operators have no work of their own."""
+        out = func(self.bare(tensor), *args, **kwargs)
+        device = tensor._fake_device
+        if isinstance(out, torch.Tensor):
+            return self.fake(out, device)
+        return type(out)(self.fake(each, device) for each in out)
 
     def again(self, entry: Entry, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> Any:
         """Returns what a call returns, by its entry.
