@@ -1,7 +1,7 @@
 """How much of a data sheet's figures a training gets, with what is unknown about it. Pure.
 
-These are the only learned constants of the foreseen time. Each is one number for all devices and models.
-`benchmarks/foresee/public_gpus` says from which measurements they come.
+These are the learned constants of the foreseen time, with `attained` of a few devices in `devices.yaml`. Each is one
+number for all devices and models. `benchmarks/foresee/public_gpus` has the measurements that they come from.
 """
 
 import math
@@ -43,17 +43,17 @@ class Efficiencies:
         device: that the steps are of; empty for the defaults, and for several kinds.
     """
 
-    matmul: Constant = Constant(0.75, 0.15)
-    attention: Constant = Constant(0.45, 0.3)
-    memory: Constant = Constant(0.8, 0.15)
-    link: Constant = Constant(0.7, 0.25)
-    network: Constant = Constant(0.7, 0.4)
-    to_host: Constant = Constant(0.75, 0.25)
-    host_update: Constant = Constant(0.5, 0.4)
-    launch: Constant = Constant(8e-6, 0.4)
-    collective: Constant = Constant(5e-5, 0.5)
-    module: Constant = Constant(2e-4, 0.5)
-    whole: Constant = Constant(1.0, 0.15)
+    matmul: Constant = Constant(0.58, 0.12)
+    attention: Constant = Constant(0.83, 0.25)
+    memory: Constant = Constant(0.78, 0.12)
+    link: Constant = Constant(0.55, 0.25)
+    network: Constant = Constant(0.57, 0.35)
+    to_host: Constant = Constant(0.76, 0.3)
+    host_update: Constant = Constant(0.095, 0.5)
+    launch: Constant = Constant(8e-6, 0.3)
+    collective: Constant = Constant(5e-5, 0.3)
+    module: Constant = Constant(3e-4, 0.4)
+    whole: Constant = Constant(1.0, 0.25)
     measured: int = 0
     device: str = ""
 
