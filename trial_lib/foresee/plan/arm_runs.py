@@ -1,14 +1,15 @@
 """The foreseen runs of one arm, and what follows from them for other devices and micro-batches. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from trial_lib.foresee.memory.scaled_run import have_same_events, scaled_run
 from trial_lib.foresee.plan.arms import PlanArm
 from trial_lib.foresee.time.by_size import at_size
 from trial_lib.foresee.time.by_world import at_world
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun, Storage
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, Storage
 
-_UPDATE = MOMENTS.index("update")
+_UPDATE, _DEVICE = MOMENTS.index("update"), PLACES.index("device")
 # The first ZeRO stage that partitions a kind of state (Rajbhandari et al., ZeRO, arXiv 1910.02054).
 _PARTITIONED_FROM = {"optimizer": 1, "gradient": 2, "parameter": 3}
 
@@ -30,6 +31,7 @@ class ArmRuns:
     large: ForeseenRun | None = None
     wider: ForeseenRun | None = None
     names: tuple[str, ...] = ()
+    _at_sizes: dict[int, ForeseenRun] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stopped(self) -> str:
@@ -70,12 +72,22 @@ class ArmRuns:
             micro_batch: samples.
             accumulation: micro-batches of an optimizer step.
         """
-        run = self.small
-        if micro_batch != run.micro_batch and self.large is not None and not self.is_of_one_size:
-            run = at_size(run, self.large, micro_batch)
+        run = self._at_size(micro_batch)
         if run.replicas != replicas:
             run = at_world(run, replicas) if run.replicas > 1 else _alone(run, replicas)
         return replace(run, accumulation=accumulation)
+
+    @cached_property
+    def partitioned(self) -> tuple[float, float]:
+        """Bytes of the small run's share of partitioned states, on the device and on the host."""
+        return partitioned_bytes(self.small)
+
+    def _at_size(self, micro_batch: int) -> ForeseenRun:
+        if micro_batch == self.small.micro_batch or self.large is None or self.is_of_one_size:
+            return self.small
+        if micro_batch not in self._at_sizes:
+            self._at_sizes[micro_batch] = at_size(self.small, self.large, micro_batch)
+        return self._at_sizes[micro_batch]
 
     @property
     def _wider(self) -> ForeseenRun | None:
@@ -89,27 +101,61 @@ class ArmRuns:
 def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
     """Returns a run whose partitioned states are divided over another number of replicas, by formula.
 
-    States that are there when the optimizer steps count as partitioned from the stage on that partitions their kind.
     Buffers, and what a pass gathers for a while, stay.
     """
-    updates = {moment.event for moment in run.moments if moment.name == _UPDATE}
-    live: set[int] = set()
-    states: set[int] = set()
-    for index, (storage, is_made) in enumerate(run.events):
-        if index in updates:
-            states |= live
-        if is_made:
-            live.add(storage)
-        else:
-            live.discard(storage)
-    states = states if updates else live
-    partitioned = {KINDS.index(kind) for kind, stage in _PARTITIONED_FROM.items() if run.stage >= stage}
-    share = run.replicas / replicas
+    partitioned, share = partitioned_states(run), run.replicas / replicas
     storages = tuple(
-        _divided(storage, share) if storage.kind in partitioned and index in states else storage
-        for index, storage in enumerate(run.storages)
+        _divided(storage, share) if index in partitioned else storage for index, storage in enumerate(run.storages)
     )
     return replace(run, storages=storages, replicas=replicas, world=run.world // run.replicas * replicas)
+
+
+def partitioned_states(run: ForeseenRun) -> set[int]:
+    """Returns the indexes of the storages with this rank's share of states that ZeRO partitions.
+
+    States that are there when the optimizer steps count as partitioned from the stage on that partitions their kind.
+    """
+    kinds = {KINDS.index(kind) for kind, stage in _PARTITIONED_FROM.items() if run.stage >= stage}
+    return {index for index in persistent(run) if run.storages[index].kind in kinds}
+
+
+def persistent(run: ForeseenRun) -> set[int]:
+    """Returns the indexes of the storages that are there when an optimizer steps; at the end of a run without steps."""
+    updates = {moment.event for moment in run.moments if moment.name == _UPDATE}
+    live: set[int] = set()
+    found: set[int] = set()
+    for index, event in enumerate(run.events):
+        if index in updates:
+            found |= live
+        if event.is_made:
+            live.add(event.storage)
+        else:
+            live.discard(event.storage)
+    return found if updates else live
+
+
+def partitioned_bytes(run: ForeseenRun) -> tuple[float, float]:
+    """Returns the bytes of one rank's share of partitioned states, on the device and on the host.
+
+    A share that is made anew in each step counts once.
+    """
+    device = host = 0.0
+    most: dict[tuple[int, int], float] = {}
+    live: dict[tuple[int, int], float] = {}
+    states = partitioned_states(run)
+    for event in run.events:
+        if event.storage not in states:
+            continue
+        storage = run.storages[event.storage]
+        key = storage.kind, storage.place
+        live[key] = live.get(key, 0.0) + (storage.size if event.is_made else -storage.size)
+        most[key] = max(most.get(key, 0.0), live[key])
+    for (_, place), size in most.items():
+        if place == _DEVICE:
+            device += size
+        else:
+            host += size
+    return device, host
 
 
 def _divided(storage: Storage, share: float) -> Storage:

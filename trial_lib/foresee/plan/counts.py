@@ -1,41 +1,51 @@
-"""The best arm on other numbers of the same devices, and the fewest on which the program trains at all. Pure."""
+"""The best arm on other numbers of the same devices, and the fewest on which the program trains at all. Pure.
 
+Each arm has a full evaluation on the asked devices. Another number of devices changes its share of the partitioned
+states, its accumulation, and the groups of its transfers. Everything else stays.
+"""
+
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
-from trial_lib.foresee.plan.arm_runs import ArmRuns
+from trial_lib.foresee.memory.constants import outside_pytorch
 from trial_lib.foresee.plan.asked_devices import AskedDevices
-from trial_lib.foresee.plan.evaluation import SAFE, Evaluation
-from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedCount
+from trial_lib.foresee.plan.evaluation import SAFE, Evaluation, host_likelihood
+from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedCount
 from trial_lib.foresee.time.devices import Cluster
+from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
+from trial_lib.memory.budget import Uncertain
 from trial_lib.search.arm_priors import prior_costs
+from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.knobs import Arm
+from trial_lib.wire.errors import InputError
 
 MOST = 1024
 # Of the arms that fit, this many of the cheapest by rule are timed. The others cost more in every foreseen table.
-_TIMED_ARMS = 3
+_TIMED_ARMS = 2
 
 
 def counted(
-    asked: AskedDevices,
-    arms: Sequence[ArmRuns],
-    evaluation: Callable[[ArmRuns, AskedDevices], Evaluation | None],
+    evaluations: Sequence[Evaluation],
+    policy_on: Callable[[int], BatchPolicy],
     check: Callable[[], None] = lambda: None,
 ) -> tuple[PlannedCount, ...]:
     """Returns the best arm on 1, 2, 4 and up to `MOST` of some devices.
 
     Args:
-        asked: the devices. Their own number is among those returned.
-        arms: the foreseen arms.
-        evaluation: of an arm on devices; None if model or batch cannot be divided over them.
+        evaluations: of each arm on the asked devices, whose own number is among those returned.
+        policy_on: returns the batches on a number of devices. It raises InputError if it cannot be divided over them.
         check: called between numbers. Its error ends the work.
     """
     found = []
-    for devices in _numbers(asked):
+    for devices in _numbers(evaluations[0].asked) if evaluations else ():
         check()
-        evaluations = [each for runs in arms if not runs.stopped and (each := evaluation(runs, devices)) is not None]
-        if evaluations:
-            found.append(_best(devices.count, evaluations))
+        try:
+            policy = policy_on(devices.count)
+        except InputError:
+            continue
+        found.append(_best([_AtCount(each, devices, policy) for each in evaluations]))
     return tuple(found)
 
 
@@ -55,33 +65,82 @@ def _numbers(asked: AskedDevices) -> Iterator[AskedDevices]:
             yield replace(asked, cluster=Cluster(device=device, hosts=hosts, per_host=count // hosts), is_here=False)
 
 
-def _best(count: int, evaluations: Sequence[Evaluation]) -> PlannedCount:
-    fitting = [each for each in evaluations if each.largest]
+@dataclass(frozen=True)
+class _AtCount:
+    """An arm on a number of devices.
+
+    Attributes:
+        base: the arm on the asked devices.
+        devices: the number.
+        policy: its batches there.
+    """
+
+    base: Evaluation
+    devices: AskedDevices
+    policy: BatchPolicy
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Micro-batch sizes (samples), ascending."""
+        return self.base.sizes_of(self.policy)
+
+    def needed(self, size: int) -> Uncertain:
+        """Returns the bytes of a device."""
+        before, cluster = self.base.asked, self.devices.cluster
+        needed = self.base.memory.at(size).needed
+        moved = self._more(self.base.runs.partitioned[0])
+        moved += outside_pytorch(self.devices.count, cluster.per_host).mean
+        moved -= outside_pytorch(before.count, before.cluster.per_host).mean
+        return Uncertain(max(0.0, needed.mean + moved), needed.deviation)
+
+    def fits(self, size: int) -> float:
+        """Returns the probability that a micro-batch fits."""
+        needed = self.needed(size)
+        on_host = self.base.host + self._more(self.base.runs.partitioned[1])
+        on_device = NormalDist(needed.mean, max(1.0, needed.deviation)).cdf(self.base.capacity)
+        return on_device * host_likelihood(on_host, self.devices)
+
+    def largest(self, likely: float) -> int:
+        """Returns the largest size that fits with a probability; 0 if none does."""
+        sizes = self.sizes
+        fitting = bisect_left(sizes, True, key=lambda size: self.fits(size) < likely)
+        return sizes[fitting - 1] if fitting else 0
+
+    def step(self, size: int) -> ForeseenStep:
+        """Returns the foreseen optimizer step at a micro-batch."""
+        accumulation = max(1, self.policy.accumulation(size))
+        run = self.base.runs.step_at(self.policy.data_parallel_size, size, accumulation)
+        return foresee_step(run, self.devices.cluster, self.base.efficiencies)
+
+    def _more(self, share: float) -> float:
+        """Returns the bytes by which this rank's share differs from that on the asked devices."""
+        whole = share * self.base.runs.small.replicas
+        return whole / self.policy.data_parallel_size - whole / self.base.policy.data_parallel_size
+
+
+def _best(arms: Sequence[_AtCount]) -> PlannedCount:
+    count = arms[0].devices.count
+    fitting = [(arm, size) for arm in arms if (size := arm.largest(SAFE) or arm.largest(LIKELY))]
     if not fitting:
-        forecasts = [
-            each.memory.at(each.sizes[0] if each.sizes else each.runs.small.micro_batch) for each in evaluations
-        ]
-        least = min(forecasts, key=lambda forecast: forecast.needed.mean)
-        return PlannedCount(devices=count, peak=ForeseenRange.of(least.needed))
-    costs = dict(zip(range(len(fitting)), prior_costs([_as_arm(each) for each in fitting]), strict=True))
-    cheapest = [fitting[index] for index in sorted(costs, key=costs.__getitem__)[:_TIMED_ARMS]]
-    rows = [(each, *each.best) for each in cheapest]
-    safe = [row for row in rows if row[0].fits(row[1]) >= SAFE] or rows
-    evaluation, size, step = max(safe, key=lambda row: row[2].samples_per_s if row[2] is not None else 0.0)
-    assert step is not None
-    wide = step.high / step.seconds
+        least = min((arm.needed(size) for arm in arms for size in arm.sizes[:1]), key=lambda needed: needed.mean)
+        return PlannedCount(devices=count, peak=ForeseenRange.of(least))
+    costs = prior_costs([_as_arm(arm.base) for arm, _ in fitting])
+    cheapest = [fitting[index] for index in sorted(range(len(fitting)), key=costs.__getitem__)[:_TIMED_ARMS]]
+    steps = [(arm, size, arm.step(size)) for arm, size in cheapest]
+    safe = [row for row in steps if row[0].fits(row[1]) >= SAFE] or steps
+    arm, size, step = max(safe, key=lambda row: row[2].samples_per_s)
     return PlannedCount(
         devices=count,
-        label=evaluation.runs.arm.label,
+        label=arm.base.runs.arm.label,
         micro_batch=size,
-        accumulation=max(1, evaluation.policy.accumulation(size)),
-        fits=evaluation.fits(size),
+        accumulation=max(1, arm.policy.accumulation(size)),
+        fits=arm.fits(size),
         samples_per_s=ForeseenRange(
             value=step.samples_per_s,
-            low=step.samples_per_s / wide,
+            low=step.samples_per_s * step.seconds / step.high,
             high=step.samples_per_s * step.seconds / step.low,
         ),
-        peak=ForeseenRange.of(evaluation.memory.at(size).needed),
+        peak=ForeseenRange.of(arm.needed(size)),
     )
 
 

@@ -57,9 +57,13 @@ class Evaluation:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Micro-batch sizes that could be taken (samples), ascending."""
+        return self.sizes_of(self.policy)
+
+    def sizes_of(self, policy: BatchPolicy) -> tuple[int, ...]:
+        """Returns the sizes of a policy that the runs of the arm say something about (samples), ascending."""
         if self.runs.is_of_one_size:
-            return tuple(size for size in self.policy.sizes() if size == self.runs.small.micro_batch)
-        return self.policy.sizes()
+            return tuple(size for size in policy.sizes() if size == self.runs.small.micro_batch)
+        return policy.sizes()
 
     @cached_property
     def memory(self) -> ArmMemory:
@@ -77,9 +81,7 @@ class Evaluation:
     @cached_property
     def host_fits(self) -> float:
         """The probability that the host has room for what its ranks keep there."""
-        if self.host <= 0:
-            return 1.0
-        return NormalDist(self.host, _HOST_ERROR * self.host).cdf(host_room(self.asked))
+        return host_likelihood(self.host, self.asked)
 
     def fits(self, micro_batch: int) -> float:
         """Returns the probability that a micro-batch fits, on the device and in the host's memory."""
@@ -177,6 +179,11 @@ class Evaluation:
             else:
                 high = middle
         return self.sizes[low - 1] if low else 0
+
+
+def host_likelihood(held: float, asked: AskedDevices) -> float:
+    """Returns the probability that a host has room for the bytes that each of its ranks keeps there."""
+    return 1.0 if held <= 0 else NormalDist(held, _HOST_ERROR * held).cdf(host_room(asked))
 
 
 def host_room(asked: AskedDevices) -> float:

@@ -230,28 +230,22 @@ def _table(
     typed: ForeseenRun,
     check: Callable[[], None],
 ) -> PlannedDevices:
-    def evaluation(runs: ArmRuns, on: AskedDevices) -> Evaluation | None:
-        try:
-            batches = policy if on is asked else problem.policy(typed, on.count)
-        except InputError:
-            return None
-        return Evaluation(
+    rows: list[PlannedArm] = []
+    judged: list[Evaluation] = []
+    for runs in foreseen:
+        check()
+        evaluation = Evaluation(
             runs=runs,
-            asked=on,
-            policy=batches,
+            asked=asked,
+            policy=policy,
             headroom=problem.headroom,
             base_config=dict(problem.base_config),
             efficiencies=problem.efficiencies,
         )
-
-    rows: list[PlannedArm] = []
-    for runs in foreseen:
-        check()
-        judged = evaluation(runs, asked)
-        assert judged is not None
-        rows.append(judged.planned())
+        rows.append(evaluation.planned())
+        judged += [] if runs.stopped else [evaluation]
     arms = in_order(rows)
-    counts = counted(asked, foreseen, evaluation, check)
+    counts = counted(judged, lambda count: problem.policy(typed, count), check)
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,
