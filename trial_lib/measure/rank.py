@@ -7,9 +7,7 @@ import os
 import platform
 import resource
 import signal
-import site
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -25,6 +23,7 @@ from trial_lib.leave_alone.own_swaps import swap_into_own_folder
 from trial_lib.leave_alone.timed_builds import note_builds
 from trial_lib.measure.ends.config_refusal import named_refusal
 from trial_lib.measure.ends.endings import EndedEarlyError, WaitsForEverError
+from trial_lib.measure.imported_modules import imported_modules
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 from trial_lib.wire.next_size import NextSize
 from trial_lib.wire.rank_order import RankOrder, SizeOrder, TrainingOrder
@@ -63,7 +62,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         measurement["host"] = platform.node()
         measurement["files"] = sizes.way_of_files
         if size.with_profile and rank == 0:
-            measurement["imported"] = _imported()
+            measurement["imported"] = imported_modules()
         write_whole(Path(size.measurements[rank]), json.dumps(measurement))
 
     def fail(error: BaseException) -> None:
@@ -243,21 +242,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
-
-
-def _imported() -> list[str]:
-    """Returns the installed modules that this rank has imported, in the order of their import.
-
-    The user's own modules are left out. They may read the rank or a mapped variable at import, so each rank imports
-    them itself.
-    """
-    standard = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    folders = {*standard, *site.getsitepackages(), site.getusersitepackages()}
-    installed = tuple({f"{spelt}{os.sep}" for folder in folders for spelt in (folder, os.path.realpath(folder))})
-    ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
-    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return [
-        name
-        for name, file in files
-        if name != "__main__" and isinstance(file, str) and file.startswith(installed) and not file.startswith(ours)
-    ]

@@ -156,6 +156,7 @@ class ForeseenRun:
         seconds: of the whole run.
         peak_bytes: of the process that foresaw.
         notes: sentences for the reader: what differs from a run on the device.
+        imported: installed modules that the program has imported, for a fork server to have them ahead.
         stopped: why the program cannot be foreseen, in one sentence with its line; empty if it was.
     """
 
@@ -183,6 +184,7 @@ class ForeseenRun:
     seconds: float = 0.0
     peak_bytes: int = 0
     notes: tuple[str, ...] = ()
+    imported: tuple[str, ...] = ()
     stopped: str = ""
 
     def to_json(self) -> dict[str, Any]:

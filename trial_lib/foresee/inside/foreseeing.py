@@ -29,6 +29,7 @@ from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.leave_alone import file_functions, trackers
 from trial_lib.measure.batches import program_options
+from trial_lib.measure.imported_modules import imported_modules
 from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
 from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.program_facts import ProgramFacts
@@ -140,6 +141,7 @@ class Foreseeing:
             seconds=time.time() - self._order.launched_at,
             peak_bytes=_peak_bytes(),
             notes=tuple(self._notes),
+            imported=tuple(imported_modules()),
             stopped=stopped,
         )
 

@@ -1,7 +1,7 @@
 """Foresees the runs of a plan: one fork server, and a process for each run."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
@@ -51,6 +51,13 @@ class Foreseer:
         folder = self._opened.scratch / name
         starter = self._started(program)
         return foresee(program, overrides, pretended, folder, starter, self._opened.read.arguments.deadline)
+
+    def prime(self, modules: Sequence[str]) -> None:
+        """Has the modules of the program imported before the next run, once for all of them."""
+        with self._starting:
+            starter = None if self._is_closed else self._starter
+        if starter is not None:
+            starter.prime(list(modules))
 
     def stop(self) -> None:
         """Ends all runs and the fork server."""

@@ -5,7 +5,8 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
@@ -38,6 +39,9 @@ class ForeseesRuns(Protocol):
             overrides: merged into the DeepSpeed configuration of the engine that trains.
             asked: the devices that the program finds.
         """
+
+    def prime(self, modules: Sequence[str]) -> None:
+        """Has the modules of the program imported before the next run."""
 
     def stop(self) -> None:
         """Ends all runs that are under way."""
@@ -100,10 +104,11 @@ class _OfProgram:
         program = self._opened.program(wanted.name, wanted.asked.count, config, self._mappings)
         run = self._foresee(wanted.name, program, wanted.overrides, wanted.asked)
         if wanted.is_first and not run.stopped:
+            self._foresee.prime(run.imported)
             # The command's own flags set what the program was seen to read from it.
             self._mappings = {**run.program.get("arg_mappings", {}), **self._mappings}
             self._base = self._base or run.program.get("ds_config") or run.ds_config
-        write_run(self._opened.paths.run(wanted.name), run)
+        write_run(self._opened.paths.run(wanted.name), replace(run, imported=()))
         return run
 
 
