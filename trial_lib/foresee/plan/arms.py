@@ -194,6 +194,25 @@ def batch_policy(
     return policy
 
 
+def stated_run(base_config: Mapping[str, Any], count: int) -> ForeseenRun | None:
+    """Returns what a configuration alone says about the program's batch on a number of devices.
+
+    Args:
+        base_config: the user's DeepSpeed configuration as they wrote it.
+        count: devices.
+
+    Returns:
+        A run without events; None if the code decides on the batch.
+    """
+    micro = base_config.get(MICRO_BATCH)
+    if type(micro) is not int or micro < 1:
+        return None
+    replicas = max(1, count // ranks_of_a_replica(base_config))
+    accumulation = base_config.get(ACCUMULATION)
+    steps = accumulation if type(accumulation) is int else 1
+    return ForeseenRun(world=count, replicas=replicas, micro_batch=micro, accumulation=steps)
+
+
 def _own_batch(typed: ForeseenRun, base_config: Mapping[str, Any], replicas: int) -> int:
     stated = base_config.get(TRAIN_BATCH)
     if isinstance(stated, int) and not isinstance(stated, bool):

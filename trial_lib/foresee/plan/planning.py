@@ -9,37 +9,28 @@ from typing import Any
 
 from trial_lib.foresee.plan.answer import answer_of, why_of
 from trial_lib.foresee.plan.arm_runs import ArmRuns
-from trial_lib.foresee.plan.arms import PlanArm, batch_policy, planned_arms, ranks_of_a_replica
+from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, wanted_run
+from trial_lib.foresee.plan.arms import (
+    PlanArm,
+    batch_policy,
+    own_label,
+    planned_arms,
+    ranks_of_a_replica,
+    stated_run,
+)
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.counts import counted, fewest
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
 from trial_lib.foresee.time.efficiencies import Efficiencies
-from trial_lib.search.arm_priors import prior_costs
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob
-from trial_lib.space.knobs import ZERO_STAGES, Arm
+from trial_lib.space.knobs import ZERO_STAGES
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 _POLL_S, _WORD_S = 0.1, 4.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class WantedRun:
-    """A run to foresee.
-
-    Attributes:
-        name: unique in the plan, such as `z3-mbs1-of8`.
-        overrides: what it changes in the DeepSpeed configuration; empty for the program as typed.
-        is_first: whether it is the first, which finds out what the program is.
-        asked: devices that it finds, one of which is its rank's.
-    """
-
-    name: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    is_first: bool = False
-    asked: AskedDevices
+_LONG_S = 3.0  # of a run without its imports
 
 
 Foresee = Callable[[WantedRun], ForeseenRun]
@@ -77,6 +68,17 @@ class PlanProblem:
     headroom: float = 0.0
     processes: int = 1
     efficiencies: Efficiencies | None = None
+
+    def stated_batch(self, count: int) -> tuple[BatchPolicy, int] | None:
+        """Returns the batches and the user's micro-batch on some devices; None if only the program knows them."""
+        typed = stated_run({**self.base_config, **self.typed_overrides}, count)
+        if typed is None:
+            return None
+        try:
+            policy = self.policy(typed, count)
+        except InputError:
+            return None
+        return (policy, typed.micro_batch) if typed.micro_batch in policy.sizes() else None
 
     def policy(self, typed: ForeseenRun, count: int) -> BatchPolicy:
         """Returns the batches on a number of devices.
@@ -144,23 +146,56 @@ def plan(
     """
     watch, said = _Watch(), _Progress(tell)
     base = max(problem.asked, key=lambda each: each.count)
-    typed_run = WantedRun(name=f"as-typed-of{base.count}", overrides=problem.typed_overrides, is_first=True, asked=base)
-    runs = _all([typed_run], foresee, 1, said, check, stop)
-    typed = runs[typed_run.name]
-    watch.lap("program as typed")
-    if typed.stopped:
-        raise ProgramNotForeseenError(f"{typed.stopped} {_INSTEAD}")
+    runs = _first(problem, base, lambda wanted: _all([wanted], foresee, 1, said, check, stop))
+    (typed,) = runs.values()
+    watch.lap("the program")
     if not problem.base_config:
         problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
     policies = {each.count: problem.policy(typed, each.count) for each in problem.asked}
     arms = planned_arms(typed, problem.base_config, problem.stages, problem.requests, problem.device)
-    wanted = _wanted(arms, problem, typed, policies)
-    runs |= _all(list(wanted.values()), foresee, problem.processes, said, check, stop)
+    hopeless = hopeless_arms(arms, typed, problem.asked, problem.headroom) if _takes_long(typed) else {}
+    work = ArmWork([arm for arm in arms if arm.label not in hopeless], base, policies, typed)
+    work.also_on(problem.asked)
+
+    def run_all(wanted: Sequence[WantedRun]) -> None:
+        missing = [each for each in wanted if each.name not in runs]
+        runs.update(_all(missing, foresee, problem.processes, said, check, stop) if missing else {})
+
+    run_all(work.small)
+    run_all(work.more(runs, problem.processes))
     watch.lap("arms")
-    foreseen = [_of_arm(arm, base, runs) for arm in arms]
-    devices = tuple(_table(problem, asked, foreseen, policies[asked.count], typed, check) for asked in problem.asked)
+    foreseen = work.foreseen(runs)
+    devices = tuple(
+        _table(problem, asked, foreseen, hopeless, policies[asked.count], typed, check) for asked in problem.asked
+    )
     watch.lap("memory and time")
     return Planned(typed, problem.base_config, policies, devices, runs, watch.shares)
+
+
+def _first(
+    problem: PlanProblem, base: AskedDevices, run: Callable[[WantedRun], Mapping[str, ForeseenRun]]
+) -> dict[str, ForeseenRun]:
+    """Returns the first run by name. It finds out what the program is.
+
+    If the configuration states the batch, the first run is one of the user's arm.
+
+    Raises:
+        ProgramNotForeseenError: the program cannot be foreseen.
+    """
+    stated = problem.stated_batch(base.count)
+    if stated is None:
+        wanted = WantedRun(name=f"as-typed-of{base.count}", overrides=problem.typed_overrides, asked=base)
+    else:
+        policy, size = stated
+        wanted = wanted_run(PlanArm(own_label(problem.base_config), {}, is_own=True), base, policy, size)
+    runs = dict(run(replace(wanted, is_first=True)))
+    if runs[wanted.name].stopped:
+        raise ProgramNotForeseenError(f"{runs[wanted.name].stopped} {_INSTEAD}")
+    return runs
+
+
+def _takes_long(run: ForeseenRun) -> bool:
+    return run.seconds - run.import_s > _LONG_S
 
 
 class ProgramNotForeseenError(Exception):
@@ -170,67 +205,16 @@ class ProgramNotForeseenError(Exception):
 _INSTEAD = "`zerotune estimate` has formulas and needs no foreseen run. A profile trial on this host replaces it."
 
 
-def _wanted(
-    arms: Sequence[PlanArm], problem: PlanProblem, typed: ForeseenRun, policies: Mapping[int, BatchPolicy]
-) -> dict[str, WantedRun]:
-    """Returns the runs of all arms by name: at two sizes, and on another number of devices. Likely arms come first."""
-    base = max(problem.asked, key=lambda each: each.count)
-    others = [each for each in problem.asked if 1 < each.count != base.count]
-    policy = policies[base.count]
-    small, *larger = policy.sizes()[:2]
-    by_cost = sorted(zip(prior_costs([_as_arm(arm, typed) for arm in arms]), range(len(arms)), strict=True))
-    ordered = [arms[index] for _, index in by_cost]
-    wanted = [_run(arm, base, policy, small) for arm in ordered]
-    for size in larger:
-        wanted += [_run(arm, base, policy, size) for arm in ordered]
-    if others and small in policies[others[0].count].sizes():
-        wanted += [_run(arm, others[0], policies[others[0].count], small) for arm in ordered]
-    return {run.name: run for run in wanted}
-
-
-def _run(arm: PlanArm, asked: AskedDevices, policy: BatchPolicy, size: int) -> WantedRun:
-    candidate = arm.candidate(policy, size, asked.count)
-    # Two micro-batches show all that more of them would: gradients that are kept, and reductions that are left out.
-    few = candidate.model_copy(update={"gradient_accumulation_steps": min(2, candidate.gradient_accumulation_steps)})
-    return WantedRun(name=run_name(arm.label, size, asked.count), overrides=few.overrides, asked=asked)
-
-
-def run_name(label: str, micro_batch: int, ranks: int) -> str:
-    """Returns the name of a run's file."""
-    return f"{label}-mbs{micro_batch}-of{ranks}"
-
-
-def _of_arm(arm: PlanArm, base: AskedDevices, runs: Mapping[str, ForeseenRun]) -> ArmRuns:
-    """Returns the runs of an arm, which are those of its label."""
-    mine = {name: run for name, run in runs.items() if name.rpartition("-mbs")[0] == arm.label}
-    here = sorted(
-        ((run.micro_batch, name) for name, run in mine.items() if name.endswith(f"-of{base.count}")), key=lambda e: e[0]
-    )
-    names = [name for _, name in here]
-    small = mine[names[0]]
-    large = mine[names[1]] if len(names) > 1 else None
-    wider = next((run for name, run in mine.items() if name not in names), None)
-    return ArmRuns(arm, small, large, wider, tuple(names))
-
-
-def _as_arm(arm: PlanArm, typed: ForeseenRun) -> Arm:
-    zero = typed.ds_config.get("zero_optimization") if arm.is_own else None
-    return Arm({**arm.knobs, "zero_optimization": zero}) if zero and "stage" in zero else _staged(arm)
-
-
-def _staged(arm: PlanArm) -> Arm:
-    return Arm({"zero_optimization": {"stage": 0}, **arm.knobs})
-
-
 def _table(
     problem: PlanProblem,
     asked: AskedDevices,
     foreseen: Sequence[ArmRuns],
+    hopeless: Mapping[str, PlannedArm],
     policy: BatchPolicy,
     typed: ForeseenRun,
     check: Callable[[], None],
 ) -> PlannedDevices:
-    rows: list[PlannedArm] = []
+    rows: list[PlannedArm] = list(hopeless.values())
     judged: list[Evaluation] = []
     for runs in foreseen:
         check()

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.plan.answer import best_of, plan_answer
+from trial_lib.foresee.plan.arm_work import WantedRun
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.plan_record import PlannedAsk, PlannedDevices, PlanRecord, write_run
-from trial_lib.foresee.plan.planning import Planned, PlanProblem, WantedRun, plan
+from trial_lib.foresee.plan.planning import Planned, PlanProblem, plan
 from trial_lib.launch.program import Program
 from trial_lib.records.result import ProgramProfile
 from trial_lib.secrets.by_value import known_here

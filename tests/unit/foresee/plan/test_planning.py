@@ -3,6 +3,7 @@
 import copy
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,13 +52,13 @@ def test_every_arm_is_foreseen_at_two_sizes_and_on_both_numbers_of_devices() -> 
     foresee = _Foresees()
     found = plan(_problem("h100-80gb:8", "a100-40gb:2x8"), foresee)
     names = [run.name for run in foresee.wanted]
-    assert names[0] == "as-typed-of16"
+    assert names[0] == "z0-mbs2-of16"
     assert sorted(name for name in names if name.startswith("z3-mbs")) == [
         "z3-mbs1-of16",
         "z3-mbs1-of8",
         "z3-mbs2-of16",
     ]
-    assert len(names) == 1 + 3 * 9
+    assert len(names) == 3 * 9
     assert [devices.label for devices in found.devices] == ["h100-80gb:8", "a100-40gb:2x8"]
     for devices in found.devices:
         assert {arm.label for arm in devices.arms} >= {"z0", "z1", "z2", "z3", "z2-offload-optimizer"}
@@ -107,5 +108,52 @@ def test_an_interrupt_ends_the_plan_between_runs() -> None:
 def test_it_says_what_it_does() -> None:
     told: list[str] = []
     plan(_problem("h100-80gb:8", stages=(2,)), _Foresees(), told.append)
-    assert told[0].startswith("foreseen: as-typed-of8")
+    assert told[0].startswith("foreseen: z0-mbs2-of8")
     assert any("(2 of " in text for text in told)
+
+
+def test_a_program_in_whose_code_the_batch_stands_runs_as_typed_first() -> None:
+    base = {**BASE, "train_micro_batch_size_per_gpu": "auto"}
+    foresee = _Foresees(base={**BASE, "train_micro_batch_size_per_gpu": 2})
+    plan(_problem("h100-80gb:8", base=base), foresee)
+    assert (foresee.wanted[0].name, foresee.wanted[0].overrides) == ("as-typed-of8", {})
+
+
+def test_a_program_that_ignores_the_size_is_judged_at_its_own() -> None:
+    foresee = _Foresees()
+
+    def ignores(run: WantedRun) -> ForeseenRun:
+        found = foresee(run)
+        asked = found.micro_batch
+        config = {**found.ds_config, "train_micro_batch_size_per_gpu": 2}
+        return replace(pretended_run(config, run.asked.count, 2), micro_batch=asked)
+
+    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), ignores).devices
+    assert {arm.micro_batch for arm in devices.arms} == {2}
+
+
+def test_if_runs_take_long_one_pair_stands_for_the_growth_of_all_and_hopeless_arms_are_not_run() -> None:
+    foresee = _Foresees(6 * 10**9)
+
+    def slowly(run: WantedRun) -> ForeseenRun:
+        return replace(foresee(run), seconds=60.0)
+
+    problem = _problem("h100-80gb:8", "h100-80gb:2x8", base={**BASE, "zero_optimization": {"stage": 2}})
+    found = plan(problem, slowly)
+    names = [run.name for run in foresee.wanted]
+    assert "z0-mbs1-of16" not in names
+    assert [name for name in names if "mbs2" in name] == ["z2-mbs2-of16"]
+    assert not [name for name in names if name.endswith("-of8")]
+    exact = plan(problem, _Foresees(6 * 10**9))
+    for quick, slow in zip(found.devices, exact.devices, strict=True):
+        rows = {arm.label: arm for arm in slow.arms}
+        for arm in quick.arms:
+            assert arm.peak is not None
+            if arm.label == "z0":
+                assert not arm.is_likely
+                assert arm.memory_bound.startswith("states")
+                continue
+            assert arm.largest_micro_batch == rows[arm.label].largest_micro_batch
+            assert arm.peak.value == pytest.approx(rows[arm.label].peak.value, rel=0.02)
+            speeds = [each.samples_per_s and each.samples_per_s.value for each in (arm, rows[arm.label])]
+            assert speeds[0] == (None if speeds[1] is None else pytest.approx(speeds[1], rel=0.02))

@@ -1,0 +1,39 @@
+"""The growth of one arm with the micro-batch is that of another arm."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.foresee.plan.pretended_runs import pretended_run
+from trial_lib.foresee.plan.growth import growth_between
+from trial_lib.wire.foreseen_run import Storage
+
+
+def _run(stage: int, micro_batch: int, **zero: object):
+    return pretended_run({"zero_optimization": {"stage": stage, **zero}}, 8, micro_batch)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_larger_run_of_another_stage_is_what_it_would_have_been(stage: int) -> None:
+    growth = growth_between(_run(1, 2), _run(1, 4))
+    assert growth is not None
+    assert growth.sure == 1.0
+    grown, run = growth.of(_run(stage, 2)), _run(stage, 4)
+    assert grown.storages == run.storages
+    assert grown.operations == run.operations
+    assert grown.micro_batch == 4
+
+
+def test_offloaded_states_stay_as_they_are() -> None:
+    growth = growth_between(_run(1, 2), _run(1, 4))
+    assert growth is not None
+    offloads = {"offload_optimizer": {"device": "cpu"}}
+    assert growth.of(_run(1, 2, **offloads)).storages == _run(1, 4, **offloads).storages
+
+
+def test_a_growth_that_is_not_sure_is_none() -> None:
+    small, large = _run(1, 2), _run(1, 4)
+    equal = tuple(Storage(1000, 3, 0) for _ in small.storages)
+    different = tuple(Storage(1000 * index, 3, 0) for index, _ in enumerate(large.storages))
+    assert growth_between(replace(small, storages=equal), replace(large, storages=different)) is None
+    assert growth_between(small, replace(large, moments=large.moments[:-1])) is None

@@ -1,0 +1,234 @@
+"""The runs that a plan needs of its arms, and those that it can do without if runs take long. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trial_lib.foresee.plan.answer import memory_bound
+from trial_lib.foresee.plan.arm_runs import ArmRuns, persistent
+from trial_lib.foresee.plan.arms import PlanArm
+from trial_lib.foresee.plan.asked_devices import AskedDevices
+from trial_lib.foresee.plan.growth import growth_between
+from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm
+from trial_lib.search.arm_priors import prior_costs
+from trial_lib.search.batch_policy import BatchPolicy
+from trial_lib.space.knobs import Arm, get_knob
+from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
+
+AFFORDABLE_S = 25.0
+"""Seconds that the runs of a plan may take beyond one run of each arm."""
+
+_MARGIN = 1.1
+_INPUT = KINDS.index("input")
+# The first ZeRO stage that partitions a kind of state, and the section that offloads it.
+_STATES = {"parameter": (3, "offload_param"), "gradient": (2, ""), "optimizer": (1, "offload_optimizer")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedRun:
+    """A run to foresee.
+
+    Attributes:
+        name: unique in the plan, such as `z3-mbs1-of8`.
+        overrides: what it changes in the DeepSpeed configuration; empty for the program as typed.
+        is_first: whether it is the first, which finds out what the program is.
+        asked: devices that it finds, one of which is its rank's.
+    """
+
+    name: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    is_first: bool = False
+    asked: AskedDevices
+
+
+def pair_of(policy: BatchPolicy, own: int) -> tuple[int, ...]:
+    """Returns the one or two micro-batch sizes to run, ascending: the program's own and a neighbour.
+
+    Args:
+        policy: the batches.
+        own: the size at which the program ran as typed (samples).
+    """
+    sizes = policy.sizes()
+    if own not in sizes:
+        return sizes[:2]
+    place = sizes.index(own)
+    return sizes[place : place + 2] if place + 1 < len(sizes) else sizes[max(0, place - 1) :]
+
+
+def wanted_run(arm: PlanArm, asked: AskedDevices, policy: BatchPolicy, size: int) -> WantedRun:
+    """Returns the run of an arm at a micro-batch size on some devices."""
+    candidate = arm.candidate(policy, size, asked.count)
+    # Two micro-batches show all that more of them would: gradients that are kept, and reductions that are left out.
+    few = candidate.model_copy(update={"gradient_accumulation_steps": min(2, candidate.gradient_accumulation_steps)})
+    return WantedRun(name=run_name(arm.label, size, asked.count), overrides=few.overrides, asked=asked)
+
+
+def run_name(label: str, micro_batch: int, ranks: int) -> str:
+    """Returns the name of a run's file."""
+    return f"{label}-mbs{micro_batch}-of{ranks}"
+
+
+class ArmWork:
+    """The runs of a plan's arms.
+
+    Args:
+        arms: to foresee, the user's own first.
+        base: the devices that they are run on.
+        policies: the batches by number of devices.
+        typed: the first run.
+    """
+
+    def __init__(
+        self, arms: Sequence[PlanArm], base: AskedDevices, policies: Mapping[int, BatchPolicy], typed: ForeseenRun
+    ) -> None:
+        self._arms = arms
+        self._base = base
+        self._policies = policies
+        self._policy = policies[base.count]
+        self._own_size = typed.micro_batch
+        self._sizes = pair_of(self._policy, typed.micro_batch)
+        costs = prior_costs([_as_arm(arm, typed) for arm in arms])
+        self._ordered = [arms[index] for index in sorted(range(len(arms)), key=lambda index: (costs[index], index))]
+
+    @property
+    def small(self) -> list[WantedRun]:
+        """One run of each arm, the likely ones first."""
+        return [self._run(arm, self._sizes[0]) for arm in self._ordered]
+
+    def more(self, runs: Mapping[str, ForeseenRun], processes: int) -> list[WantedRun]:
+        """Returns the further runs: at a larger size, and on another number of devices, if they can be afforded.
+
+        Without them the growth of the user's own arm stands for that of all arms, and a formula divides the states.
+
+        Args:
+            runs: those of `small`, by name.
+            processes: runs at once.
+        """
+        whole = [arm for arm in self._ordered if not runs[self._name(arm, self._sizes[0])].stopped]
+        own = [arm for arm in whole if arm.is_own] or whole[:1]
+        larger = [self._run(arm, size) for size in self._sizes[1:] for arm in whole]
+        wider = [self._run(arm, self._sizes[0], other) for other in self._others for arm in whole]
+        seconds = [runs[self._name(arm, self._sizes[0])].seconds for arm in whole]
+        if sum(seconds) / max(1, len(seconds)) * len(larger + wider) / processes <= AFFORDABLE_S:
+            return larger + wider
+        return [self._run(arm, size) for size in self._sizes[1:] for arm in own]
+
+    def foreseen(self, runs: Mapping[str, ForeseenRun]) -> list[ArmRuns]:
+        """Returns the runs of each arm."""
+        return [self._of_arm(arm, runs) for arm in self._arms]
+
+    def _of_arm(self, arm: PlanArm, runs: Mapping[str, ForeseenRun]) -> ArmRuns:
+        names = self._names(arm, runs)
+        if self._ignores_size(runs) and self._own_size in self._sizes:
+            # All runs had the program's own batches, whatever size was asked for.
+            return ArmRuns(arm, replace(runs[names[0]], micro_batch=self._own_size), names=(names[0],))
+        small = runs[names[0]]
+        large = runs[names[1]] if len(names) > 1 else self._grown(small, runs)
+        others = [name for other in self._others if (name := self._name(arm, self._sizes[0], other)) in runs]
+        return ArmRuns(arm, small, large, runs[others[0]] if others else None, tuple(names))
+
+    def _ignores_size(self, runs: Mapping[str, ForeseenRun]) -> bool:
+        """Returns whether the program's batches stay as they are when it is asked for another size."""
+        for arm in self._arms:
+            pair = [runs[name] for name in self._names(arm, runs)]
+            if len(pair) > 1 and not any(run.stopped for run in pair):
+                before, after = map(_input_bytes, pair)
+                return before > 0 and before == after
+        return False
+
+    def _names(self, arm: PlanArm, runs: Mapping[str, ForeseenRun]) -> list[str]:
+        return [name for size in self._sizes if (name := self._name(arm, size)) in runs]
+
+    def _grown(self, small: ForeseenRun, runs: Mapping[str, ForeseenRun]) -> ForeseenRun | None:
+        """Returns a run at the larger size by the growth of another arm; None if none is known."""
+        if small.stopped:
+            return None
+        for arm in self._arms:
+            pair = [runs[name] for name in self._names(arm, runs)]
+            if len(pair) > 1 and not any(run.stopped for run in pair):
+                growth = growth_between(*pair)
+                if growth is not None:
+                    return growth.of(small)
+        return None
+
+    @property
+    def _others(self) -> list[AskedDevices]:
+        """Other devices of another number, one at most."""
+        return [self._other] if self._other is not None else []
+
+    _other: AskedDevices | None = None
+
+    def also_on(self, asked: Sequence[AskedDevices]) -> None:
+        """Adds the first devices of another number, which show how states are divided."""
+        for each in asked:
+            if 1 < each.count != self._base.count and self._sizes[0] in self._policies[each.count].sizes():
+                self._other = each
+                return
+
+    def _run(self, arm: PlanArm, size: int, asked: AskedDevices | None = None) -> WantedRun:
+        on = asked or self._base
+        return wanted_run(arm, on, self._policies[on.count], size)
+
+    def _name(self, arm: PlanArm, size: int, asked: AskedDevices | None = None) -> str:
+        return run_name(arm.label, size, (asked or self._base).count)
+
+
+def hopeless_arms(
+    arms: Sequence[PlanArm], typed: ForeseenRun, asked: Sequence[AskedDevices], headroom: float
+) -> dict[str, PlannedArm]:
+    """Returns the arms whose states alone exceed a device of every kind, as rows of the table.
+
+    Args:
+        arms: of the plan. The user's own is always run.
+        typed: a run, whose states are divided anew.
+        asked: the devices.
+        headroom: the share of a device's memory that stays free.
+    """
+    found = {}
+    for arm in arms:
+        least = [_states_of(arm, typed, each.count) for each in asked]
+        room = [each.cluster.device.memory * (1 - headroom) for each in asked]
+        if arm.is_own or any(sum(one.values()) <= _MARGIN * other for one, other in zip(least, room, strict=True)):
+            continue
+        memory = min(least, key=lambda states: sum(states.values()))
+        total = sum(memory.values())
+        found[arm.label] = PlannedArm(
+            label=arm.label,
+            knobs=dict(arm.knobs),
+            micro_batch=typed.micro_batch,
+            accumulation=typed.accumulation,
+            # Activations are not counted, so there may be more.
+            peak=ForeseenRange(value=total, low=total, high=2 * total),
+            peak_moment="update",
+            memory=memory,
+            memory_bound=memory_bound(memory),
+        )
+    return found
+
+
+def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]:
+    """Returns the bytes of states on a device, by kind, in an arm on a number of devices."""
+    of_replica = max(1, typed.world // max(1, typed.replicas))
+    replicas = max(1, count // of_replica)
+    stage = get_knob(arm.knobs, "zero_optimization.stage", typed.stage)
+    bytes_ = dict.fromkeys(_STATES, 0.0)
+    for index in persistent(typed):
+        storage = typed.storages[index]
+        if KINDS[storage.kind] in bytes_:
+            bytes_[KINDS[storage.kind]] += storage.size
+    states = {}
+    for kind, (first, offload) in _STATES.items():
+        whole = bytes_[kind] * (typed.replicas if typed.stage >= first else 1)
+        if offload and get_knob(arm.knobs, f"zero_optimization.{offload}.device") not in (None, "none"):
+            continue
+        states[kind] = whole / (replicas if stage >= first else 1)
+    return states
+
+
+def _input_bytes(run: ForeseenRun) -> int:
+    return sum(storage.size for storage in run.storages if storage.kind == _INPUT)
+
+
+def _as_arm(arm: PlanArm, typed: ForeseenRun) -> Arm:
+    zero = {"stage": typed.stage, **(typed.ds_config.get("zero_optimization") or {})} if arm.is_own else {"stage": 0}
+    return Arm({"zero_optimization": zero, **arm.knobs})

@@ -1,0 +1,138 @@
+"""What a larger micro-batch changes in a run, learned from the runs of another arm at two sizes. Pure.
+
+Activations and their operations do not depend on ZeRO's stage. So one pair of runs shows how each kind of storage, and
+each kind of operation, grows. That spares the second run of all other arms, if a run takes long.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TypeVar
+
+from trial_lib.wire.foreseen_run import ForeseenRun, Operation, Storage
+
+_T = TypeVar("_T")
+_AHEAD = 12
+
+SURE = 0.98
+"""A growth is used if at least this share of the pair's bytes grows in one way only."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How storages and operations grow from one micro-batch to another.
+
+    Attributes:
+        micro_batch: the larger one (samples).
+        storages: new size by kind, place and size.
+        operations: new FLOPs and moved bytes by kind, data type, FLOPs and moved bytes.
+        sure: the share of the pair's bytes whose growth is unambiguous.
+    """
+
+    micro_batch: int
+    storages: Mapping[tuple[int, int, int], int]
+    operations: Mapping[tuple[int, int, float, float], tuple[float, float]]
+    sure: float
+
+    def of(self, run: ForeseenRun) -> ForeseenRun:
+        """Returns a run at the larger micro-batch. What the pair does not have stays as it is."""
+        return replace(
+            run,
+            micro_batch=self.micro_batch,
+            storages=tuple(
+                each._replace(size=self.storages.get((each.kind, each.place, each.size), each.size))
+                for each in run.storages
+            ),
+            operations=tuple(self._operation(each) for each in run.operations),
+        )
+
+    def _operation(self, operation: Operation) -> Operation:
+        key = operation.kind, operation.dtype, operation.flops, operation.moved
+        flops, moved = self.operations.get(key, (operation.flops, operation.moved))
+        return operation._replace(flops=flops, moved=moved)
+
+
+def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:
+    """Returns what grows between two runs of one arm; None if they cannot be compared well enough.
+
+    Storages and operations are paired in their order within each moment. A larger batch may add some, such as a copy
+    that a single sample does not need. They are left out.
+    """
+    if len(small.moments) != len(large.moments) or small.dtypes != large.dtypes:
+        return None
+    most = large.micro_batch / small.micro_batch
+    sizes, work = _Paired(), _Paired()
+    for one, other in zip(_made(small), _made(large), strict=True):
+        for before, after in _aligned(one, other, lambda mine, its: _may_be(mine, its, most)):
+            sizes.add((before.kind, before.place, before.size), after.size, before.size)
+    for first, second in zip(_done(small), _done(large), strict=True):
+        for do, its_do in _aligned(first, second, lambda mine, its: _may_do(mine, its, most)):
+            work.add((do.kind, do.dtype, do.flops, do.moved), (its_do.flops, its_do.moved), do.moved)
+    sure = min(sizes.sure, work.sure)
+    if sure < SURE:
+        return None
+    return Growth(large.micro_batch, sizes.most(), work.most(), sure)
+
+
+class _Paired:
+    """Counts what each key becomes, with weights."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
+
+    def add(self, key: Hashable, becomes: Hashable, weight: float) -> None:
+        self._seen[key][becomes] += max(1, int(weight))
+
+    @property
+    def sure(self) -> float:
+        """The share of the weights that the commonest of each key has."""
+        total = sum(sum(each.values()) for each in self._seen.values())
+        return sum(max(each.values()) for each in self._seen.values()) / total if total else 0.0
+
+    def most(self) -> dict:  # type: ignore[type-arg]
+        """The commonest of each key."""
+        return {key: each.most_common(1)[0][0] for key, each in self._seen.items()}
+
+
+def _aligned(one: Sequence[_T], other: Sequence[_T], fits: Callable[[_T, _T], bool]) -> Iterator[tuple[_T, _T]]:
+    """Yields the pairs of two sequences that fit, in order. What has no partner within a few places is left out."""
+    left = right = 0
+    while left < len(one) and right < len(other):
+        ahead = next((step for step in range(_AHEAD) if _is_pair(one, left, other, right + step, fits)), None)
+        behind = next((step for step in range(_AHEAD) if _is_pair(one, left + step, other, right, fits)), None)
+        if ahead is None and behind is None:
+            left, right = left + 1, right + 1
+            continue
+        if behind is None or (ahead is not None and ahead <= behind):
+            right += ahead or 0
+        else:
+            left += behind
+        yield one[left], other[right]
+        left, right = left + 1, right + 1
+
+
+def _is_pair(one: Sequence[_T], left: int, other: Sequence[_T], right: int, fits: Callable[[_T, _T], bool]) -> bool:
+    return left < len(one) and right < len(other) and fits(one[left], other[right])
+
+
+def _may_be(mine: Storage, its: Storage, most: float) -> bool:
+    """Whether a storage may be the other at the larger micro-batch: equal, or larger by the ratio at most."""
+    return (mine.kind, mine.place) == (its.kind, its.place) and mine.size <= its.size <= most * mine.size
+
+
+def _may_do(mine: Operation, its: Operation, most: float) -> bool:
+    return (mine.kind, mine.dtype) == (its.kind, its.dtype) and mine.moved <= its.moved <= most * mine.moved
+
+
+def _made(run: ForeseenRun) -> Iterable[Sequence[Storage]]:
+    """Yields the storages that each moment makes."""
+    for moment, following in zip_longest(run.moments, run.moments[1:]):
+        end = following.event if following else len(run.events)
+        yield [run.storages[event.storage] for event in run.events[moment.event : end] if event.is_made]
+
+
+def _done(run: ForeseenRun) -> Iterable[Sequence[Operation]]:
+    """Yields the operations of each moment."""
+    for moment, following in zip_longest(run.moments, run.moments[1:]):
+        yield run.operations[moment.operation : following.operation if following else len(run.operations)]
