@@ -1,0 +1,46 @@
+"""The cluster of a public measurement, from the words of its row. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trial_lib.foresee.time.devices import Cluster, DeviceFigures, known_devices
+
+# By parts of `gpu_kind`, in the order in which they are tried. An H100 with 96 GB and 500 W is one with less bandwidth.
+_KINDS = (
+    ("v100-sxm2-16", "v100-16gb"),
+    ("v100", "v100-32gb"),
+    ("a100-40", "a100-40gb"),
+    ("a100-sxm4-40", "a100-40gb"),
+    ("a100", "a100-80gb"),
+    ("a800", "a800-80gb"),
+    ("h100", "h100-80gb"),
+    ("h200", "h200-141gb"),
+    ("b200", "b200-180gb"),
+)
+_STATED = re.compile(r"(?:(\d+) x )?(\d+) Gbit/s.*?per (GPU|(?:\d+-GPU )?node)")
+_BYTES = 1e9 / 8
+# What rows leave out: hosts of Jean Zay have 4 devices and 4 adapters of 100 Gbit/s, a DGX-2 has 16 devices and, by the
+# rows that state it, 4 such adapters.
+_BY_WORDS = (("4 gpu node", 100 * _BYTES), ("dgx-2", 25 * _BYTES))
+
+
+def cluster_of(row: Mapping[str, Any]) -> Cluster | None:
+    """Returns the devices of a row; None if their kind is not among the known devices."""
+    kind, words = row["gpu_kind"].lower(), str(row.get("interconnect") or "")
+    devices = known_devices()
+    device = next((devices[name] for part, name in _KINDS if part in kind), None)
+    if device is None:
+        return None
+    per_host = min(row["gpus"], row.get("gpus_per_node") or device.per_host)
+    return Cluster(device=_linked(device, kind, words, per_host), hosts=-(-row["gpus"] // per_host), per_host=per_host)
+
+
+def _linked(device: DeviceFigures, kind: str, words: str, per_host: int) -> DeviceFigures:
+    if stated := _STATED.search(words):
+        of_all = int(stated[1] or 1) * int(stated[2]) * _BYTES
+        return replace(device, network=of_all if stated[3] == "GPU" else of_all / per_host)
+    named = f"{kind} {words.lower()}"
+    network = next((rate for part, rate in _BY_WORDS if part in named), device.network)
+    return replace(device, network=network)

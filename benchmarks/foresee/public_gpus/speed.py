@@ -1,0 +1,305 @@
+"""Compares the speed of foreseen steps with public measurements: `python -m benchmarks.foresee.public_gpus.speed`.
+
+Within a group of rows that differ by configuration alone: does the order agree, and how much is lost by taking the
+first choice? The absolute error is reported as it is.
+"""
+
+import argparse
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.foresee.public_gpus.formula_run import formula_run
+from benchmarks.foresee.public_gpus.model_of_row import ROWS, lacks, program_of, read_rows
+from benchmarks.foresee.public_gpus.row_cluster import cluster_of
+from trial_lib.foresee.time.devices import Cluster
+from trial_lib.foresee.time.efficiencies import CONSTANTS, Efficiencies
+from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
+from trial_lib.foresee.time.work import model_flops
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed.json"
+BARS = {"rank_correlation": 0.8, "lost_by_first_choice": 0.05}
+"""What the order must reach: at least the one, at most the other."""
+
+_NEEDED = ("layers", "hidden", "heads", "vocab", "ffn", "seq_len", "micro_batch")
+# Parts of `tflops_def` of sources that count the repeated forward pass.
+_RECOMPUTED = ("recompute", "8*n", "hardware", "megatron 96")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A row with its foreseen step.
+
+    Attributes:
+        row: the measurement.
+        by: `foreseen run` or `formulas`: where the operations come from.
+        metric: what is compared: `tokens_per_s`, `tflops` (of a device) or `mfu`.
+        measured: its value.
+        foreseen: its value.
+        step: the whole step.
+    """
+
+    row: Mapping[str, Any]
+    by: str
+    metric: str
+    measured: float
+    foreseen: float
+    step: ForeseenStep
+
+    @property
+    def error(self) -> float:
+        """The logarithm of foreseen over measured."""
+        return math.log(self.foreseen / self.measured)
+
+
+def left_out(row: Mapping[str, Any]) -> str:
+    """Returns why a row cannot be compared, in words; empty if it can."""
+    if "throughput" not in row["use_for"]:
+        return "no throughput"
+    if (row.get("pipeline_parallel") or 1) > 1:
+        return "pipeline parallelism"
+    missing = [name for name in _NEEDED if not row.get(name)]
+    if missing:
+        return f"no {', '.join(missing)}"
+    if cluster_of(row) is None:
+        return "unknown device"
+    return "" if _measured(row)[0] else "no figure of speed"
+
+
+def timed(row: Mapping[str, Any], run: ForeseenRun, by: str, efficiencies: Efficiencies) -> Timed:
+    """Returns a row beside its foreseen step.
+
+    Args:
+        row: the measurement.
+        run: of its program.
+        by: where the operations come from.
+        efficiencies: the constants.
+    """
+    cluster = cluster_of(row)
+    assert cluster is not None
+    step = foresee_step(run, cluster, efficiencies)
+    metric, value = _measured(row)
+    return Timed(row, by, metric, value, _foreseen(row, run, cluster, step, metric), step)
+
+
+def _measured(row: Mapping[str, Any]) -> tuple[str, float]:
+    if row.get("tokens_per_s_per_gpu"):
+        return "tokens_per_s", row["tokens_per_s_per_gpu"]
+    if row.get("samples_per_s") and row.get("seq_len"):
+        return "tokens_per_s", row["samples_per_s"] * row["seq_len"] / row["gpus"]
+    if row.get("tflops_per_gpu"):
+        return "tflops", row["tflops_per_gpu"]
+    return ("mfu", row["mfu"]) if row.get("mfu") else ("", 0.0)
+
+
+def _foreseen(row: Mapping[str, Any], run: ForeseenRun, cluster: Cluster, step: ForeseenStep, metric: str) -> float:
+    if metric == "tokens_per_s":
+        return (step.tokens_per_s or 0.0) / row["gpus"]
+    rate = model_flops(run) / step.seconds
+    if metric == "mfu":
+        return rate / cluster.device.peak(run.formats[0])
+    again = any(word in str(row.get("tflops_def")).lower() for word in _RECOMPUTED)
+    return rate / 1e12 * (4 / 3 if again and row.get("activation_checkpointing") is not False else 1)
+
+
+def runs_of(rows: Sequence[Mapping[str, Any]], only_formulas: bool) -> dict[int, tuple[ForeseenRun, str]]:
+    """Returns the operations of each row, and where they come from.
+
+    A group has one origin: the cache of foreseen runs if it has all of the group's programs, formulas otherwise.
+    """
+    if only_formulas:
+        return {row["id"]: (formula_run(row), "formulas") for row in rows}
+    from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known
+
+    runs: dict[int, tuple[ForeseenRun, str]] = {}
+    for members in groups(rows, wide_key).values():
+        found = {
+            row["id"]: foreseen(program_of(row))
+            for row in members
+            if _is_foreseeable(row) and is_known(program_of(row))
+        }
+        whole = len(found) == len(members) and not any(run.stopped for run in found.values())
+        for row in members:
+            if whole:
+                run = replace(found[row["id"]], accumulation=row.get("grad_accum") or 1)
+                runs[row["id"]] = run, "foreseen run"
+            else:
+                runs[row["id"]] = formula_run(row), "formulas"
+    return runs
+
+
+def _is_foreseeable(row: Mapping[str, Any]) -> bool:
+    # The program of a divided sequence has attention within each rank's part alone.
+    return not lacks(row) and (row.get("sequence_parallel") or 1) == 1
+
+
+def wide_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Same source, model, devices and network."""
+    return tuple(row.get(name) for name in ("source", "model", "gpu_kind", "gpus", "interconnect"))
+
+
+def narrow_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same program besides: shapes, length of sequences, compiled or not, whose code."""
+    words = row["framework"].lower()
+    code = next((name for name in ("megatron", "hf ") if name in words), "")
+    shapes = ("layers", "hidden", "seq_len", "compiled", "loss")
+    return (*wide_key(row), *(row.get(name) for name in shapes), code)
+
+
+def groups(
+    rows: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """Returns the rows by a key."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return found
+
+
+def order_of(members: Sequence[Timed]) -> dict[str, Any]:
+    """Returns how the foreseen order of a group agrees with the measured one.
+
+    The first choice is the row that is foreseen to be the fastest. If several are, their mean counts.
+    """
+    measured, foreseen = [each.measured for each in members], [each.foreseen for each in members]
+    first = [each.measured for each in members if each.foreseen > max(foreseen) * (1 - 1e-6)]
+    one = members[0].row
+    return {
+        "source": one["source"],
+        "model": one["model"],
+        "device": f"{one['gpus']} x {one['gpu_kind']}",
+        "rows": len(members),
+        "by": members[0].by,
+        "rank_correlation": _rounded(rank_correlation(measured, foreseen)),
+        "lost_by_first_choice": _rounded(1 - fmean(first) / max(measured)),
+        "spread_measured": _rounded(max(measured) / min(measured)),
+    }
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Returns Spearman's coefficient, with mean ranks for ties; None if one side is all ties."""
+    ranks = [_ranks(each) for each in (one, other)]
+    means = [fmean(each) for each in ranks]
+    squares = [sum((rank - mean) ** 2 for rank in each) for each, mean in zip(ranks, means, strict=True)]
+    if not all(squares):
+        return None
+    products = sum((a - means[0]) * (b - means[1]) for a, b in zip(*ranks, strict=True))
+    return products / math.sqrt(squares[0] * squares[1])
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    # Differences below a millionth are rounding.
+    return [
+        fmean(
+            place
+            for place, other in enumerate(sorted(values))
+            if abs(other - value) <= 1e-6 * max(abs(value), abs(other))
+        )
+        for value in values
+    ]
+
+
+def summary(found: Sequence[Timed], key: Callable[[Mapping[str, Any]], tuple[Any, ...]]) -> dict[str, Any]:
+    """Returns the figures over all groups of two rows or more."""
+    by_id = {each.row["id"]: each for each in found}
+    members = [
+        [by_id[row["id"]] for row in rows]
+        for rows in groups([each.row for each in found], key).values()
+        if len(rows) > 1
+    ]
+    orders = [order_of(each) for each in members]
+    decided = [each for each in orders if each["rank_correlation"] is not None]
+    large = [each for each in decided if each["rows"] > 3]
+    return {
+        "groups": len(orders),
+        "rows": sum(each["rows"] for each in orders),
+        "not_told_apart": len(orders) - len(decided),
+        "rank_correlation_mean": _rounded(fmean(each["rank_correlation"] for each in decided)),
+        "rank_correlation_median": _rounded(median(each["rank_correlation"] for each in decided)),
+        "rank_correlation_mean_of_4_rows_or_more": _rounded(fmean(each["rank_correlation"] for each in large)),
+        "groups_of_0.8_or_more": sum(each["rank_correlation"] >= BARS["rank_correlation"] for each in decided),
+        "lost_by_first_choice_median": _rounded(median(each["lost_by_first_choice"] for each in orders)),
+        "lost_by_first_choice_mean": _rounded(fmean(each["lost_by_first_choice"] for each in orders)),
+        "each": orders,
+    }
+
+
+def absolute(found: Sequence[Timed]) -> dict[str, Any]:
+    """Returns the absolute error, and how often the 90 % interval has the measured value."""
+    sources: dict[str, list[float]] = defaultdict(list)
+    for each in found:
+        sources[f"{each.row['source']} ({each.row['gpu_kind']})"].append(each.error)
+    inside = [abs(each.error) <= math.log(each.step.high / each.step.seconds) for each in found]
+    return {
+        "rows": len(found),
+        "median_error": _rounded(median(abs(math.expm1(each.error)) for each in found)),
+        "median_of_logarithm": _rounded(median(each.error for each in found)),
+        "within_90": _rounded(sum(inside) / len(inside)),
+        "by_source": {
+            name: {"rows": len(errors), "median_of_logarithm": _rounded(median(errors))}
+            for name, errors in sorted(sources.items())
+        },
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def compared(rows: Sequence[Mapping[str, Any]], efficiencies: Efficiencies, only_formulas: bool) -> dict[str, Any]:
+    """Returns all results."""
+    usable = [row for row in rows if not left_out(row)]
+    found = [timed(row, *origin, efficiencies) for row, origin in _with_runs(usable, only_formulas)]
+    reasons = Counter(reason for row in rows if (reason := left_out(row)) not in ("", "no throughput"))
+    return {
+        "bars": BARS,
+        "constants": {name: getattr(efficiencies, name).value for name in CONSTANTS},
+        "operations_by": dict(Counter(each.by for each in found)),
+        "left_out": dict(sorted(reasons.items())),
+        "by_configuration_alone": summary(found, narrow_key),
+        "with_length_and_code": summary(found, wide_key),
+        "absolute": absolute(found),
+        "rows": [
+            {
+                "id": each.row["id"],
+                "metric": each.metric,
+                "measured": each.measured,
+                "foreseen": float(f"{each.foreseen:.4g}"),
+                "bound": each.step.bound,
+                "by": each.by,
+            }
+            for each in found
+        ],
+    }
+
+
+def _with_runs(
+    rows: Sequence[Mapping[str, Any]], only_formulas: bool
+) -> list[tuple[Mapping[str, Any], tuple[ForeseenRun, str]]]:
+    runs = runs_of(rows, only_formulas)
+    return [(row, runs[row["id"]]) for row in rows]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the comparison and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=Path, default=ROWS, help="another file of rows with the same fields")
+    parser.add_argument("--formulas", action="store_true", help="take no foreseen run, formulas alone")
+    parser.add_argument("--to", type=Path, default=RESULTS)
+    chosen = parser.parse_args(arguments)
+    results = compared(read_rows(chosen.rows), Efficiencies(), chosen.formulas)
+    chosen.to.write_text(json.dumps(results, indent=1) + "\n")
+    shown = {name: value for name, value in results.items() if name != "rows"}
+    for name in ("by_configuration_alone", "with_length_and_code"):
+        shown[name] = {key: value for key, value in results[name].items() if key != "each"}
+    print(json.dumps(shown, indent=1))
+
+
+if __name__ == "__main__":
+    main()

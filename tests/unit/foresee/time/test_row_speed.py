@@ -1,0 +1,87 @@
+"""The comparison with public measurements: its groups, its order, and the stand-in for a foreseen run."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.foresee.public_gpus.formula_run import formula_run
+from benchmarks.foresee.public_gpus.model_of_row import read_rows
+from benchmarks.foresee.public_gpus.row_cluster import cluster_of
+from benchmarks.foresee.public_gpus.speed import compared, left_out, rank_correlation, timed
+from trial_lib.foresee.time.efficiencies import Efficiencies
+from trial_lib.foresee.time.work import model_flops
+
+ROWS = {row["id"]: row for row in read_rows()}
+# MPT 760M on 8 A100 with 2,048 tokens, without and with a repeated forward pass at another length.
+PLAIN, LONG = 118, 113
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1, 2, 3], [10, 20, 30], 1.0),
+        ([1, 2, 3], [3, 2, 1], -1.0),
+        ([1, 2, 3, 4], [1, 2, 2 * (1 + 1e-9), 4], 0.949),
+        ([1, 2, 3], [5, 5, 5], None),
+    ],
+)
+def test_ranks_are_correlated_with_ties(one: list[float], other: list[float], expected: float | None) -> None:
+    found = rank_correlation(one, other)
+    assert found == (expected if expected is None else pytest.approx(expected, abs=1e-3))
+
+
+@pytest.mark.parametrize("row_id", [PLAIN, LONG])
+def test_formulas_count_the_work_of_a_model(row_id: int) -> None:
+    """6 FLOPs for each parameter and token, and attention: what the source of these rows counts too."""
+    row = ROWS[row_id]
+    tokens = row["micro_batch"] * row["grad_accum"] * row["seq_len"]
+    expected = tokens * (6 * row["params"] + 12 * row["layers"] * row["hidden"] * row["seq_len"])
+    # Positions are parameters too, but not multiplied; a backward pass of attention has 2.5 times the work.
+    assert model_flops(formula_run(row)) == pytest.approx(expected, rel=0.1)
+
+
+def test_states_are_reduced_once_and_gathered_twice() -> None:
+    run = formula_run({**ROWS[PLAIN], "grad_accum": 1})
+    moved = {kind: sum(each.moved for each in run.operations if each.kind == kind) for kind in (11, 12)}
+    # Two bytes forward and backward; four bytes back, as PyTorch's own sharding reduces in 32 bits.
+    assert moved[11] / moved[12] == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "per_host", "rate"),
+    [
+        ("8 x 200 Gbit/s HDR InfiniBand per node", 8, 25e9),
+        ("400 Gbit/s RDMA per GPU", 8, 50e9),
+        ("1 x 100 Gbit/s InfiniBand per 16-GPU node", 16, 0.78125e9),
+        (None, 8, 25e9),
+    ],
+)
+def test_a_stated_network_counts(words: str | None, per_host: int, rate: float) -> None:
+    row: dict[str, Any] = {"gpu_kind": "A100-80GB", "gpus": 64, "gpus_per_node": per_host, "interconnect": words}
+    cluster = cluster_of(row)
+    assert cluster is not None
+    assert (cluster.device.network, cluster.ranks) == (rate, 64)
+
+
+def test_rows_say_why_they_are_left_out() -> None:
+    assert left_out(ROWS[PLAIN]) == ""
+    assert left_out({**ROWS[PLAIN], "pipeline_parallel": 4}) == "pipeline parallelism"
+    assert left_out({**ROWS[PLAIN], "gpu_kind": "TPU v4"}) == "unknown device"
+    assert left_out({**ROWS[PLAIN], "vocab": None}) == "no vocab"
+
+
+def test_a_group_has_its_order_and_its_first_choice() -> None:
+    members = [row for row in ROWS.values() if row["model"] == "GPT 175B" and row["gpus"] == 128]
+    found = compared(members, Efficiencies(), only_formulas=True)
+    (group, *_) = found["by_configuration_alone"]["each"]
+    assert group["rank_correlation"] > 0.9
+    assert group["lost_by_first_choice"] == 0.0
+    assert found["operations_by"] == {"formulas": len(found["rows"])}
+
+
+def test_a_row_is_compared_in_its_own_metric() -> None:
+    row = ROWS[PLAIN]
+    found = timed(row, formula_run(row), "formulas", Efficiencies())
+    assert found.metric == "tokens_per_s"
+    assert found.measured == row["tokens_per_s_per_gpu"]
+    assert found.foreseen == pytest.approx((found.step.tokens_per_s or 0) / row["gpus"])
