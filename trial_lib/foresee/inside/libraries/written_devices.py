@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from trial_lib.foresee.inside import pretended_device
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
@@ -31,7 +31,9 @@ def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: in
         device_bytes: memory of the device.
         devices: on a host.
     """
-    WrittenDevices(fake).__enter__()  # type: ignore[no-untyped-call]
+    mode = WrittenDevices(fake)
+    mode.follow_backward_passes()
+    mode.__enter__()  # type: ignore[no-untyped-call]
     _replace_methods(memory)
     torch.utils.swap_tensors = move_into
     answers = _answers(memory, device_bytes, devices)
@@ -193,6 +195,23 @@ class WrittenDevices(TorchFunctionMode):
         if is_pinned and isinstance(made, FakeTensor):
             made.pin_memory()
         return made
+
+    def follow_backward_passes(self) -> None:
+        """Stays on in backward passes, in which checkpointed parts of the program run again. Call it once.
+
+        Torch switches a mode off while it answers a call, and a backward pass is one. Without it those parts would get
+        other kernels than in the forward pass.
+        """
+        run: Any = torch.autograd.graph._engine_run_backward
+
+        def run_with_mode(*args: Any, **kwargs: Any) -> Any:
+            if self in _get_current_function_mode_stack():
+                return run(*args, **kwargs)
+            with self:
+                return run(*args, **kwargs)
+
+        for module in (torch.autograd, torch.autograd.graph):
+            setattr(module, "_engine_run_backward", run_with_mode)  # noqa: B010 - torch exports no such name
 
     def _set_data(self, func: Any, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Sets `tensor.data`, also from one place to another. Torch refuses that for a device of another maker."""
