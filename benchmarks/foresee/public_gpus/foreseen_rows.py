@@ -93,8 +93,12 @@ def _become_the_rank(order: ForeseeOrder, program: RowProgram, place: Path) -> N
     output = os.open(place / "output.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    import torch
+
     from trial_lib.foresee.inside.rank import run
 
+    # Else torch runs the backward pass in a thread of its own, and a fork has no modes there.
+    torch._C._set_multithreading_enabled(False)
     try:
         run(order.to_json(), 0)
     finally:
