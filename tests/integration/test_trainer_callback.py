@@ -109,4 +109,4 @@ def test_without_transformers_the_callback_says_what_to_install() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: trial_lib.integrations.huggingface needs transformers (")
-    assert last.endswith("pip install zerotune[hf].")
+    assert last.endswith("type `pip install '.[hf]'` in ZeroTune's repository.")

@@ -1,4 +1,4 @@
-"""A callback of the Hugging Face Trainer that reports to ZeroTune: `pip install zerotune[hf]`."""
+"""A callback of the Hugging Face Trainer that reports to ZeroTune. It needs the extra `hf`."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise ImportError(
-        f"trial_lib.integrations.huggingface needs transformers ({error}): pip install zerotune[hf]."
+        f"trial_lib.integrations.huggingface needs transformers ({error}): "
+        "type `pip install '.[hf]'` in ZeroTune's repository."
     ) from error
 
 # Metrics that the Trainer adds at the end of a training, and of an evaluation.

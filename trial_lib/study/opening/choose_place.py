@@ -71,7 +71,7 @@ def connect_to_ray(address: str) -> None:
         raise InputError(
             "Ray, or Prefect's integration for it, is not installed.",
             where=f"--ray {address}",
-            remedy="Install it on every host: pip install 'zerotune[ray]'.",
+            remedy="Type `pip install '.[ray]'` in ZeroTune's repository, on every host.",
         )
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
