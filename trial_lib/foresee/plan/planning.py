@@ -21,6 +21,7 @@ from trial_lib.foresee.plan.arms import (
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.counts import counted, fewest
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
+from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.search.batch_policy import BatchPolicy
@@ -163,6 +164,7 @@ def plan(
 
     run_all(work.small)
     run_all(work.more(runs, problem.processes))
+    runs = with_common_loading(runs)
     watch.lap("arms")
     foreseen = work.foreseen(runs)
     devices = tuple(
