@@ -85,7 +85,9 @@ def cost_of(
     first = inputs[0] if inputs else made[0]
     is_on_device = any(each.device.type == pretended_device.NAME for each in (*inputs, *made))
     if name in ("_to_copy", "copy_") or name.startswith("_to_copy"):
-        kinds = {each.device.type == pretended_device.NAME for each in (*inputs, *made)}
+        # What has no device but a shape stays where its inputs are.
+        places = [each.device.type for each in (*inputs, *made) if each.device.type != "meta"]
+        kinds = {place == pretended_device.NAME for place in places}
         if len(kinds) == 2:
             target = made[0] if made else inputs[0]
             to_device = target.device.type == pretended_device.NAME
