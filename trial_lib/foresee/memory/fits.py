@@ -1,31 +1,30 @@
 """Whether an arm fits a device: the peak with its 90 % interval, the probability, and the largest micro-batch.
 
-The peak of live bytes is counted. The error has four sources. Three have their own constants: the CUDA context and NCCL
-(`constants.py`), the pieces of segments that the allocator cannot use (`UNUSABLE`), and whatever a foreseen run cannot
-see (`PROGRAM_ERROR`): workspaces of kernels, other kernels than those of the foreseen run, blocks that a second stream
-still holds.
+The peak of live bytes is counted. The error has sources with their own constants: the CUDA context and NCCL
+(`constants.py`), the pieces of segments that the allocator cannot use (`PIECES_ERROR`), and whatever a foreseen run
+cannot see (`PROGRAM_ERROR`). That is workspaces of kernels, other kernels than those of the foreseen run, and blocks
+that a second stream still holds.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.by_size import BySize, by_size
 from trial_lib.foresee.memory.constants import in_all, outside_pytorch, workspaces
 from trial_lib.foresee.memory.live_bytes import LiveBytes
-from trial_lib.foresee.memory.replay import Reserved, replay
+from trial_lib.foresee.memory.replay import Reserved, least_reserved, replay
 from trial_lib.memory.budget import Uncertain
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 PROGRAM_ERROR = 0.04
 """Standard deviation of the allocated peak, as a share, if the run is of the program itself. Set, not fitted."""
 
-UNUSABLE = Uncertain(0.35, 0.25)
-"""The share of the reserved memory beyond the peak in use that a full allocator cannot use. Set, not fitted.
+PIECES_ERROR = 0.2
+"""Standard deviation of the memory that the allocator cannot use, as a share of all that it reserves beyond the peak.
 
-A full device makes the allocator give back whole segments that are free, so less is needed than an endless device
-reserves.
+Set, not fitted. Another order of allocations, or a second stream, leaves other pieces.
 """
 
 INTERVAL = 0.9
@@ -68,6 +67,26 @@ def interval(number: Uncertain) -> tuple[float, float]:
     return max(0.0, number.mean - _WIDTH * number.deviation), number.mean + _WIDTH * number.deviation
 
 
+class _Same:
+    """A run that equals itself alone, so that a cache need not compare events."""
+
+    def __init__(self, run: ForeseenRun) -> None:
+        self.run = run
+
+    def __hash__(self) -> int:
+        return id(self.run)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.run is self.run
+
+
+@lru_cache(maxsize=64)
+def _replayed(same: _Same, settings: AllocatorSettings, before: tuple[int, ...]) -> tuple[Reserved, float]:
+    """Returns the replay on a device without a limit, and the least bytes that suffice. It takes about a second."""
+    found = replay(same.run, settings, before=before)
+    return found, least_reserved(same.run, found, settings, before)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArmMemory:
     """The memory of one arm on a kind of device, for any micro-batch.
@@ -104,7 +123,12 @@ class ArmMemory:
     @cached_property
     def reserved(self) -> Reserved:
         """The replay of the larger run on a device that never gets full."""
-        return replay(self.larger, self.settings, before=workspaces(self.capability))
+        return _replayed(_Same(self.larger), self.settings, workspaces(self.capability))[0]
+
+    @cached_property
+    def least(self) -> float:
+        """About the least bytes that a device has to have for PyTorch, so that the larger run has room."""
+        return _replayed(_Same(self.larger), self.settings, workspaces(self.capability))[1]
 
     def at(self, micro_batch: int) -> PeakForecast:
         """Returns the memory of a micro-batch, in samples."""
@@ -122,13 +146,13 @@ class ArmMemory:
         # The allocator keeps rests of up to 1 MiB with their blocks, and they count as allocated.
         seen = self.sizes.at(self.larger.micro_batch).peak + of_cublas
         allocated_mean = in_use * self.reserved.allocated / seen if seen else in_use
-        ratio = self.reserved.reserved / self.reserved.allocated if self.reserved.allocated else 1.0
-        gap = allocated_mean * (ratio - 1)
+        scale = allocated_mean / self.reserved.allocated if self.reserved.allocated else 1.0
+        gap = scale * (self.reserved.reserved - self.reserved.allocated)
+        unusable = scale * (self.least - self.reserved.allocated)
         allocated = Uncertain(allocated_mean, self.program_error * allocated_mean)
         outside = outside_pytorch(self.one.world, self.ranks_per_node, loads_all_kernels=self.loads_all_kernels)
-        # Another order of allocations leaves other pieces.
-        reserved = in_all(allocated, Uncertain(gap, UNUSABLE.deviation * gap))
-        pieces = Uncertain(UNUSABLE.mean * gap, UNUSABLE.deviation * gap)
+        reserved = in_all(allocated, Uncertain(gap, PIECES_ERROR * gap))
+        pieces = Uncertain(unusable, PIECES_ERROR * gap)
         return PeakForecast(
             micro_batch=micro_batch,
             live=live,

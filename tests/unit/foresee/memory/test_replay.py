@@ -1,4 +1,4 @@
-from trial_lib.foresee.memory.replay import replay
+from trial_lib.foresee.memory.replay import least_reserved, replay
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
 
 MIB = 2**20
@@ -35,3 +35,9 @@ def test_a_replay_ends_at_the_request_that_found_no_room() -> None:
     found = replay(RUN, limit=64 * MIB, before=[8 * MIB])
     assert (found.failed_at, found.lacking) == (1, 30 * MIB)
     assert [each.name for each in found.moments] == ["forward"]
+
+
+def test_the_least_memory_is_below_what_an_endless_device_reserves() -> None:
+    least = least_reserved(RUN, replay(RUN), tries=8)
+    assert replay(RUN, limit=least).failed_at is None
+    assert 60 * MIB <= least < 62 * MIB
