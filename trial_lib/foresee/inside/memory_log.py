@@ -38,18 +38,23 @@ class _Life(weakref.ref[Any]):
 class MemoryLog:
     """Notes storages as they are made and freed.
 
+    Args:
+        device: the type of the device. Storages elsewhere are on the host.
+
     Attributes:
         live_bytes: of all live storages on the device.
         peak_bytes: the most of them so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = pretended_device.NAME) -> None:
+        self._device = device
         self.live_bytes = self.peak_bytes = 0
         self._sizes: list[int] = []
         self._kinds = bytearray()
         self._places = bytearray()
         # Plus and minus the index from 1.
         self._events = array.array("q")
+        self._made_at = array.array("q")
         self._living: dict[int, _Life] = {}
         self._moments: list[Moment] = []
         self._kind = BUFFER
@@ -84,8 +89,9 @@ class MemoryLog:
         self._living[address] = life
         self._sizes.append(size)
         self._kinds.append(self._kind if kind is None else kind)
-        is_on_device = tensor.device.type == pretended_device.NAME
+        is_on_device = tensor.device.type == self._device
         self._places.append(_DEVICE if is_on_device else _HOST)
+        self._made_at.append(len(self._events))
         self._events.append(index + 1)
         if is_on_device:
             self.live_bytes += size
@@ -120,6 +126,18 @@ class MemoryLog:
 
     def record(self) -> tuple[tuple[Storage, ...], tuple[MemoryEvent, ...], tuple[Moment, ...]]:
         """Returns the storages, the events and the moments so far, as `ForeseenRun` has them."""
-        storages = tuple(map(Storage, self._sizes, self._kinds, self._places))
+        storages = tuple(map(Storage, self._sizes, self._kinds_at_end(), self._places))
         events = tuple(MemoryEvent(abs(each) - 1, int(each > 0)) for each in self._events)
         return storages, events, tuple(self._moments)
+
+    def _kinds_at_end(self) -> bytearray:
+        """Returns the kinds. What the forward pass makes and frees again is no activation."""
+        kinds = bytearray(self._kinds)
+        bounds = [*(moment.event for moment in self._moments), len(self._events)]
+        for position, moment in enumerate(self._moments):
+            if moment.name != FORWARD:
+                continue
+            for event in self._events[bounds[position] : bounds[position + 1]]:
+                if event < 0 and kinds[-event - 1] == ACTIVATION and self._made_at[-event - 1] >= moment.event:
+                    kinds[-event - 1] = TEMPORARY
+        return kinds

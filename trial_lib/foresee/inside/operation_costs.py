@@ -14,17 +14,23 @@ from trial_lib.foresee.inside import pretended_device
 from trial_lib.wire.foreseen_run import OPERATIONS
 
 _INDEX = {name: index for index, name in enumerate(OPERATIONS)}
-# Parts of names, in the order in which they are tried.
-_BY_NAME = (
-    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention", "_flash_", "_efficient_")),
+# Parts of names, in the order in which they are tried, and words between underscores.
+_PARTS = (
+    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
     ("convolution", ("convolution", "conv1d", "conv2d", "conv3d")),
-    ("matmul", ("mm", "matmul", "linear", "bmm", "baddbmm", "einsum", "dot")),
     ("norm", ("layer_norm", "rms_norm", "batch_norm", "group_norm")),
     ("embedding", ("embedding",)),
     ("loss", ("nll_loss", "cross_entropy", "mse_loss", "log_softmax", "binary_cross")),
-    ("update", ("_fused_adam", "_fused_sgd", "multi_tensor", "adam", "lion")),
-    ("reduction", ("sum", "mean", "norm", "amax", "amin", "max", "min", "softmax", "var", "argmax", "any", "all")),
-    ("copy", ("copy", "clone", "cat", "stack", "index", "gather", "scatter", "slice", "contiguous", "constant_pad")),
+    ("update", ("fused_adam", "fused_sgd", "multi_tensor")),
+)
+_WORDS = (
+    ("elementwise", {"clamp"}),
+    ("matmul", {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul", "linear", "einsum", "dot"}),
+    (
+        "reduction",
+        {"sum", "mean", "norm", "amax", "amin", "max", "min", "softmax", "var", "std", "argmax", "any", "all", "topk"},
+    ),
+    ("copy", {"copy", "clone", "cat", "stack", "index", "gather", "scatter", "slice", "select", "pad", "contiguous"}),
 )
 # Neither reads nor writes anything.
 _NO_WORK = (
@@ -41,8 +47,12 @@ _NO_WORK = (
 
 def class_of(name: str) -> int:
     """Returns the class of an operator of torch, as an index in `OPERATIONS`."""
-    for kind, parts in _BY_NAME:
+    for kind, parts in _PARTS:
         if any(part in name for part in parts):
+            return _INDEX[kind]
+    words = set(name.split("_"))
+    for kind, known in _WORDS:
+        if words & known:
             return _INDEX[kind]
     return _INDEX["elementwise"]
 

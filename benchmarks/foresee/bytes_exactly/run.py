@@ -1,0 +1,151 @@
+"""Compares the live bytes of foreseen runs with those of real CPU ranks, storage by storage.
+
+`python -m benchmarks.foresee.bytes_exactly.run [--worlds 2 4] [--stages 0 1 2 3]`
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.launch.program import Program
+from trial_lib.slots.ports import reserved_port
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks" / "results" / "foresee_bytes_exactly.json"
+PROGRAM = ROOT / "tests" / "programs" / "transformer.py"
+STEPS = 2
+
+
+def config_of(stage: int, precision: str, accumulation: int) -> dict[str, Any]:
+    """Returns a DeepSpeed configuration with small buckets, so that they do not hide everything else."""
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        # Torch's own loop over parameters: on a CPU there is no other, on a GPU it would be a fused update.
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True, "foreach": False}},
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": precision == "bf16"},
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": 100_000,
+            "allgather_bucket_size": 100_000,
+            "stage3_prefetch_bucket_size": 100_000,
+            "stage3_param_persistence_threshold": 0,
+        },
+    }
+
+
+def by_moment(run: ForeseenRun) -> list[tuple[str, int, dict[str, int]]]:
+    """Returns, for each moment, its name, the peak of live bytes on the device, and the bytes by kind at its end."""
+    live = dict.fromkeys(KINDS, 0)
+    bounds = [moment.event for moment in run.moments] + [len(run.events)]
+    rows = []
+    for position, moment in enumerate(run.moments):
+        peak = sum(live.values())
+        for event in run.events[bounds[position] : bounds[position + 1]]:
+            storage = run.storages[event.storage]
+            if PLACES[storage.place] == "device":
+                live[KINDS[storage.kind]] += storage.size if event.is_made else -storage.size
+                peak = max(peak, sum(live.values()))
+        rows.append((f"{MOMENTS[moment.name]} {moment.step}.{moment.micro_batch}", peak, dict(live)))
+    return rows
+
+
+def real(config: Path, world: int, folder: Path, port: int) -> ForeseenRun:
+    """Runs real ranks over gloo, and returns the record of rank 0."""
+    order, result = folder / "order.json", folder / "real.json"
+    arguments = ["--deepspeed_config", str(config)]
+    order.write_text(
+        json.dumps({"script": str(PROGRAM), "arguments": arguments, "steps": STEPS, "result": str(result)})
+    )
+    shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "LOCAL_SIZE": world, "MASTER_PORT": port}
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= {name: str(value) for name, value in shared.items()}
+    command = [sys.executable, "-m", "benchmarks.foresee.bytes_exactly.real_rank", str(order)]
+    with (folder / "real.log").open("w") as log:
+        ranks = [
+            subprocess.Popen(
+                command,
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(world)
+        ]
+        for rank in ranks:
+            rank.wait(timeout=900)
+    return ForeseenRun.from_json(json.loads(result.read_text()))
+
+
+def compare(foreseen: ForeseenRun, measured: ForeseenRun) -> dict[str, Any]:
+    """Returns peaks, and where the two differ by kind."""
+    pairs = list(zip(by_moment(foreseen), by_moment(measured), strict=True))
+    differences = {}
+    for (name, _, ours), (other, _, theirs) in pairs:
+        assert name == other, (name, other)
+        found = {kind: ours[kind] - theirs[kind] for kind in KINDS if ours[kind] != theirs[kind]}
+        if found:
+            differences[name] = found
+    foreseen_peak, real_peak = (max(row[side][1] for row in pairs) for side in (0, 1))
+    return {
+        "foreseen_peak": foreseen_peak,
+        "real_peak": real_peak,
+        "difference": foreseen_peak - real_peak,
+        "largest_difference_of_a_moment": max((abs(ours[1] - theirs[1]) for ours, theirs in pairs), default=0),
+        "moments": len(pairs),
+        "moments_with_equal_peaks": sum(ours[1] == theirs[1] for ours, theirs in pairs),
+        "differences_at_the_end_of_moments": differences,
+    }
+
+
+def main() -> None:
+    """Runs all cases, and writes the result after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worlds", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--stages", type=int, nargs="*", default=[0, 1, 2, 3])
+    parser.add_argument("--precisions", nargs="*", default=["fp32", "bf16"])
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program = Program(
+            interpreter=sys.executable,
+            target={"script": PROGRAM.name},
+            arguments=[],
+            passes_local_rank=False,
+            model_dir=PROGRAM.parent,
+            environment=dict(os.environ),
+        )
+        starter = starter_for(program, folder, print)
+        try:
+            for world in options.worlds:
+                for stage in options.stages:
+                    for precision in options.precisions:
+                        accumulation = 2 if world == min(options.worlds) else 1
+                        config = folder / "ds_config.json"
+                        config.write_text(json.dumps(config_of(stage, precision, accumulation)))
+                        with reserved_port(folder / "locks") as port:
+                            measured = real(config, world, folder, port)
+                        program.arguments[:] = ["--deepspeed_config", str(config)]
+                        pretended = Pretended(world=world, ranks_per_host=world)
+                        foreseen = foresee(program, {}, pretended, folder, starter, deadline_s=600, steps=STEPS)
+                        assert not foreseen.stopped, foreseen.stopped
+                        case = {"world": world, "stage": stage, "precision": precision, "accumulation": accumulation}
+                        rows.append({**case, **compare(foreseen, measured)})
+                        print(json.dumps({**rows[-1], "differences_at_the_end_of_moments": None}), flush=True)
+                        options.output.write_text(json.dumps({"program": PROGRAM.name, "cases": rows}, indent=1) + "\n")
+        finally:
+            starter.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Classes, FLOPs and bytes of operators, on torch's meta tensors."""
+
+import pytest
+import torch
+
+from trial_lib.foresee.inside.operation_costs import bytes_of, class_of, cost_of
+from trial_lib.wire.foreseen_run import OPERATIONS
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("addmm", "matmul"),
+        ("bmm", "matmul"),
+        ("_scaled_dot_product_flash_attention_backward", "attention"),
+        ("convolution_backward", "convolution"),
+        ("native_layer_norm", "norm"),
+        ("_log_softmax", "loss"),
+        ("_softmax", "reduction"),
+        ("linalg_vector_norm", "reduction"),
+        ("clamp_min", "elementwise"),
+        ("normal_", "elementwise"),
+        ("gelu", "elementwise"),
+        ("_to_copy", "copy"),
+        ("embedding_dense_backward", "embedding"),
+    ],
+)
+def test_an_operator_has_a_class(name, kind):
+    assert OPERATIONS[class_of(name)] == kind
+
+
+def cost(func, *args):
+    inputs = [each for each in args if isinstance(each, torch.Tensor)]
+    out = func(*args)
+    dtypes = []
+    is_new = all(out.untyped_storage()._cdata != each.untyped_storage()._cdata for each in inputs)
+    return cost_of(func, args, {}, inputs, [out] if is_new else [], out, dtypes), dtypes
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def test_a_product_of_matrices_has_the_flops_of_its_formula_and_reads_each_matrix_once():
+    (kind, dtype, flops, moved, _), dtypes = cost(aten.mm.default, meta(8, 16), meta(16, 4))
+    assert OPERATIONS[kind] == "matmul"
+    assert dtypes[dtype] == "bfloat16"
+    assert flops == 2 * 8 * 16 * 4
+    assert moved == 2 * (8 * 16 + 16 * 4 + 8 * 4)
+
+
+def test_an_operator_in_place_reads_and_writes_its_tensor():
+    (_, _, flops, moved, _), _ = cost(aten.add_.Tensor, meta(10), meta(10))
+    assert flops == 10
+    assert moved == 2 * (10 + 10 + 10)
+
+
+def test_a_look_up_reads_the_rows_that_it_needs_and_no_others():
+    (kind, _, flops, moved, _), _ = cost(aten.embedding.default, meta(1000, 8), meta(3, dtype=torch.int64))
+    assert OPERATIONS[kind] == "embedding"
+    assert flops == 0
+    assert moved == 2 * 2 * 3 * 8 + 3 * 8
+
+
+def test_views_and_empty_tensors_are_no_work():
+    assert cost(aten.view.default, meta(4, 4), [16])[0] is None
+    assert cost(aten.empty_like.default, meta(4))[0] is None
+
+
+def test_an_expanded_tensor_has_the_bytes_that_are_there():
+    assert bytes_of(meta(8, 1).expand(8, 100)) == 16
