@@ -11,6 +11,7 @@ from statistics import mean, median
 from rich.console import Console
 from rich.table import Table
 
+from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.candidate import Purpose
@@ -19,6 +20,7 @@ from trial_lib.records.table import RecordedTable, TableRow, read_table
 from trial_lib.search.settings import AdaptiveSettings
 
 TABLES = Path(__file__).parents[1] / "replay" / "tables"
+FORESEEN = Path(__file__).parent / "foreseen"
 RESULTS = Path(__file__).parents[1] / "results" / "memory_model.json"
 CONFIDENCE = 0.9
 HEADROOM = AdaptiveSettings().memory_headroom
@@ -40,6 +42,14 @@ PROFILE, ALONE, OTHERS, TWO_ALONE, TWO = (
     "two trials of the arm, none of others",
     "two trials of each arm",
 )
+# The same with the bytes of foreseen runs as the prior, which `foresee.py` has written.
+FORESEEN_ALONE, FORESEEN_ONE, FORESEEN_OTHERS, FORESEEN_TWO = (
+    "foreseen bytes alone",
+    f"foreseen bytes, {ALONE}",
+    f"foreseen bytes, {OTHERS}",
+    f"foreseen bytes, {TWO}",
+)
+WITH_FORESEEN = {FORESEEN_ALONE: PROFILE, FORESEEN_ONE: ALONE, FORESEEN_OTHERS: OTHERS, FORESEEN_TWO: TWO}
 
 
 @dataclass
@@ -91,10 +101,16 @@ def observe(model: MemoryModel, row: TableRow) -> None:
     model.observe(row.candidate, result)
 
 
-def new_model(table: RecordedTable) -> MemoryModel:
+def new_model(table: RecordedTable, foreseen: Sequence[ForeseenArm] = ()) -> MemoryModel:
     """Returns a model that knows what the profile trial found of the model and the device."""
     head = table.head
-    return MemoryModel(head.profile, head.base_config, head.slots, head.device)
+    return MemoryModel(head.profile, head.base_config, head.slots, head.device, foreseen)
+
+
+def foreseen_arms(name: str) -> list[ForeseenArm]:
+    """Returns the foreseen arms of a table; none if it was not foreseen."""
+    path = FORESEEN / f"{name}.json"
+    return [ForeseenArm.from_json(arm) for arm in json.loads(path.read_text())] if path.exists() else []
 
 
 def rows_by_arm(table: RecordedTable) -> dict[str, list[TableRow]]:
@@ -143,8 +159,11 @@ def one_order(table: RecordedTable, rng: random.Random, tallies: Callable[[str, 
             TWO_ALONE: first[arm],
             TWO: [smallest, *others, *first[arm]],
         }
+        foreseen = foreseen_arms(table.head.name)
+        if foreseen:
+            told |= {situation: told[plain] for situation, plain in WITH_FORESEEN.items()}
         for situation, history in told.items():
-            model = new_model(table)
+            model = new_model(table, foreseen if situation in WITH_FORESEEN else ())
             for row in history:
                 observe(model, row)
             rest = [row for row in rows if all(row is not known for known in history)]

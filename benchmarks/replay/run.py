@@ -5,7 +5,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, lru_cache
 from math import inf, isinf
 from multiprocessing import Pool
@@ -24,6 +24,7 @@ from benchmarks.replay.regret import Course
 from benchmarks.replay.stopping import replay_stopping
 from benchmarks.replay.table import TableWorld
 from benchmarks.replay.world import World
+from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.table import read_table
 
 TABLES = Path(__file__).parent / "tables"
@@ -33,14 +34,27 @@ CLOCK = "asha"  # its median time for so many trials is the budget in time
 NEAR = 0.03
 
 
-def world_of(name: str, tables: Path, seed: int) -> World:
-    """Returns a world; each seed has a cluster of its own, since one might suit a method by accident."""
-    return cluster_of(name, seed) if name in CLUSTERS else table_of(tables / f"{name}.jsonl")
+def world_of(name: str, tables: Path, seed: int, foreseen: Path | None = None) -> World:
+    """Returns a world; each seed has a cluster of its own, since one might suit a method by accident.
+
+    Args:
+        name: of a table or a cluster.
+        tables: the folder of the tables.
+        seed: of a cluster.
+        foreseen: the folder with the foreseen arms of the tables; None for searches without them.
+    """
+    if name in CLUSTERS:
+        return cluster_of(name, seed)
+    return table_of(tables / f"{name}.jsonl", None if foreseen is None else foreseen / f"{name}.json")
 
 
 @cache
-def table_of(path: Path) -> TableWorld:
-    return TableWorld.read(path)
+def table_of(path: Path, foreseen: Path | None) -> TableWorld:
+    world = TableWorld.read(path)
+    if foreseen is not None:
+        arms = tuple(ForeseenArm.from_json(arm) for arm in json.loads(foreseen.read_text()))
+        world.problem = replace(world.problem, foreseen=arms)
+    return world
 
 
 @lru_cache(maxsize=1)
@@ -48,9 +62,9 @@ def cluster_of(name: str, seed: int) -> ClusterWorld:
     return ClusterWorld(name, CLUSTERS[name], seed)
 
 
-def course_of(task: tuple[str, Path, str, int, int, int]) -> tuple[str, str, Course]:
-    name, tables, method, seed, trials, concurrency = task
-    world = world_of(name, tables, seed)
+def course_of(task: tuple[str, Path, Path | None, str, int, int, int]) -> tuple[str, str, Course]:
+    name, tables, foreseen, method, seed, trials, concurrency = task
+    world = world_of(name, tables, seed, foreseen)
     search = create(method, world, seed, trials, concurrency)
     # dsat's searches take a trial that was stopped for one that has failed: a study spares theirs.
     stops = method in OWN and OWN[method].ends_hopeless_trials
@@ -133,6 +147,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--worlds", nargs="+", help="names of tables and clusters; all by default")
     parser.add_argument("--tables", type=Path, default=TABLES)
+    parser.add_argument("--foreseen", type=Path, help="give searches the foreseen arms of the tables in this folder")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 
@@ -141,7 +156,7 @@ def main() -> None:
     seeds = range(arguments.seeds)
     methods = list(dict.fromkeys([CLOCK, *arguments.methods]))
     tasks = [
-        (name, arguments.tables, method, seed, arguments.trials, arguments.concurrency)
+        (name, arguments.tables, arguments.foreseen, method, seed, arguments.trials, arguments.concurrency)
         for name in names
         for seed in seeds
         for method in methods

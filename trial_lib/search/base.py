@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -40,6 +41,7 @@ class SearchProblem:
         train_batch_size: samples of an optimizer step that every candidate must have. None leaves them free.
         can_sweep: whether one process group can measure several micro-batch sizes of the program.
         only_micro_batch: the only micro-batch size (samples), if the program itself varies its batches. None for any.
+        foreseen: the arms that foreseen runs have found; none if there were no such runs.
     """
 
     space: SearchSpace
@@ -50,6 +52,7 @@ class SearchProblem:
     train_batch_size: int | None = None
     can_sweep: bool = False
     only_micro_batch: int | None = None
+    foreseen: tuple[ForeseenArm, ...] = ()
 
 
 class Search(ABC):

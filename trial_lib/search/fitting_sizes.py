@@ -34,9 +34,10 @@ class FittingSizes:
         memory: MemoryModel | None = None,
         host: HostMemory | None = None,
     ) -> None:
-        """Starts with given models, or with new ones from the profile."""
-        self.memory = memory or MemoryModel(problem.profile, problem.base_config, problem.slots, problem.device)
-        self.host = host or HostMemory(problem.profile, problem.base_config, problem.slots, problem.device)
+        """Starts with given models, or with new ones from the profile and the foreseen runs."""
+        known = problem.profile, problem.base_config, problem.slots, problem.device
+        self.memory = memory or MemoryModel(*known, problem.foreseen)
+        self.host = host or HostMemory(*known)
         self._policy = policy
         self._slots = problem.slots
         self._headroom = headroom
