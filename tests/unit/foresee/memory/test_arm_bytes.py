@@ -11,7 +11,13 @@ K = 1024
 
 def run_of(micro_batch: int, data_bytes: int = 0) -> ForeseenRun:
     """Two steps: parameters of 10 K stay, activations of 4 K a sample do not, and an offloaded state has 3 K."""
-    sizes = [(10, "device"), (4 * micro_batch, "device"), (10, "device"), (20, "device"), (3, "pinned")]
+    sizes = [
+        (10, "parameter", "device"),
+        (4 * micro_batch, "activation", "device"),
+        (10, "gradient", "device"),
+        (20, "optimizer", "device"),
+        (3, "optimizer", "pinned"),
+    ]
     lives = [(0, 1), (1, 1), (2, 1), (1, 0), (3, 1), (4, 1), (2, 0), (1, 1), (2, 1), (1, 0), (2, 0)]
     begins = [("initialize", 0, 0), ("forward", 1, 1), ("backward", 1, 2), ("update", 1, 4)]
     again = [("forward", 2, 7), ("backward", 2, 8), ("update", 2, 10)]
@@ -19,7 +25,7 @@ def run_of(micro_batch: int, data_bytes: int = 0) -> ForeseenRun:
         world=2,
         micro_batch=micro_batch,
         ds_config={"zero_optimization": {"stage": 1}},
-        storages=tuple(Storage(size * K, KINDS.index("activation"), PLACES.index(place)) for size, place in sizes),
+        storages=tuple(Storage(size * K, KINDS.index(kind), PLACES.index(place)) for size, kind, place in sizes),
         events=tuple(MemoryEvent(*life) for life in lives),
         moments=tuple(Moment(MOMENTS.index(name), step, 0, event, 0) for name, step, event in (*begins, *again)),
         data_bytes=data_bytes,
@@ -45,10 +51,11 @@ def test_a_processor_has_one_memory_for_states_and_data() -> None:
     assert arm.host == 0
 
 
-def test_one_size_says_nothing_of_a_sample() -> None:
+def test_one_size_shows_a_samples_activations() -> None:
     arm = foreseen_arm([run_of(2)], "cuda")
     assert arm is not None
-    assert arm.backward == SizeLine(38 * K)
+    assert arm.backward == SizeLine(30 * K, 4 * K)
+    assert arm.update == SizeLine(30 * K)
 
 
 @pytest.mark.parametrize("runs", [[], [replace(run_of(2), stopped="no")], [replace(run_of(2), moments=())]])
