@@ -152,6 +152,8 @@ class ForeseenRun:
         loading_s: real seconds to fetch each micro-batch.
         data_bytes: that the program took from the C library between `deepspeed.initialize` and its first forward pass,
             such as a data set. They are real, and no storage has them. 0 if unknown.
+        process_bytes: of the process's own memory before the program began, libraries among them, as a limit on a CPU
+            counts it. 0 if unknown.
         import_s: seconds until the program called `deepspeed.initialize`.
         seconds: of the whole run.
         peak_bytes: of the process that foresaw.
@@ -180,6 +182,7 @@ class ForeseenRun:
     asks: tuple[Ask, ...] = ()
     loading_s: tuple[float, ...] = ()
     data_bytes: int = 0
+    process_bytes: int = 0
     import_s: float = 0.0
     seconds: float = 0.0
     peak_bytes: int = 0
