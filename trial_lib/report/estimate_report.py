@@ -86,6 +86,7 @@ class EstimateReport(FrozenRecord):
         at_most: the largest micro-batch size that was considered.
         headroom: the share of the memory that stays free.
         studies: ids of the studies whose trials were used. Empty if only a profile trial was run.
+        is_foreseen: whether foreseen runs stand in the place of a profile trial, so that nothing was measured.
         rows: one for each stage and kind of offload.
         notes: further notes for the reader, a sentence each.
     """
@@ -100,6 +101,7 @@ class EstimateReport(FrozenRecord):
     at_most: int
     headroom: float
     studies: list[str]
+    is_foreseen: bool = False
     rows: list[ArmEstimate]
     notes: list[str]
 
@@ -117,8 +119,9 @@ def estimate_report(
         max_micro_batch: the largest micro-batch size to consider, in samples; None for any.
     """
     profile, base = known.model_profile, known.base_config
-    model = MemoryModel(profile, base, slots, device)
-    model.observe_profile(*known.profile)
+    model = MemoryModel(profile, base, slots, device, known.foreseen)
+    if known.profile is not None:
+        model.observe_profile(*known.profile)
     host = HostMemory(profile, base, slots, device)
     for trial in known.trials:
         model.observe(*trial)
@@ -137,6 +140,7 @@ def estimate_report(
         at_most=at_most,
         headroom=headroom,
         studies=list(known.studies),
+        is_foreseen=known.profile is None,
         rows=[_row(model, host, known, knobs, slots, size, at_most, headroom) for knobs in _arms(base, device, stages)],
         notes=_notes(known, device),
     )
@@ -240,7 +244,11 @@ def _notes(known: KnownTrials, device: str) -> list[str]:
         notes.append(
             "Offloading to the CPU is left out: on a CPU slot the states stay in the same memory, so it saves nothing."
         )
-    if not known.trials:
+    if known.profile is None:
+        notes.append(
+            "Nothing was measured: the program ran under tensors without content. A study of this experiment measures."
+        )
+    elif not known.trials:
         notes.append("Only the profile trial was measured. A study of this experiment narrows the intervals.")
     if known.model_profile.pipeline_parallel:
         notes.append(

@@ -1,3 +1,4 @@
+from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.report.estimate_report import estimate_report
@@ -167,3 +168,21 @@ def test_what_ran_out_of_the_hosts_memory_is_told_apart():
     measured = row_of(report([failed]), "z2-offload-optimizer").measured
     assert measured is not None
     assert (measured.out_of_host_memory, measured.smallest_out_of_memory) == (1, None)
+
+
+def test_foreseen_arms_replace_the_profile_trial():
+    base = {**BASE, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1_000_000}}
+    arm = ForeseenArm(
+        ds_config=base,
+        initialize=SizeLine(100 * MIB),
+        backward=SizeLine(50 * MIB, 20 * MIB),
+        update=SizeLine(80 * MIB),
+    )
+    foreseen = estimate_report(KnownTrials(PROFILE, None, base, foreseen=(arm,)), 2, "cuda", 0.05, None)
+    assert foreseen.is_foreseen
+    assert foreseen.notes[0].startswith("Nothing was measured")
+    row = next(row for row in foreseen.rows if row.label == "z2")
+    assert row.activations == 6 * 20 * MIB
+    workspace = 64 * MIB
+    assert abs(row.total - (100 + 50 + 6 * 20) * MIB - workspace) < 30 * MIB
+    assert not report().is_foreseen

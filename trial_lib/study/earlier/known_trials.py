@@ -10,6 +10,7 @@ from typing import Any
 from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.yaml_document import read_yaml
+from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord
@@ -25,21 +26,23 @@ Trial = tuple[Candidate, TrialResult]
 
 @dataclass(frozen=True)
 class KnownTrials:
-    """Trials of one experiment on this host.
+    """Trials of one experiment on this host, or what foreseen runs show in their place.
 
     Attributes:
-        model_profile: the model, as the profile trial found it.
-        profile: the profile trial.
-        base_config: the user's DeepSpeed configuration, completed by the profile trial.
+        model_profile: the model, as the profile trial or a foreseen run found it.
+        profile: the profile trial; None if the program was foreseen instead.
+        base_config: the user's DeepSpeed configuration, completed by the profile trial or the foreseen run.
         trials: the others that ended.
         studies: ids of their studies, that of the profile first. Empty if only a profile trial was run.
+        foreseen: the arms that foreseen runs have found.
     """
 
     model_profile: ModelProfile
-    profile: Trial
+    profile: Trial | None
     base_config: dict[str, Any]
     trials: tuple[Trial, ...] = ()
     studies: tuple[str, ...] = ()
+    foreseen: tuple[ForeseenArm, ...] = ()
 
 
 class ProfileFailedError(Exception):
@@ -63,7 +66,7 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
             found.append(known)
     if not found:
         return None
-    found.sort(key=lambda known: known.profile[1].started_at, reverse=True)
+    found.sort(key=_profiled_at, reverse=True)
     newest = found[0]
     return KnownTrials(
         newest.model_profile,
@@ -73,6 +76,11 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
         trials=tuple(trial for known in reversed(found) for trial in known.trials),
         studies=tuple(study for known in found for study in known.studies),
     )
+
+
+def _profiled_at(known: KnownTrials) -> float:
+    assert known.profile is not None
+    return known.profile[1].started_at
 
 
 def run_profile(study: OpenStudy) -> KnownTrials:

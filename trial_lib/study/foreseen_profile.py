@@ -1,0 +1,59 @@
+"""A model's profile from a foreseen run, in the place of a profile trial."""
+
+from trial_lib.device.host.base import Host
+from trial_lib.device.host.this_host import kind_of
+from trial_lib.foresee.memory.constants import outside_pytorch
+from trial_lib.memory.foreseen_bytes import ForeseenArm, nearest_arm
+from trial_lib.records.result import ModelProfile
+from trial_lib.study.setup import StudySetup
+from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun
+from trial_lib.wire.free_host_memory import available_bytes
+
+_PASSES = frozenset(MOMENTS.index(name) for name in ("forward", "backward"))
+
+
+def foreseen_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: StudySetup) -> ModelProfile:
+    """Returns the profile of a model that was foreseen on the devices of a study.
+
+    Args:
+        typed: the run of the program as typed.
+        arms: the arms that were foreseen, at least one.
+        setup: the study's.
+    """
+    own = nearest_arm(arms, typed.ds_config)
+    on_gpus = not kind_of(setup.device).computes_on_the_processor
+    free = available_bytes() if on_gpus else None
+    return ModelProfile(
+        num_params=typed.parameters,
+        trainable_num_params=typed.trainable,
+        activation_mem_per_gpu=int(own.backward.per_sample),
+        gpu_mem=_for_the_model(typed, setup.host, setup.memory_limit, on_gpus),
+        host_mem=(free or 0) // max(1, len(setup.host.slots)),
+        data_parallel_size=typed.replicas,
+        pipeline_parallel=bool(typed.program.get("pipeline_parallel", False)),
+        flops_per_sample=_flops_per_sample(typed),
+    )
+
+
+def _for_the_model(typed: ForeseenRun, host: Host, limit: int | None, on_gpus: bool) -> int:
+    """Returns the bytes that the model may use on a slot; 0 if that is not known."""
+    if not on_gpus:
+        # The budget holds for the whole process, which has its libraries before it has an engine.
+        return max(0, (limit or 0) - typed.process_bytes) if typed.process_bytes else 0
+    if not host.memory_per_slot:
+        return 0
+    ranks_here = min(typed.world, len(host.slots))
+    return max(0, int(host.memory_per_slot - outside_pytorch(typed.world, ranks_here).mean))
+
+
+def _flops_per_sample(typed: ForeseenRun) -> float:
+    """Returns the FLOPs of the last step's forward and backward passes for one sample, on all devices of a replica."""
+    last = max((moment.step for moment in typed.moments), default=0)
+    ends = [moment.operation for moment in typed.moments[1:]] + [len(typed.operations)]
+    passes = [
+        sum(operation.flops for operation in typed.operations[moment.operation : end])
+        for moment, end in zip(typed.moments, ends, strict=False)
+        if moment.step == last and moment.name in _PASSES
+    ]
+    samples = typed.micro_batch * typed.accumulation
+    return sum(passes) / samples * typed.world / typed.replicas if samples and typed.replicas else 0.0
