@@ -1,0 +1,218 @@
+"""The arms of a study's program, foreseen while its servers start and its profile trial runs.
+
+The first foreseen run is of the program as it was typed. Then each arm runs at two small micro-batches, the likely arms
+first. When the profile trial has ended, the rest is left out, because the next trials measure time. The formulas of the
+memory model give the difference to arms that were not reached.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, without_tuning_keys
+from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.foresee.foreseen import Pretended, foresee
+from trial_lib.foresee.memory.arm_bytes import foreseen_arm
+from trial_lib.foresee.plan.arms import PlanArm, batch_policy, planned_arms
+from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Launched, LaunchRequest, RankStarter, StarterClosedError
+from trial_lib.memory.foreseen_bytes import ForeseenArm
+from trial_lib.memory.zero_settings import ArmKey, arm_key
+from trial_lib.records.study_folder import TrialPaths
+from trial_lib.search.arm_priors import prior_costs
+from trial_lib.search.batch_policy import BatchPolicy
+from trial_lib.space.knobs import Arm
+from trial_lib.study.build_program import program_of
+from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.setup import StudySetup
+from trial_lib.study.spec_for_ranks import trial_spec
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.whole_files import make_own_folder, write_all, write_whole
+
+DEADLINE_S = 120.0
+"""Seconds that one run of a study's program may take."""
+
+_SIZES = 2
+_END_S = 5.0
+
+
+class Foresight:
+    """Foresees the arms of one program on the devices of a study, in a thread of its own.
+
+    Args:
+        setup: the study's.
+        starter: starts the processes on this host.
+        folder: for the files of the runs.
+        foresees: foresees one run. Tests give another.
+
+    Attributes:
+        typed: the run of the program as typed; None if there is none yet.
+        base_config: the user's DeepSpeed configuration, completed by that run.
+        failure: why nothing was foreseen, in a sentence; empty so far.
+    """
+
+    def __init__(
+        self,
+        setup: StudySetup,
+        starter: RankStarter,
+        folder: Path,
+        foresees: Callable[..., ForeseenRun] = foresee,
+    ) -> None:
+        self._setup = setup
+        self._starter = _EndableStarter(starter)
+        self._folder = folder
+        self._foresees = foresees
+        self._known = KnownProgram.of(setup.experiment)
+        self._runs: list[ForeseenRun] = []
+        self._thread: threading.Thread | None = None
+        self.typed: ForeseenRun | None = None
+        self.base_config: dict[str, Any] = {}
+        self.failure = ""
+
+    def begin(self) -> None:
+        """Starts the first run, and returns at once."""
+        self._thread = threading.Thread(target=self._foresee_safely, name="foresight", daemon=True)
+        self._thread.start()
+
+    def end(self, wait_s: float = 0.0) -> tuple[ForeseenArm, ...]:
+        """Ends the runs, and returns the arms that are foreseen.
+
+        Args:
+            wait_s: seconds that the runs may go on first.
+        """
+        if self._thread is not None:
+            self._thread.join(wait_s)
+            self._starter.end()
+            self._thread.join(_END_S)
+        return arms_of(self._runs, self._setup.device)
+
+    def _foresee_safely(self) -> None:
+        try:
+            self._foresee_all()
+        except (StarterClosedError, InputError, OSError, ValueError, KeyError) as error:
+            self.failure = self.failure or str(error) or type(error).__name__
+
+    def _foresee_all(self) -> None:
+        typed = self._run("typed", {})
+        if typed is None or typed.stopped:
+            self.failure = "it took too long." if typed is None else typed.stopped
+            return
+        self.typed = typed
+        stated = without_tuning_keys(self._setup.experiment.ds_config)
+        self.base_config = dict(stated or typed.program.get("ds_config") or typed.ds_config)
+        mappings = {**typed.program.get("arg_mappings", {}), **self._known.arg_mappings}
+        self._known = KnownProgram(self.base_config, mappings, None)
+        for name, overrides in self._wanted(typed):
+            if self._run(name, overrides) is None:
+                return
+
+    def _wanted(self, typed: ForeseenRun) -> list[tuple[str, dict[str, Any]]]:
+        """Returns the names and overrides of the runs: the user's own arm first, then the cheapest."""
+        arguments, experiment = self._setup.arguments, self._setup.experiment
+        requests = read_search_space(experiment.config.search_space)
+        arms = planned_arms(typed, self.base_config, arguments.zero_stages, requests, self._setup.device)
+        policy = batch_policy(
+            typed,
+            self.base_config,
+            typed.replicas,
+            train_batch_size=arguments.train_batch_size,
+            free_batch=arguments.free_batch,
+            max_micro_batch=arguments.max_micro_batch,
+        )
+        costs = prior_costs([Arm({"zero_optimization": {"stage": 0}, **arm.knobs}) for arm in arms])
+        ordered = sorted(zip(arms, costs, strict=True), key=lambda pair: (not pair[0].is_own, pair[1]))
+        return [
+            (f"{arm.label}-mbs{size}", _overrides(arm, policy, size, typed.world))
+            for arm, _ in ordered
+            for size in policy.sizes()[:_SIZES]
+        ]
+
+    def _run(self, name: str, overrides: Mapping[str, Any]) -> ForeseenRun | None:
+        """Returns a run, and keeps it if it has foreseen a step; None if all runs have been ended."""
+        if self._starter.has_ended:
+            return None
+        folder = self._folder / name
+        program = self._program(TrialPaths(folder), overrides)
+        pretended = Pretended(world=self._setup.slots, ranks_per_host=self._setup.slots, **self._device_bytes())
+        run = self._foresees(program, overrides, pretended, folder, self._starter, DEADLINE_S)
+        if self._starter.has_ended:
+            return None
+        if not run.stopped:
+            self._runs.append(run)
+        return run
+
+    def _program(self, paths: TrialPaths, overrides: Mapping[str, Any]) -> Program:
+        """Returns the user's program for one run, and writes the files that it reads."""
+        experiment, is_typed = self._setup.experiment, not overrides
+        base = self._known.base_config
+        config = dict(base) if is_typed else overwrite_deepspeed_config(base, overrides)
+        make_own_folder(paths.root)
+        program = program_of(
+            experiment,
+            self._setup.environment,
+            paths.ds_config,
+            config,
+            paths.training_spec,
+            self._known.arg_mappings,
+            as_typed=is_typed,
+        )
+        write_whole(paths.ds_config, json.dumps(config, indent=2))
+        write_all(program.files)
+        trial_spec(experiment, config, paths).write(paths.training_spec)
+        return program
+
+    def _device_bytes(self) -> dict[str, int]:
+        memory = self._setup.host.memory_per_slot
+        return {"device_bytes": memory} if memory else {}
+
+
+def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]:
+    """Returns the arms of some foreseen runs.
+
+    Args:
+        runs: of one program on one number of devices.
+        device: `cuda` or `cpu`.
+    """
+    by_arm: dict[ArmKey, list[ForeseenRun]] = {}
+    for run in runs:
+        by_arm.setdefault(arm_key(run.ds_config), []).append(run)
+    found = (foreseen_arm(group, device) for group in by_arm.values())
+    return tuple(arm for arm in found if arm is not None)
+
+
+def _overrides(arm: PlanArm, policy: BatchPolicy, size: int, ranks: int) -> dict[str, Any]:
+    candidate = arm.candidate(policy, size, ranks)
+    # Two micro-batches show all that more of them would.
+    few = min(2, candidate.gradient_accumulation_steps)
+    return candidate.model_copy(update={"gradient_accumulation_steps": few}).overrides
+
+
+class _EndableStarter:
+    """A starter whose running processes can be ended without ending the starter."""
+
+    def __init__(self, starter: RankStarter) -> None:
+        self._starter = starter
+        self._lock = threading.Lock()
+        self._running: list[Launched] = []
+        self.has_ended = False
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """See `RankStarter.launch`."""
+        launched = self._starter.launch(request)
+        with self._lock:
+            self._running.append(launched)
+            ended = self.has_ended
+        if ended:
+            launched.cancel()
+        return launched
+
+    def end(self) -> None:
+        """Ends the processes that run, and those that still start."""
+        with self._lock:
+            self.has_ended = True
+            running = list(self._running)
+        for launched in running:
+            launched.cancel()
