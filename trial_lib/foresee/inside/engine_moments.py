@@ -12,6 +12,7 @@ from trial_lib.foresee.inside import memory_log
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
+from trial_lib.foresee.inside.process_memory import heap_bytes
 from trial_lib.measure.batches.batch_shape import tokens_per_row
 
 
@@ -27,6 +28,7 @@ class EngineMoments:
     Attributes:
         tokens: in a sample of the last batch; None if it shows none.
         loading_s: real seconds to fetch each batch.
+        data_bytes: that the program has taken between the engine's initialisation and its first forward pass.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class EngineMoments:
     ) -> None:
         self.tokens: int | None = None
         self.loading_s: list[float] = []
+        self.data_bytes = 0
+        self._heap_bytes: int | None = None
         self._fake, self._memory, self._operations, self._stepped = fake, memory, operations, stepped
         self._engine: Any = None
         self._moment = memory_log.INITIALIZE
@@ -72,6 +76,7 @@ class EngineMoments:
     def watch(self, engine: Any) -> None:
         """Follows an engine from now on."""
         self._engine = engine
+        self._heap_bytes = heap_bytes()
         forward, backward, step = engine.forward, engine.backward, engine.step
 
         def watched_forward(*args: Any, **kwargs: Any) -> Any:
@@ -79,6 +84,7 @@ class EngineMoments:
                 tokens = tokens_per_row([args, kwargs])
                 self.tokens = self.tokens if tokens is None else tokens
                 self._begin(memory_log.FORWARD)
+                self._note_data()
             return forward(*args, **kwargs)
 
         def watched_backward(*args: Any, **kwargs: Any) -> Any:
@@ -100,6 +106,12 @@ class EngineMoments:
 
         engine.forward, engine.backward, engine.step = watched_forward, watched_backward, watched_step
         self._begin(memory_log.BETWEEN)
+
+    def _note_data(self) -> None:
+        """Notes the memory of the data sets, once."""
+        if self._heap_bytes is not None:
+            self.data_bytes = max(0, heap_bytes() - self._heap_bytes)
+            self._heap_bytes = None
 
     def in_engine(self) -> "_InEngine":
         """Returns a context in which DeepSpeed's own code runs."""

@@ -1,6 +1,5 @@
 """One foreseen run inside its rank: what is replaced before the program runs, and the record at the end."""
 
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from trial_lib.foresee.inside.libraries import (
 )
 from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
+from trial_lib.foresee.inside.process_memory import status_bytes
 from trial_lib.leave_alone import file_functions, trackers
 from trial_lib.measure.batches import program_options
 from trial_lib.measure.imported_modules import imported_modules
@@ -53,6 +53,8 @@ class Foreseeing:
         self._moments = EngineMoments(self._fake, self._memory, self._operations, self._stepped)
         self._engine: Any = None
         self._import_s = 0.0
+        # As a CPU's limit counts it, when a rank would apply it.
+        self._process_bytes = status_bytes("VmData")
         self._notes: list[str] = []
 
     def install(self) -> None:
@@ -139,7 +141,9 @@ class Foreseeing:
             loading_s=tuple(self._moments.loading_s),
             import_s=self._import_s,
             seconds=time.time() - self._order.launched_at,
-            peak_bytes=_peak_bytes(),
+            peak_bytes=status_bytes("VmHWM"),
+            data_bytes=self._moments.data_bytes,
+            process_bytes=self._process_bytes,
             notes=tuple(self._notes),
             imported=tuple(imported_modules()),
             stopped=stopped,
@@ -177,11 +181,3 @@ def _fake_parameters(fake: FakeTensors) -> None:
     # keeps their identity. Torch refuses that for a parameter to which a weak reference exists, such as DeepSpeed's
     # (deepspeed/utils/debug.py). That reference is to the Python object, and stays true.
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])  # type: ignore[attr-defined,assignment]
-
-
-def _peak_bytes() -> int:
-    """Returns the peak of this process's resident memory."""
-    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
