@@ -1,0 +1,1 @@
+"""What a study foresees of its program before any trial."""
