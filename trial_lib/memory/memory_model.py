@@ -34,10 +34,11 @@ _PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
 # activations were. CUDA's allocator counts the memory in use, and not its place.
 _IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
 # A foreseen run has the temporaries and the layers' sizes, so its figures count as they are. It does not see the
-# workspaces of libraries. Some programs run otherwise on the device: other kernels, compiled code.
-_FORESEEN = Prior(0.85, (1.0, 1.0, 1.0, 1.0), (0.6, 0.12, 0.1, 0.25))
-_FORESEEN_PRIORS = (_FORESEEN, Prior(0.15, (1.0, 1.2, 1.0, 1.2), (0.6, 0.6, 0.3, 0.7)))
-_FORESEEN_IN_PIECES = Prior(0.33, (1.0, 1.0, 1.0, 1.0), (0.6, 0.3, 0.3, 0.7), at_once=True)
+# workspaces of libraries. On a CPU these and the holes of the heap are fitted to the programs of
+# benchmarks/memory_model/other_programs. Some programs run otherwise on the device: other kernels, compiled code.
+_FORESEEN_MEANS = {"cpu": (0.7, 1.05, 1.0, 1.0), "cuda": (1.0, 1.0, 1.0, 1.0)}
+_FORESEEN_DEVIATIONS = {"cpu": (0.25, 0.12, 0.1, 0.25), "cuda": (0.6, 0.12, 0.1, 0.25)}
+_FAR_DEVIATIONS = (0.6, 0.6, 0.3, 0.7)
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0
 # A sweep's group stays this many standard deviations below the memory that is expected to fit.
@@ -98,6 +99,12 @@ def measured_above_initialize(memory: Memory) -> int | None:
     return max(memory.above_initialize, default=None)
 
 
+def _foreseen_priors(device: str) -> tuple[Prior, ...]:
+    means, deviations = _FORESEEN_MEANS[device], _FORESEEN_DEVIATIONS[device]
+    priors = (Prior(0.85, means, deviations), Prior(0.15, means, _FAR_DEVIATIONS))
+    return (*priors, Prior(1.0, means, deviations, at_once=True)) if device == "cpu" else priors
+
+
 class MemoryModel:
     """The memory of a model's candidates.
 
@@ -126,9 +133,9 @@ class MemoryModel:
         self._profiled = ZeroSettings.of(base_config, profile.bytes_per_param)
         self._unit = float(_WORKSPACE[device])
         self._foreseen = tuple(foreseen)
-        priors, in_pieces = (_FORESEEN_PRIORS, _FORESEEN_IN_PIECES) if foreseen else (_PRIORS, _IN_PIECES)
+        priors = _foreseen_priors(device) if foreseen else (*_PRIORS, *((_IN_PIECES,) if device == "cpu" else ()))
         self._means = priors[0].means
-        self._peaks = PeakRegression((*priors, in_pieces) if device == "cpu" else priors, _ARM_DEVIATIONS)
+        self._peaks = PeakRegression(priors, _ARM_DEVIATIONS)
         self._budget = Budget(profile.gpu_mem, device)
         self._arms: dict[ArmKey, _ArmRecord] = {}
         self._described: dict[str, _Described] = {}
