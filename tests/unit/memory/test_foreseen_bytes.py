@@ -133,4 +133,4 @@ def test_a_processors_peak_leaves_out_memory_that_is_never_written():
     on_gpu, on_cpu = (new_model(foreseen, device=device).above_initialize(asked).value for device in ("cuda", "cpu"))
     assert on_gpu == pytest.approx(3.0 * bucket, rel=0.1)
     # A processor may also keep the freed memory of one moment beside that of the other.
-    assert 1.9 * bucket < on_cpu < 2.5 * bucket
+    assert 1.9 * bucket < on_cpu < 2.7 * bucket
