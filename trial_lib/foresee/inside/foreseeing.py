@@ -22,6 +22,7 @@ from trial_lib.foresee.inside.libraries import (
     checkpoint_headers,
     flash_attention,
     mixed_precision,
+    recurrent_layers,
     written_devices,
 )
 from trial_lib.foresee.inside.memory_log import MemoryLog
@@ -81,6 +82,7 @@ class Foreseeing:
         order = self._order
         written_devices.install(self._fake, self._memory, order.device_bytes, order.ranks_per_host)
         mixed_precision.install()
+        recurrent_layers.install()
         asked_for_cpu.install()
         flash_attention.install()
         checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
