@@ -36,7 +36,7 @@ PROGRAMS = {
     ),
     **{name: (OTHERS / f"{name}.jsonl", OTHERS / f"{name}.yaml", OTHERS) for name in ("decoder", "wide", "shrinking")},
 }
-SIZES = (2, 4)
+SIZES = (16, 48)
 
 
 class Foreseeing:

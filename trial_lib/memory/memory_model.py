@@ -133,8 +133,9 @@ class MemoryModel:
         self._profiled = ZeroSettings.of(base_config, profile.bytes_per_param)
         self._unit = float(_WORKSPACE[device])
         self._foreseen = tuple(foreseen)
-        priors = _foreseen_priors(device) if foreseen else (*_PRIORS, *((_IN_PIECES,) if device == "cpu" else ()))
-        self._means = priors[0].means
+        usual = (*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS
+        priors: tuple[Prior, ...] = _foreseen_priors(device) if foreseen else usual
+        self._means: tuple[float, ...] = priors[0].means
         self._peaks = PeakRegression(priors, _ARM_DEVIATIONS)
         self._budget = Budget(profile.gpu_mem, device)
         self._arms: dict[ArmKey, _ArmRecord] = {}
