@@ -52,7 +52,7 @@ class Efficiencies:
     host_update: Constant = Constant(0.095, 0.5)
     launch: Constant = Constant(8e-6, 0.3)
     collective: Constant = Constant(5e-5, 0.3)
-    module: Constant = Constant(3e-4, 0.4)
+    module: Constant = Constant(2.5e-4, 0.4)
     whole: Constant = Constant(1.0, 0.25)
     measured: int = 0
     device: str = ""
