@@ -76,6 +76,9 @@ def test_a_plan_has_tables_an_answer_and_a_command_to_start_with(zerotune):
         assert labels == {"z1", "z1-offload-optimizer", "z2", *(f"z3{each}" for each in _OFFLOADS)}
         assert all(arm.stopped == "" for arm in devices.arms)
         assert all(arm.cost is not None for arm in devices.arms) == (devices.price is not None)
+    plain = next(arm for arm in plan.devices[0].arms if arm.label == "z1")
+    # Only what is offloaded is copied to the host.
+    assert plain.seconds["transfers"] < 0.05 * sum(plain.seconds.values())
     run = read_run(paths.run(plan.chosen.runs[0]))
     assert run.parameters == plan.parameters
     _is_in_mlflow(zerotune, plan)

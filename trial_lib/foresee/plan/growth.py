@@ -5,7 +5,7 @@ each kind of operation, grows. That spares the second run of all other arms, if 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TypeVar
@@ -15,7 +15,7 @@ from trial_lib.wire.foreseen_run import ForeseenRun, Operation, Storage
 _T = TypeVar("_T")
 _AHEAD = 12
 
-SURE = 0.98
+SURE = 0.95
 """A growth is used if at least this share of the pair's bytes grows in one way only."""
 
 
@@ -25,30 +25,32 @@ class Growth:
 
     Attributes:
         micro_batch: the larger one (samples).
-        storages: new size by kind, place and size.
-        operations: new FLOPs and moved bytes by kind, data type, FLOPs and moved bytes.
+        storages: new size by the moment that makes it, kind, place and size.
+        operations: new FLOPs and moved bytes by moment, kind, data type, FLOPs and moved bytes.
         sure: the share of the pair's bytes whose growth is unambiguous.
     """
 
     micro_batch: int
-    storages: Mapping[tuple[int, int, int], int]
-    operations: Mapping[tuple[int, int, float, float], tuple[float, float]]
+    storages: Mapping[tuple[int, int, int, int], int]
+    operations: Mapping[tuple[int, int, int, float, float], tuple[float, float]]
     sure: float
 
     def of(self, run: ForeseenRun) -> ForeseenRun:
         """Returns a run at the larger micro-batch. What the pair does not have stays as it is."""
+        storages = list(run.storages)
+        operations: list[Operation] = []
+        for moment, made, done in _moments(run):
+            operations += [self._operation(moment, each) for each in done]
+            for index in made:
+                one = storages[index]
+                key = moment, one.kind, one.place, one.size
+                storages[index] = one._replace(size=self.storages.get(key, one.size))
         return replace(
-            run,
-            micro_batch=self.micro_batch,
-            storages=tuple(
-                each._replace(size=self.storages.get((each.kind, each.place, each.size), each.size))
-                for each in run.storages
-            ),
-            operations=tuple(self._operation(each) for each in run.operations),
+            run, micro_batch=self.micro_batch, storages=tuple(storages), operations=tuple(operations or run.operations)
         )
 
-    def _operation(self, operation: Operation) -> Operation:
-        key = operation.kind, operation.dtype, operation.flops, operation.moved
+    def _operation(self, moment: int, operation: Operation) -> Operation:
+        key = moment, operation.kind, operation.dtype, operation.flops, operation.moved
         flops, moved = self.operations.get(key, (operation.flops, operation.moved))
         return operation._replace(flops=flops, moved=moved)
 
@@ -63,12 +65,12 @@ def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:
         return None
     most = large.micro_batch / small.micro_batch
     sizes, work = _Paired(), _Paired()
-    for one, other in zip(_made(small), _made(large), strict=True):
+    for (moment, made, done), (_, its_made, its_done) in zip(_moments(small), _moments(large), strict=True):
+        one, other = [small.storages[index] for index in made], [large.storages[index] for index in its_made]
         for before, after in _aligned(one, other, lambda mine, its: _may_be(mine, its, most)):
-            sizes.add((before.kind, before.place, before.size), after.size, before.size)
-    for first, second in zip(_done(small), _done(large), strict=True):
-        for do, its_do in _aligned(first, second, lambda mine, its: _may_do(mine, its, most)):
-            work.add((do.kind, do.dtype, do.flops, do.moved), (its_do.flops, its_do.moved), do.moved)
+            sizes.add((moment, before.kind, before.place, before.size), after.size, before.size)
+        for do, its_do in _aligned(done, its_done, lambda mine, its: _may_do(mine, its, most)):
+            work.add((moment, do.kind, do.dtype, do.flops, do.moved), (its_do.flops, its_do.moved), do.moved)
     sure = min(sizes.sure, work.sure)
     if sure < SURE:
         return None
@@ -125,14 +127,9 @@ def _may_do(mine: Operation, its: Operation, most: float) -> bool:
     return (mine.kind, mine.dtype) == (its.kind, its.dtype) and mine.moved <= its.moved <= most * mine.moved
 
 
-def _made(run: ForeseenRun) -> Iterable[Sequence[Storage]]:
-    """Yields the storages that each moment makes."""
+def _moments(run: ForeseenRun) -> Iterator[tuple[int, list[int], Sequence[Operation]]]:
+    """Yields each moment's name, the indexes of the storages that it makes, and its operations."""
     for moment, following in zip_longest(run.moments, run.moments[1:]):
-        end = following.event if following else len(run.events)
-        yield [run.storages[event.storage] for event in run.events[moment.event : end] if event.is_made]
-
-
-def _done(run: ForeseenRun) -> Iterable[Sequence[Operation]]:
-    """Yields the operations of each moment."""
-    for moment, following in zip_longest(run.moments, run.moments[1:]):
-        yield run.operations[moment.operation : following.operation if following else len(run.operations)]
+        events = run.events[moment.event : following.event if following else len(run.events)]
+        done = run.operations[moment.operation : following.operation if following else len(run.operations)]
+        yield moment.name, [event.storage for event in events if event.is_made], done
