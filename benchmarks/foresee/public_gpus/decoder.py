@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+CHUNKS = 8
+
 
 class _Again(torch.autograd.Function):
     """A function that keeps its inputs alone, and computes the rest again in the backward pass."""
@@ -148,8 +150,6 @@ class Decoder(nn.Module):
         program: a `RowProgram`.
     """
 
-    CHUNKS = 8
-
     def __init__(self, program: Any) -> None:
         super().__init__()
         self.program = program
@@ -178,12 +178,30 @@ class Decoder(nn.Module):
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         if self.program.loss == "value head":
             return x.float().mean()
-        if self.program.loss != "chunked":
+        if self.program.loss == "full":
             return _token_loss(self.head(x), labels)
-        # A chunked loss is compiled, so each chunk keeps its logits in 16 bits.
-        parts = zip(x.chunk(self.CHUNKS, dim=1), labels.chunk(self.CHUNKS, dim=1), strict=True)
-        losses = [_Again.apply(_token_loss, self.head(part), its) for part, its in parts]
-        return sum(losses, x.new_zeros(())) / self.CHUNKS
+        return loss_in_chunks(x, self.head.weight, labels, keeps_logits=self.program.loss == "chunked")
+
+
+def loss_in_chunks(x: Tensor, weight: Tensor, labels: Tensor, *, keeps_logits: bool) -> Tensor:
+    """Returns the loss of the output layer, a part of the tokens at a time.
+
+    Args:
+        x: the last hidden states, (batch, tokens, hidden).
+        weight: of the output layer.
+        labels: token numbers.
+        keeps_logits: whether each part keeps its logits in 16 bits, or computes them again too.
+    """
+    parts = zip(x.chunk(CHUNKS, dim=1), labels.chunk(CHUNKS, dim=1), strict=True)
+    if keeps_logits:
+        losses = [_Again.apply(_token_loss, F.linear(part, weight), its) for part, its in parts]
+    else:
+        losses = [_Again.apply(_head_loss, part, weight, its) for part, its in parts]
+    return sum(losses, x.new_zeros(())) / CHUNKS
+
+
+def _head_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return _token_loss(F.linear(x, weight), labels)
 
 
 def _run(layers: Any, x: Tensor) -> Tensor:

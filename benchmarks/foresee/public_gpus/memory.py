@@ -28,10 +28,11 @@ from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_memory.json"
 
-ROW_ERROR = 0.09
+ROW_ERROR = 0.12
 """Standard deviation of the allocated peak, as a share, for a program that was rebuilt from a row's facts.
 
-The one constant that is fitted to these rows. It decides the width of the interval, and no prediction.
+The one constant that is fitted to these rows: the least with which the interval holds 85 % of the allocated ones. It
+decides the width of the interval, and no prediction.
 """
 
 MOST_LAYERS, FEW_LAYERS = 48, (8, 16)
@@ -166,6 +167,8 @@ def _peak(row: Mapping[str, Any], arm: ArmMemory, forecast: PeakForecast) -> dic
         "high_gib": round(high / GIB, 2),
         "error": round(predicted.mean / measured - 1, 3),
         "within": low <= measured <= high,
+        # A guess decides the prediction of a row that does not say whether it recomputed activations.
+        "stated": "activation_checkpointing" not in row.get("missing", ()),
     }
 
 
@@ -181,13 +184,11 @@ def summary(compared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, members in kinds.items():
         some = [each for each in rows if each.get("memory_kind") in members]
+        stated = [each for each in some if each["stated"]]
         if some:
-            found[name] = {
-                "rows": len(some),
-                "median_error": round(median(abs(each["error"]) for each in some), 3),
-                "worst_error": round(max(abs(each["error"]) for each in some), 3),
-                "within_90": round(sum(each["within"] for each in some) / len(some), 2),
-            }
+            found[name] = _errors(some)
+        if stated and len(stated) < len(some):
+            found[f"{name}, checkpointing stated"] = _errors(stated)
     facts = [each for each in rows if "right" in each]
     for name, members in (("fits", True), ("does not fit", False)):
         some = [each for each in facts if each["fitted"] is members]
@@ -197,6 +198,15 @@ def summary(compared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     left_out = [each["left_out"].partition(":")[0] for each in rows if "left_out" in each]
     found["left_out"] = {why: left_out.count(why) for why in sorted(set(left_out))}
     return found
+
+
+def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "rows": len(rows),
+        "median_error": round(median(abs(each["error"]) for each in rows), 3),
+        "worst_error": round(max(abs(each["error"]) for each in rows), 3),
+        "within_90": round(sum(each["within"] for each in rows) / len(rows), 2),
+    }
 
 
 def _is_wanted(row: Mapping[str, Any], wanted: str) -> bool:

@@ -19,6 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from benchmarks.foresee.public_gpus.row_facts import facts_of
+
 ROWS = Path(__file__).parent / "rows.jsonl"
 
 _HUGGING_FACE = ("hf ", "hf)", "(hf", "deepspeed-chat", "xtuner", "accelerate", "colossalai")
@@ -56,7 +58,7 @@ class RowProgram:
         checkpoints: whether a layer keeps its input alone for the backward pass.
         checkpoint_every: how many layers there are for each that does.
         checkpointed_layers: layers of one such piece.
-        loss: `full`, `chunked` or `value head`.
+        loss: `full`; `chunked`, which keeps logits in 16 bits; `fused`, which keeps none; or `value head`.
         compiled: whether elementwise parts are fused and computed again, as torch.compile does.
         is_plain: whether the source had one device and no DeepSpeed.
         precision: `bf16`, `fp16`, `fp32`, or `pure bf16` if all states have 16 bits.
@@ -110,8 +112,8 @@ class RowProgram:
 
 
 def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
-    """Returns all rows."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    """Returns all rows, with the facts that their words have."""
+    return [facts_of(json.loads(line)) for line in path.read_text().splitlines() if line.strip()]
 
 
 def lacks(row: Mapping[str, Any]) -> str:
@@ -124,6 +126,8 @@ def lacks(row: Mapping[str, Any]) -> str:
         return "tensor or pipeline parallelism"
     if "unknown" in (row.get("offload_optimizer"), row.get("offload_param")):
         return "offload not stated"
+    if row.get("checkpoints_in_host"):
+        return "checkpoints in the host's memory"
     if "deberta" in row["model"].lower():
         return "an encoder"
     return ""

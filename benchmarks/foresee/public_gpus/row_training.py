@@ -48,24 +48,32 @@ def hugging_face_model(program: Any) -> torch.nn.Module:
     }
     family = names[program.family]
     config = getattr(transformers, f"{family}Config")(**sizes, **own[program.family])
-    if program.loss == "value head":
-        return _Valued(getattr(transformers, f"{family}Model")(config))
+    if program.loss != "full":
+        base = getattr(transformers, f"{family}Model")(config)
+        if program.checkpoints:
+            base.gradient_checkpointing_enable()
+        return _WithOwnHead(base, program)
     model = getattr(transformers, f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(config)
     if program.checkpoints:
         model.gradient_checkpointing_enable()
     return model
 
 
-class _Valued(torch.nn.Module):
-    """A reward model: one value for each token, and no logits."""
+class _WithOwnHead(torch.nn.Module):
+    """A model with another output than all logits: one value for each token, or a loss by parts."""
 
-    def __init__(self, base: torch.nn.Module) -> None:
+    def __init__(self, base: torch.nn.Module, program: Any) -> None:
         super().__init__()
-        self.base = base
-        self.head = torch.nn.Linear(base.config.hidden_size, 1, bias=False)
+        self.base, self.kind = base, program.loss
+        self.head = torch.nn.Linear(program.hidden, 1 if self.kind == "value head" else program.vocab, bias=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.base(input_ids=input_ids).last_hidden_state).float().mean()
+        states = self.base(input_ids=input_ids).last_hidden_state
+        if self.kind == "value head":
+            return self.head(states).float().mean()
+        from decoder import loss_in_chunks
+
+        return loss_in_chunks(states, self.head.weight, input_ids, keeps_logits=self.kind == "chunked")
 
 
 def model_of(program: Any) -> torch.nn.Module:
@@ -98,7 +106,7 @@ def main() -> None:
     engine.enable_backward_allreduce = not program.is_plain
     for _ in range(STEPS * program.accumulation):
         tokens = torch.randint(0, program.vocab, (program.micro_batch, program.tokens)).to(engine.device)
-        named = program.family != "decoder" and program.loss != "value head"
+        named = program.family != "decoder" and program.loss == "full"
         output = engine(input_ids=tokens, labels=tokens) if named else engine(tokens)
         engine.backward(output.loss if named else output)
         engine.step()

@@ -34,7 +34,13 @@ def gradients(program: RowProgram) -> tuple[float, list[torch.Tensor]]:
     return loss.item(), [each.grad for each in model.parameters() if each.grad is not None]
 
 
-AGAIN = [{"compiled": True}, {"checkpoints": True}, {"checkpoints": True, "checkpoint_every": 2}, {"loss": "chunked"}]
+AGAIN = [
+    {"compiled": True},
+    {"checkpoints": True},
+    {"checkpoints": True, "checkpoint_every": 2},
+    {"loss": "chunked"},
+    {"loss": "fused"},
+]
 
 
 @pytest.mark.parametrize("change", AGAIN)

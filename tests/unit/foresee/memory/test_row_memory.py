@@ -69,11 +69,19 @@ def test_more_layers_follow_from_few() -> None:
 
 def test_the_summary_counts_what_it_shows() -> None:
     rows = [
-        {"memory_kind": "allocated", "error": -0.1, "within": True, "right": True, "fitted": True},
-        {"memory_kind": "allocated at failure", "error": 0.3, "within": False, "right": False, "fitted": False},
+        {"memory_kind": "allocated", "error": -0.1, "within": True, "stated": True, "right": True, "fitted": True},
+        {
+            "memory_kind": "allocated at failure",
+            "error": 0.3,
+            "within": False,
+            "stated": False,
+            "right": False,
+            "fitted": False,
+        },
         {"left_out": "not foreseen: a reason"},
     ]
     found = memory.summary(rows)
     assert found["allocated"] == {"rows": 2, "median_error": 0.2, "worst_error": 0.3, "within_90": 0.5}
+    assert found["allocated, checkpointing stated"]["rows"] == 1
     assert found["does not fit"] == {"rows": 1, "right": 0}
     assert found["left_out"] == {"not foreseen": 1}
