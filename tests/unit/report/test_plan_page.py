@@ -1,6 +1,7 @@
 """The page of a plan as text, and its figures. What a browser makes of it: `test_plan_in_browser`."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,41 @@ def test_a_device_far_larger_than_the_need_is_written_and_not_drawn() -> None:
         assert any("900.0 GiB" in note.text for note in drawn.figure.layout.annotations), drawn.key
         ranges = drawn.figure.layout.xaxis.range, drawn.figure.layout.yaxis.range
         assert max(end for each in ranges if each for end in each) < 200
+
+
+def test_a_small_model_s_step_is_not_flattened_by_the_context() -> None:
+    line = step_line(run_by_hand(4))
+    assert line is not None
+    small = replace(line, bytes=tuple(tuple(size / 1000 for size in each) for each in line.bytes))
+    drawn = line_figure(H100, small)
+    assert drawn.figure is not None
+    assert drawn.figure.layout.yaxis.range[1] < 60  # MiB
+    words = [note.text for note in drawn.figure.layout.annotations]
+    assert words[-2:] == ["the whole need: 59.1 GiB ↑", "the device: 79.1 GiB ↑"]
+
+
+def test_a_step_of_another_number_of_micro_batches_says_so() -> None:
+    line = step_line(run_by_hand(4, accumulation=2))
+    assert line is not None
+    assert "The step was foreseen with 2 micro-batches, and the arm's has 4." in line_figure(H100, line).says
+
+
+def test_speeds_within_a_decade_are_drawn_from_zero_and_others_by_their_logarithm() -> None:
+    near = H100.model_copy(update={"counts": H100.counts[:4]})
+    for devices, kind in ((near, None), (H100, "log")):
+        figure = speed_figure([devices], "").figure
+        assert figure is not None
+        assert figure.layout.yaxis.type == kind
+
+
+def test_a_few_bytes_on_the_host_have_no_column_and_no_figure() -> None:
+    arms = tuple(arm.model_copy(update={"host": 3.0 * 2**20}) for arm in H100.arms)
+    host = step_line(run_by_hand(4, offload=True), HOST)
+    page = render_plan(
+        plan_by_hand(devices=(H100.model_copy(update={"arms": arms}),), best=0), {H100.label: (None, host)}
+    )
+    assert "Host memory of that step" not in page
+    assert "3.0 MiB</td>" not in page[: page.index("Memory of the arms")]
 
 
 def test_the_bars_of_an_arm_add_up_to_its_need_and_to_its_step() -> None:

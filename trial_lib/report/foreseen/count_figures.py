@@ -1,15 +1,24 @@
 """A plan over the number of devices: speed and memory, and the fewest devices on which the program trains."""
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedCount, PlannedDevices
-from trial_lib.records.units import percent, quantity
+from trial_lib.records.units import bytes_shown, percent, quantity
 from trial_lib.report.figures import Drawn
 from trial_lib.report.foreseen.names import faint
-from trial_lib.report.foreseen.plan_parts import LEGEND, bytes_range, bytes_unit, figure_text, fits_text
-from trial_lib.report.plot_parts import COLOURS, RED, empty_figure
+from trial_lib.report.foreseen.plan_parts import (
+    FAR,
+    LEGEND,
+    bytes_range,
+    bytes_unit,
+    figure_text,
+    fits_text,
+    name_above,
+)
+from trial_lib.report.plot_parts import COLOURS, GREY, RED, empty_figure
 
 _FAILING = "nothing fits"
 
@@ -30,11 +39,17 @@ def speed_figure(devices: Sequence[PlannedDevices], says_same: str) -> Drawn:
             _add_fewest(figure, each, place, {count.devices: speed.value for count, speed in trains})
     if not figure.data:
         return Drawn(key, title, "It trains on no number of these devices.", None)
-    figure.update_yaxes(type="log", dtick=1)
+    speeds = [speed for each in devices for count in each.counts if (speed := count.samples_per_s) is not None]
+    decades = math.log10(max(speed.high for speed in speeds) / max(min(speed.low for speed in speeds), 1e-9))
+    if decades >= 1:
+        # Of a short axis 2 and 5 are named as well.
+        figure.update_yaxes(type="log", dtick=1 if decades > 2 else "D2")
+    else:
+        figure.update_yaxes(rangemode="tozero")
     _devices_axis(figure, devices)
     says = (
-        f"What all devices do together with the fastest arm of each number, and its 90 % interval. Both axes are "
-        f"logarithmic. {says_same} {fewest_text(devices)}"
+        f"What all devices do together with the fastest arm of each number, and its 90 % interval. {says_same} "
+        f"{fewest_text(devices)}"
     )
     return Drawn(key, title, says, figure, *_table(devices))
 
@@ -47,15 +62,18 @@ def count_memory_figure(devices: Sequence[PlannedDevices]) -> Drawn:
     if not drawn:
         return Drawn(key, title, "It was foreseen on no number of devices.", None)
     most = max(peak.value for _, peaks in drawn for _, peak in peaks)
-    highest = max(each.usable for each, _ in drawn)
+    near = [each.usable for each, _ in drawn if each.usable <= FAR * most]
     # One device may need far more than it has. That is cut off, because the rest is what can be used.
-    top = 1.08 * max(min(most, 2 * highest), highest)
+    top = 1.08 * (max(min(most, 2 * max(near)), *near) if near else most)
     unit, size = bytes_unit(top)
     figure = empty_figure("devices", f"{unit} on one device")
     for place, (each, peaks) in enumerate(drawn):
         _add_curve(figure, each.device, place, peaks, size)
         _add_fewest(figure, each, place, {count.devices: peak.value / size for count, peak in peaks})
-        figure.add_hline(each.usable / size, line={"color": _colour(place), "dash": "dot", "width": 2})
+        if each.usable in near:
+            figure.add_hline(each.usable / size, line={"color": _colour(place), "dash": "dot", "width": 2})
+        else:
+            name_above(figure, f"{each.device}: {bytes_shown(each.usable)}", GREY, line=place)
     figure.update_yaxes(range=[0, top / size])
     _devices_axis(figure, [each for each, _ in drawn])
     says = (

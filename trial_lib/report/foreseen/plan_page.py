@@ -20,6 +20,10 @@ StepLines = tuple[StepLine | None, StepLine | None]
 """A step in the memory of a device and in that of the host."""
 
 
+# The share of a device's memory.
+_SHOWN_ON_HOST = 0.01
+
+
 def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
     """Returns the page of a plan as HTML.
 
@@ -51,6 +55,8 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         fewest=fewest_sentence,
         ends=_ends,
         why=_why,
+        has_host=keeps_on_host,
+        share=_share,
     )
 
 
@@ -65,9 +71,14 @@ def _figures(devices: PlannedDevices, lines: StepLines) -> list[Drawn]:
     if not any(arm.peak for arm in devices.arms):
         return []
     figures = [] if on_device is None else [line_figure(devices, on_device)]
-    if on_host is not None:
+    if on_host is not None and keeps_on_host(devices):
         figures.append(host_figure(devices, on_host))
     return [*figures, arms_memory_figure(devices), arms_time_figure(devices)]
+
+
+def keeps_on_host(devices: PlannedDevices) -> bool:
+    """Returns whether any arm keeps enough in the host's memory to be shown. Each keeps a few counters there."""
+    return any(arm.host > _SHOWN_ON_HOST * devices.usable for arm in devices.arms)
 
 
 def _count_figures(record: PlanRecord) -> list[Drawn]:
@@ -111,6 +122,11 @@ def _why(arm: PlannedArm) -> list[str]:
     bounds = {"memory": arm.memory_bound, "time": arm.time_bound}
     # What is in brackets explains the word, and stands in the sentences above the table.
     return [f"{name}: {bound.partition(' (')[0]}" for name, bound in bounds.items() if bound]
+
+
+def _share(value: float) -> str:
+    """Returns a share in percent, with two digits."""
+    return f"{100 * value:.2g}"
 
 
 def _ends(figure: ForeseenRange) -> str:

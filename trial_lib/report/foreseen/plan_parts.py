@@ -69,20 +69,26 @@ def device_level(figure: go.Figure, memory: float, most: float, size: float) -> 
         The bytes of the highest that is drawn then.
     """
     if memory > FAR * most:
-        figure.add_annotation(
-            x=1,
-            y=1,
-            xref="paper",
-            yref="paper",
-            text=f"the device has {bytes_shown(memory)} ↑",
-            showarrow=False,
-            xanchor="right",
-            yanchor="top",
-            font_color=RED,
-        )
+        name_above(figure, f"the device: {bytes_shown(memory)}", RED)
         return most
     add_level(figure, memory / size, f"the device: {bytes_shown(memory)}", RED, "dot")
     return max(memory * 1.04, most)
+
+
+def name_above(figure: go.Figure, text: str, colour: str, line: int = 0) -> None:
+    """Names a level that is above what is drawn, in a line of its own, from the top."""
+    figure.add_annotation(
+        x=1,
+        y=1,
+        xref="paper",
+        yref="paper",
+        yshift=-16 * line,
+        text=f"{text} ↑",
+        showarrow=False,
+        xanchor="right",
+        yanchor="top",
+        font_color=RED if colour == RED else None,
+    )
 
 
 def as_interval(figure: ForeseenRange) -> Interval:

@@ -8,8 +8,19 @@ import plotly.graph_objects as go
 from trial_lib.foresee.plan.plan_record import PlannedDevices
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.figures import Drawn
-from trial_lib.report.foreseen.names import KIND_COLOURS, KIND_NAMES, MOMENT_NAMES, MOMENT_PHRASES, faint
+from trial_lib.report.foreseen.names import (
+    BLUE,
+    KIND_COLOURS,
+    KIND_NAMES,
+    MOMENT_NAMES,
+    MOMENT_PHRASES,
+    OCHRE,
+    OLIVE,
+    VIOLET,
+    faint,
+)
 from trial_lib.report.foreseen.plan_parts import (
+    FAR,
     LEGEND,
     add_level,
     bytes_range,
@@ -17,6 +28,7 @@ from trial_lib.report.foreseen.plan_parts import (
     device_level,
     devices_key,
     devices_name,
+    name_above,
 )
 from trial_lib.report.foreseen.step_line import StepLine
 from trial_lib.report.plot_parts import GREY, RED, empty_figure
@@ -24,7 +36,7 @@ from trial_lib.report.plot_parts import GREY, RED, empty_figure
 # Of the drawing's width, so that each moment has room for its name, on a phone too. Others have room to be seen.
 _WIDTH_OF_A_LETTER = 0.02
 _LEAST_WIDTH = 0.004
-_BANDS = ("#2f81d6", "#838b98")
+_BANDS = {"load": OLIVE, "forward": BLUE, "backward": GREY, "update": VIOLET, "initialise": OCHRE}
 _ROWS = 60  # of the table: a reader of numbers wants the course, not each event
 
 
@@ -34,21 +46,26 @@ def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
     peak = arm.peak if arm is not None else None
     # The run of another micro-batch needs another amount.
     needed = peak.value if peak is not None and arm is not None and arm.micro_batch == line.samples else 0.0
-    unit = bytes_unit(max(line.most, needed))
+    # A small model's need is mostly the context, which would flatten the rest.
+    most = max(line.most, needed) if needed <= FAR * line.most else line.most
+    unit = bytes_unit(most)
     figure = _drawn(line, *unit)
     says = (
         f"What is alive on one device, by kind, over the events of one step: allocations and their ends. "
         f"{_peak_sentence(line)}"
     )
     if peak is not None and needed > line.most:
-        add_level(figure, needed / unit[1], "the whole need", GREY, "dash")
-        says += (
-            f" With the context, the libraries and the allocator's fragments the device needs {bytes_range(peak)} "
-            "(dashed)."
-        )
+        if needed <= most:
+            add_level(figure, needed / unit[1], "the whole need", GREY, "dash")
+        else:
+            name_above(figure, f"the whole need: {bytes_shown(needed)}", GREY, line=1)
+        says += f" With the context, the libraries and the allocator's fragments the device needs {bytes_range(peak)}."
     if arm is not None and arm.micro_batch != line.samples:
         says += f" This is the step of micro-batch {line.samples}, because that of {arm.micro_batch} has other events."
-    highest = device_level(figure, devices.usable, max(line.most, needed), unit[1])
+    if arm is not None and arm.accumulation != line.micro_batches:
+        seen = "one micro-batch" if line.micro_batches == 1 else f"{line.micro_batches} micro-batches"
+        says += f" The step was foreseen with {seen}, and the arm's has {arm.accumulation}."
+    highest = device_level(figure, devices.usable, most, unit[1])
     figure.update_yaxes(range=[0, 1.06 * highest / unit[1]])
     title = f"Memory of one step on {devices_name(devices)}" + (f": {arm.label}" if arm else "")
     return Drawn(f"line-{devices_key(devices)}", title, says + _skipped(line), figure, *_table(line))
@@ -84,11 +101,11 @@ def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
             fillcolor=faint(colour, 0.75),
             hovertemplate=f"{name}: %{{y:,.3~g}} {unit}<extra></extra>",
         )
-    for number, part in enumerate(line.parts):
+    for part in line.parts:
         start, end = place(part.start), place(part.end)
         name = MOMENT_NAMES.get(part.name, part.name)
         if name:
-            figure.add_vrect(start, end, layer="below", line={"width": 0}, fillcolor=faint(_BANDS[number % 2], 0.14))
+            figure.add_vrect(start, end, layer="below", line={"width": 0}, fillcolor=faint(_BANDS[name], 0.14))
             figure.add_annotation(
                 x=(start + end) / 2, y=1, yref="paper", text=name, showarrow=False, yanchor="bottom", font_size=11
             )
@@ -138,7 +155,7 @@ def places(line: StepLine) -> Callable[[float], float]:
 def _peak_sentence(line: StepLine) -> str:
     part = line.peak_part
     where = MOMENT_PHRASES.get(part.name, part.name)
-    which = f" of micro-batch {part.micro_batch + 1}" if line.parts[-1].micro_batch and part.name != "update" else ""
+    which = f" of micro-batch {part.micro_batch + 1}" if line.micro_batches > 1 and part.name != "update" else ""
     most = sorted(zip(line.bytes[line.peak], line.kinds, strict=True), reverse=True)
     parts = [f"{bytes_shown(count)} {KIND_NAMES.get(kind, kind)}" for count, kind in most[:3] if count]
     return f"The peak is {where}{which}: {bytes_shown(line.most)}, of them {', '.join(parts)}."

@@ -50,6 +50,11 @@ class StepLine:
     skipped: int = 0
 
     @property
+    def micro_batches(self) -> int:
+        """The micro-batches of the step, those that are left out included."""
+        return max((part.micro_batch for part in self.parts), default=-1) + 1
+
+    @property
     def most(self) -> float:
         """The live bytes at the peak."""
         return sum(self.bytes[self.peak])
