@@ -71,6 +71,14 @@ def plan_to_end(
             interrupts.leavings.remove(scratch)
 
 
+def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
+    """Writes the page of a plan. If that fails, the plan is complete without it."""
+    try:
+        write_plan_page(paths)
+    except Exception as error:  # noqa: BLE001 - whatever cannot be drawn, the figures are in the record
+        tell(f"note: the page was not written ({type(error).__name__}: {error}). {paths.record} has all figures.")
+
+
 def _planned(
     read: ReadPlan,
     work_dir: Path,
@@ -87,7 +95,7 @@ def _planned(
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
         check()
-        write_plan_page(opened.paths)
+        write_page(opened.paths, tell)
         tracker = Tracker(lambda: PlanSync(opened.paths, tracking_uri), tracking_uri)
         tell(f"tracking: {tracker.tracking_uri}")
         tracker.start()

@@ -1,17 +1,22 @@
-"""Makes the pictures of the README: `python docs/images/make.py`, from the study that the tests have recorded.
+"""Makes the pictures of the documents.
 
-`terminal.svg` is the live table in the middle of that study, `report.png` its report in Chromium.
+`python docs/images/make.py` makes those of the README from the study that the tests have recorded. `terminal.svg` is
+the live table in the middle of that study, `report.png` its report in Chromium.
+
+`python docs/images/make.py PLAN` makes `plan.png` from the page of a plan in its folder, and leaves the others.
 """
 
+import contextlib
 import io
 import re
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
@@ -56,16 +61,38 @@ def draw_terminal(paths: StudyPaths) -> None:
 def draw_report(paths: StudyPaths) -> None:
     """Takes a picture of the report's upper part."""
     write_report(paths)
+    with open_page(paths.report) as page:
+        page.screenshot(path=HERE / "report.png")
+
+
+def draw_plan(page_of_a_plan: Path) -> None:
+    """Takes a picture of a plan's arms and of the memory of a step."""
+    with open_page(page_of_a_plan) as page:
+        # What to type has the paths of whoever made the picture.
+        page.evaluate("document.querySelector('[aria-labelledby=use]').remove()")
+        last = page.locator("section:has([id^=plot-time])").first.bounding_box()
+        assert last is not None
+        height = last["y"] + last["height"] + 8
+        page.set_viewport_size({"width": WIDTH, "height": round(height)})
+        page.screenshot(path=HERE / "plan.png")
+
+
+@contextlib.contextmanager
+def open_page(file: Path) -> Iterator[Page]:
+    """Opens a page in Chromium, and waits until its figures are drawn."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
-        page.goto(paths.report.as_uri())
+        page.goto(file.resolve().as_uri())
         page.wait_for_function("() => [...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))")
-        page.screenshot(path=HERE / "report.png")
+        yield page
         browser.close()
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        draw_plan(Path(sys.argv[1]) / "report.html")
+        sys.exit()
     with tempfile.TemporaryDirectory() as folder:
         study = recorded_study(Path(folder))
         draw_terminal(study)

@@ -81,6 +81,9 @@ def test_a_plan_has_tables_an_answer_and_a_command_to_start_with(zerotune):
     assert plain.seconds["transfers"] < 0.05 * sum(plain.seconds.values())
     run = read_run(paths.run(plan.chosen.runs[0]))
     assert run.parameters == plan.parameters
+    page = paths.report.read_text()
+    assert plan.answer in page
+    assert all(f"Memory of one step on {devices.count} x {devices.device}" in page for devices in plan.devices)
     _is_in_mlflow(zerotune, plan)
 
 
@@ -97,6 +100,7 @@ def _is_in_mlflow(zerotune, plan):
     assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} >= {
         "plan.json",
         "best_ds_config.json",
+        "report.html",
     }
 
 

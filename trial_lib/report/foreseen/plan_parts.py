@@ -10,7 +10,7 @@ from trial_lib.records.units import bytes_shown, percent
 from trial_lib.report.plot_parts import RED
 from trial_lib.report.study_view import Interval
 
-FAR = 3
+FAR = 4
 """Times what is drawn. A device with more memory is written, not drawn, because it would flatten the rest."""
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20))
@@ -76,16 +76,19 @@ def device_level(figure: go.Figure, memory: float, most: float, size: float) -> 
 
 
 def name_above(figure: go.Figure, text: str, colour: str, line: int = 0) -> None:
-    """Names a level that is above what is drawn, in a line of its own, from the top."""
+    """Names a level that is above what is drawn: at the left, in a line of its own from the top.
+
+    Levels that are drawn have their names at the right.
+    """
     figure.add_annotation(
-        x=1,
+        x=0,
         y=1,
         xref="paper",
         yref="paper",
         yshift=-16 * line,
         text=f"{text} ↑",
         showarrow=False,
-        xanchor="right",
+        xanchor="left",
         yanchor="top",
         font_color=RED if colour == RED else None,
     )
