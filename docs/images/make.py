@@ -66,10 +66,10 @@ def draw_report(paths: StudyPaths) -> None:
 
 
 def draw_plan(page_of_a_plan: Path) -> None:
-    """Takes a picture of a plan's arms and of the memory of a step."""
+    """Takes a picture of a plan's answer, and of the figures of its devices."""
     with open_page(page_of_a_plan) as page:
-        # What to type has the paths of whoever made the picture.
-        page.evaluate("document.querySelector('[aria-labelledby=use]').remove()")
+        # The command has the paths of this host. The table is long, and a terminal shows it too.
+        page.evaluate("document.querySelectorAll('[aria-labelledby=use], section.long').forEach(e => e.remove())")
         last = page.locator("section:has([id^=plot-time])").first.bounding_box()
         assert last is not None
         height = last["y"] + last["height"] + 8
