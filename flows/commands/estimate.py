@@ -1,23 +1,29 @@
-"""`zerotune estimate`: a table of what fits in memory, from one profile trial or from earlier studies.
+"""`zerotune estimate`: a table of what fits in memory, from earlier studies, foreseen runs or one profile trial.
 
 It starts no Prefect server and writes no MLflow run, because it runs one trial at most.
 """
 
+import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from flows.commands.passing_study import passing_study
+from flows.interrupts import interrupts
 from flows.terminal import print_document, say, say_error
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.earlier.known_trials import ProfileFailedError, earlier_trials, run_profile
+from trial_lib.study.earlier.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
+from trial_lib.study.foresight.foreseen_profile import foreseen_profile
+from trial_lib.study.foresight.in_background import Foresight
+from trial_lib.study.opening.open_study import OpenStudy
 from trial_lib.wire.errors import InputError
 
+_POLL_S = 0.1
 _WIDTH = 120  # columns, if the output is no terminal
 _SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
 
@@ -50,12 +56,11 @@ def estimate_command(
     experiment = read_experiment(config_path, model_dir, include=include)
     known = earlier_trials(experiment, Path.cwd())
     if known is None:
-        say("This folder has no earlier study of this experiment, so a profile trial runs now.")
-        # For one trial a fork server would cost more time than it saves.
-        arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include, start="cold")
+        say("This folder has no earlier study of this experiment, so its program is foreseen now.")
+        arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
         try:
             with passing_study(arguments, "estimate") as study:
-                known = run_profile(study)
+                known = _foreseen(study) or run_profile(study)
         except ProfileFailedError as error:
             say_error(error)
             return 1
@@ -66,6 +71,26 @@ def estimate_command(
     else:
         _show(report)
     return 0
+
+
+def _foreseen(study: OpenStudy) -> KnownTrials | None:
+    """Returns what foreseen runs show of the program; None, with a line to the user, if it cannot be foreseen."""
+    setup, starter = study.driver.setup, study.driver.place.starter_here
+    if starter is None:
+        return None
+    foresight = Foresight(setup, starter, study.paths.root / "foreseen")
+    foresight.begin()
+    try:
+        while foresight.is_running:
+            interrupts.check()
+            time.sleep(_POLL_S)
+    finally:
+        arms = foresight.end()
+    if foresight.typed is None or not arms:
+        say(f"A profile trial runs now, because the program cannot be foreseen: {foresight.failure}")
+        return None
+    profile = foreseen_profile(foresight.typed, arms, setup)
+    return KnownTrials(profile, None, foresight.base_config, foreseen=arms)
 
 
 def _check(max_micro_batch: int | None, memory_headroom: float) -> None:
@@ -84,6 +109,8 @@ def _show(report: EstimateReport) -> None:
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
+    if report.is_foreseen:
+        source = "runs without a device"
     lines = [
         f"The model has {report.num_params:,} parameters, and {report.trainable_num_params:,} of them are trained. "
         f"Each of {report.slots} {report.device} slot(s) has {bytes_shown(report.device_memory)} for it. "

@@ -26,6 +26,10 @@ class Place(Protocol):
     def can_sweep(self) -> bool:
         """Whether one process group may measure several micro-batch sizes there."""
 
+    @property
+    def starter_here(self) -> RankStarter | None:
+        """Starts processes on this host alone; None if trials span several hosts."""
+
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
         """Runs one trial and returns its result. The trial's folder has it too."""
 
@@ -54,13 +58,15 @@ class ThisHost:
         starter: starts the processes. If it reaches other hosts, `host` has their slots too.
         host: the slots.
         lock_dir: the locks of slots and ports on this host.
+        is_one: whether all slots are on this host.
     """
 
-    def __init__(self, starter: RankStarter, host: Host, lock_dir: Path) -> None:
+    def __init__(self, starter: RankStarter, host: Host, lock_dir: Path, is_one: bool = True) -> None:
         self._starter = starter
         self._host = host
         self._lock_dir = lock_dir
         self.can_sweep = True
+        self.starter_here = starter if is_one else None
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
         """See `Place.run_trial`."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trial_lib.launch.place import Note, OnResult
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.launch.ray.cluster import RayCluster
 from trial_lib.launch.ray.order import ClusterOrder, ClusterShare, Delivery
 from trial_lib.launch.ray.transfer import unpack
@@ -62,6 +63,7 @@ class RayPlace:
         self._cluster = cluster
         self._share = share
         self.can_sweep = share.hosts == 1
+        self.starter_here: RankStarter | None = None
         self._lock = threading.Lock()
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:

@@ -8,21 +8,23 @@ memory model give the difference to arms that were not reached.
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, without_tuning_keys
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.foreseen import Pretended, foresee
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
-from trial_lib.foresee.plan.arms import PlanArm, batch_policy, planned_arms
+from trial_lib.foresee.plan.arms import PlanArm, planned_arms
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import Launched, LaunchRequest, RankStarter, StarterClosedError
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.zero_settings import ArmKey, arm_key
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import ProgramProfile
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.search.arm_priors import prior_costs
-from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.knobs import Arm
 from trial_lib.study.build_program import program_of
 from trial_lib.study.known_program import KnownProgram
@@ -35,7 +37,9 @@ from trial_lib.wire.whole_files import make_own_folder, write_all, write_whole
 DEADLINE_S = 120.0
 """Seconds that one run of a study's program may take."""
 
-_SIZES = 2
+# Micro-batches of the runs, in samples. A run takes the same time at any size, and at a small one the activations do
+# not decide the peak.
+_SIZES = (16, 48)
 _END_S = 5.0
 
 
@@ -77,14 +81,14 @@ class Foresight:
         self._thread = threading.Thread(target=self._foresee_safely, name="foresight", daemon=True)
         self._thread.start()
 
-    def end(self, wait_s: float = 0.0) -> tuple[ForeseenArm, ...]:
-        """Ends the runs, and returns the arms that are foreseen.
+    @property
+    def is_running(self) -> bool:
+        """Whether there are runs left."""
+        return self._thread is not None and self._thread.is_alive()
 
-        Args:
-            wait_s: seconds that the runs may go on first.
-        """
+    def end(self) -> tuple[ForeseenArm, ...]:
+        """Ends the runs, and returns the arms that are foreseen."""
         if self._thread is not None:
-            self._thread.join(wait_s)
             self._starter.end()
             self._thread.join(_END_S)
         return arms_of(self._runs, self._setup.device)
@@ -101,10 +105,11 @@ class Foresight:
             self.failure = "it took too long." if typed is None else typed.stopped
             return
         self.typed = typed
-        stated = without_tuning_keys(self._setup.experiment.ds_config)
-        self.base_config = dict(stated or typed.program.get("ds_config") or typed.ds_config)
-        mappings = {**typed.program.get("arg_mappings", {}), **self._known.arg_mappings}
-        self._known = KnownProgram(self.base_config, mappings, None)
+        self._known = self._known.learned(ProgramProfile.model_validate(typed.program))
+        if MICRO_BATCH not in self._known.base_config or self._known.base_config[MICRO_BATCH] == "auto":
+            batch = {MICRO_BATCH: typed.micro_batch, ACCUMULATION: typed.accumulation}
+            self._known = replace(self._known, base_config={**self._known.base_config, **batch})
+        self.base_config = self._known.base_config
         for name, overrides in self._wanted(typed):
             if self._run(name, overrides) is None:
                 return
@@ -114,21 +119,10 @@ class Foresight:
         arguments, experiment = self._setup.arguments, self._setup.experiment
         requests = read_search_space(experiment.config.search_space)
         arms = planned_arms(typed, self.base_config, arguments.zero_stages, requests, self._setup.device)
-        policy = batch_policy(
-            typed,
-            self.base_config,
-            typed.replicas,
-            train_batch_size=arguments.train_batch_size,
-            free_batch=arguments.free_batch,
-            max_micro_batch=arguments.max_micro_batch,
-        )
+        sizes = (typed.micro_batch,) if typed.program.get("batch_varies") else _SIZES
         costs = prior_costs([Arm({"zero_optimization": {"stage": 0}, **arm.knobs}) for arm in arms])
         ordered = sorted(zip(arms, costs, strict=True), key=lambda pair: (not pair[0].is_own, pair[1]))
-        return [
-            (f"{arm.label}-mbs{size}", _overrides(arm, policy, size, typed.world))
-            for arm, _ in ordered
-            for size in policy.sizes()[:_SIZES]
-        ]
+        return [(f"{arm.label}-mbs{size}", _overrides(arm, typed, size)) for arm, _ in ordered for size in sizes]
 
     def _run(self, name: str, overrides: Mapping[str, Any]) -> ForeseenRun | None:
         """Returns a run, and keeps it if it has foreseen a step; None if all runs have been ended."""
@@ -183,11 +177,17 @@ def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]
     return tuple(arm for arm in found if arm is not None)
 
 
-def _overrides(arm: PlanArm, policy: BatchPolicy, size: int, ranks: int) -> dict[str, Any]:
-    candidate = arm.candidate(policy, size, ranks)
-    # Two micro-batches show all that more of them would.
-    few = min(2, candidate.gradient_accumulation_steps)
-    return candidate.model_copy(update={"gradient_accumulation_steps": few}).overrides
+def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:
+    """Returns the overrides of a run. Memory does not depend on the global batch, so it need not be kept."""
+    candidate = Candidate(
+        knobs=dict(arm.knobs),
+        micro_batch_size=size,
+        # Two micro-batches show all that more of them would.
+        gradient_accumulation_steps=min(2, typed.accumulation),
+        slots=typed.world,
+        data_parallel_size=typed.replicas,
+    )
+    return candidate.overrides
 
 
 class _EndableStarter:

@@ -402,7 +402,7 @@ def _open(
     starter = None
     if arguments.ray_address is None:
         starter = starter_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
-        place = ThisHost(starter, host, host_lock_dir())
+        place = ThisHost(starter, host, host_lock_dir(), is_one=not experiment.config.resources.hosts)
     else:
         place = cluster_of(experiment, arguments, host, record.study_id, log.info)
     setup = StudySetup.now(record.study_id, time.time(), experiment, arguments, paths, host)
