@@ -152,8 +152,8 @@ class ForeseenRun:
         loading_s: real seconds to fetch each micro-batch.
         data_bytes: that the program took from the C library between `deepspeed.initialize` and its first forward pass,
             such as a data set. They are real, and no storage has them. 0 if unknown.
-        process_bytes: of the process's own memory before the program began, libraries among them, as a limit on a CPU
-            counts it. 0 if unknown.
+        process_bytes: of the process's own memory when the program called `deepspeed.initialize`, libraries among them,
+            as a limit on a CPU counts it. 0 if unknown.
         import_s: seconds until the program called `deepspeed.initialize`.
         seconds: of the whole run.
         peak_bytes: of the process that foresaw.

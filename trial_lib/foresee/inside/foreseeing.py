@@ -54,8 +54,7 @@ class Foreseeing:
         self._moments = EngineMoments(self._fake, self._memory, self._operations, self._stepped)
         self._engine: Any = None
         self._import_s = 0.0
-        # As a CPU's limit counts it, when a rank would apply it.
-        self._process_bytes = status_bytes("VmData")
+        self._process_bytes = 0
         self._notes: list[str] = []
 
     def install(self) -> None:
@@ -96,6 +95,8 @@ class Foreseeing:
         """Ends the program's preparation."""
         if self._engine is None:
             self._import_s = time.time() - self._order.launched_at
+            # As a CPU's limit counts it, which a rank applies now.
+            self._process_bytes = status_bytes("VmData")
         self._fake.in_engine = True
 
     def engine_built(self, engine: Any) -> None:
