@@ -59,7 +59,13 @@ def foresee_row(row: Foreseeable, starter: RankStarter, deadline_s: float = DEAD
     try:
         program = program_of_row(row, row.copy(folder))
         hardware = Pretended(world=row.world, ranks_per_host=min(row.world, _RANKS_PER_HOST))
-        return foresee(program, {}, hardware, folder / "run", starter, deadline_s)
+        # A fork has the import path of its server.
+        own = starter_for(program, folder / "server", print) if "PYTHONPATH" in row.variables else None
+        try:
+            return foresee(program, {}, hardware, folder / "run", own or starter, deadline_s)
+        finally:
+            if own is not None:
+                own.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -123,7 +129,7 @@ def _show(line: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="words in the names of rows; the result is not written")
+    parser.add_argument("--only", nargs="*", default=[], help="parts of the names of rows; the result is not written")
     only = parser.parse_args().only
     table = foresee_all(only, _show)
     trainings = [line for line in table if line["program"] not in _no_trainings()]

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.foresee.inside import memory_log
+from trial_lib.foresee.inside import memory_log, pipeline_moments
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
@@ -105,6 +105,8 @@ class EngineMoments:
             return out
 
         engine.forward, engine.backward, engine.step = watched_forward, watched_backward, watched_step
+        if pipeline_moments.is_pipeline(engine):
+            pipeline_moments.watch(engine, self._begin, self._stepped)
         self._begin(memory_log.BETWEEN)
 
     def _note_data(self) -> None:

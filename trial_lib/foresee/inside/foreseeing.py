@@ -9,6 +9,7 @@ import torch
 
 from trial_lib.foresee.inside import (
     accelerator,
+    pipeline_moments,
     pretended_device,
     pretended_kernels,
     pretended_world,
@@ -19,6 +20,7 @@ from trial_lib.foresee.inside.engine_tensors import name_gradients, name_kinds
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import (
     asked_for_cpu,
+    asked_values,
     checkpoint_headers,
     flash_attention,
     mixed_precision,
@@ -83,6 +85,7 @@ class Foreseeing:
         mixed_precision.install()
         recurrent_layers.install()
         asked_for_cpu.install()
+        asked_values.install(self._asks)
         flash_attention.install()
         checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
 
@@ -109,6 +112,8 @@ class Foreseeing:
         name_gradients(engine, self._memory)
         self._operations.name_modules(engine.module)
         self._moments.watch(engine)
+        if pipeline_moments.is_pipeline(engine):
+            self._notes.append(pipeline_moments.note_of(engine))
 
     def frozen_engine_built(self) -> None:
         """Does nothing: an engine that does not train has memory and work like any other module."""

@@ -41,8 +41,31 @@ KNOWN: tuple[KnownAsker, ...] = (
     KnownAsker("deepspeed/runtime/bf16_optimizer.py", "", FINITE, "a norm"),
     KnownAsker("deepspeed/runtime/fp16/", "", FINITE, "a norm, a sum of gradients or a loss scale"),
     KnownAsker("deepspeed/runtime/engine.py", "", FINITE, "a loss or a norm"),
+    KnownAsker("deepspeed/runtime/pipe/engine.py", "", FINITE, "a loss, or the shape that another stage sends"),
+    KnownAsker("deepspeed/runtime/tensor_parallel/tp_manager.py", "", True, "whether ranks have the same batch"),
+    KnownAsker("deepspeed/runtime/zero/", "", FINITE, "a norm, a sum of gradients or whether they overflow"),
+    KnownAsker("deepspeed/module_inject/", "", True, "whether ranks have the same batch"),
+    KnownAsker("deepspeed/moe/", "", FINITE, "a loss, or the capacity of an expert"),
+    KnownAsker("transformers/trainer.py", "_run_epoch", False, "whether a loss is not a number, for the log"),
+    KnownAsker("transformers/trainer.py", "_inner_training_loop", False, "likewise, before transformers 5"),
+    KnownAsker("transformers/trainer.py", "", FINITE, "a loss or a norm, for the log"),
+    KnownAsker("transformers/trainer_callback.py", "", FINITE, "a metric"),
+    KnownAsker("transformers/trainer_pt_utils.py", "", FINITE, "a metric"),
+    KnownAsker("transformers/masking_utils.py", "", True, "whether a mask hides nothing"),
+    KnownAsker("transformers/modeling_attn_mask_utils.py", "", True, "whether a mask hides nothing"),
+    KnownAsker("transformers/modeling_flash_attention_utils.py", "", False, "whether a batch is packed"),
+    KnownAsker("accelerate/utils/deepspeed.py", "", FINITE, "a norm, for the log"),
+    KnownAsker("accelerate/accelerator.py", "", FINITE, "a norm, or the flag of a trigger"),
+    KnownAsker("accelerate/optimizer.py", "", FINITE, "a loss scale"),
+    KnownAsker("accelerate/utils/operations.py", "", FINITE, "a size that ranks agree on"),
+    KnownAsker("peft/", "", FINITE, "a scale"),
+    KnownAsker("lightning/", "", FINITE, "a metric, or whether it is finite"),
+    KnownAsker("pytorch_lightning/", "", FINITE, "a metric, or whether it is finite"),
+    KnownAsker("torch/nn/utils/clip_grad.py", "", FINITE, "a norm"),
+    KnownAsker("torch/amp/grad_scaler.py", "", 0.0, "how many gradients are infinite"),
+    KnownAsker("torch/optim/", "", FINITE, "a count of steps"),
 )
-"""DeepSpeed's own asks."""
+"""The asks of libraries. A row of a file without a function stands for all others of its file, so it comes last."""
 
 
 def known(path: str, function: str) -> KnownAsker | None:

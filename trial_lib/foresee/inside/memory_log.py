@@ -126,8 +126,9 @@ class MemoryLog:
 
     def record(self) -> tuple[tuple[Storage, ...], tuple[MemoryEvent, ...], tuple[Moment, ...]]:
         """Returns the storages, the events and the moments so far, as `ForeseenRun` has them."""
+        # At a deadline another thread records, and the program goes on. Each event is of a storage that is listed.
+        events = tuple(MemoryEvent(abs(each) - 1, int(each > 0)) for each in self._events[:])
         storages = tuple(map(Storage, self._sizes, self._kinds_at_end(), self._places))
-        events = tuple(MemoryEvent(abs(each) - 1, int(each > 0)) for each in self._events)
         return storages, events, tuple(self._moments)
 
     def _kinds_at_end(self) -> bytearray:

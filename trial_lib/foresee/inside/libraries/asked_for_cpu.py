@@ -1,4 +1,4 @@
-"""Programs that ask for the CPU, as on a computer without a GPU. A foreseen run gives them the pretended device."""
+"""Programs that ask for the CPU, or insist on CUDA. A foreseen run gives them the pretended device."""
 
 import functools
 import os
@@ -9,10 +9,12 @@ from trial_lib.intercept.post_import import when_imported
 
 
 def install() -> None:
-    """Makes the Trainer and Accelerate ignore the wish. Call it before the user's program runs."""
+    """Makes the Trainer, Accelerate and Lightning take the device. Call it before the user's program runs."""
     os.environ.pop("ACCELERATE_USE_CPU", None)
     when_imported("transformers.training_args", _in_the_trainer)
     when_imported("accelerate.state", _in_accelerate)
+    for package in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
+        when_imported(f"{package}.accelerators.cuda", _in_lightning)
 
 
 def _in_the_trainer(module: ModuleType) -> None:
@@ -40,3 +42,8 @@ def _in_accelerate(module: ModuleType) -> None:
         original(state, cpu=False, **kwargs)
 
     state_class.__init__ = init
+
+
+def _in_lightning(module: ModuleType) -> None:
+    # It would refuse a device of another name, and set up kernels.
+    module.CUDAAccelerator.setup_device = lambda accelerator, device: None

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from trial_lib.foresee.inside import pretended_device
+from trial_lib.intercept.stand_in import stand_in
+
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
 _DIMENSIONS = 4  # samples, heads, positions, numbers of a head
@@ -76,16 +79,13 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
 
 
-def replaced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> torch.Tensor | None:
-    """Returns the result of a call of torch's function by a fused kernel; None if the call has to go on.
+def install() -> None:
+    """Replaces torch's function. Call it once, before the program runs."""
+    original = torch.nn.functional.scaled_dot_product_attention
 
-    Args:
-        func: any function of torch.
-        args: of the call.
-        kwargs: of the call.
-        device: type of the pretended device.
-    """
-    if func is not torch.nn.functional.scaled_dot_product_attention:
-        return None
-    query = args[0] if args else kwargs["query"]
-    return attention(*args, **kwargs) if query.device.type == device else None
+    def scaled_dot_product_attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Replaces `torch.nn.functional.scaled_dot_product_attention`."""
+        fused = attention(query, *args, **kwargs) if query.device.type == pretended_device.NAME else None
+        return original(query, *args, **kwargs) if fused is None else fused
+
+    stand_in("scaled_dot_product_attention", original, scaled_dot_product_attention)

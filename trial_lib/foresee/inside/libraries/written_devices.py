@@ -8,7 +8,7 @@ import contextlib
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from trial_lib.foresee.inside import pretended_device
@@ -31,11 +31,16 @@ def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: in
         device_bytes: memory of the device.
         devices: on a host.
     """
+    # Else torch runs the backward pass of the device in a thread of its own, in which no mode of this one counts.
+    torch._C._set_multithreading_enabled(False)
+    attention_kernels.install()
     mode = WrittenDevices(fake)
     mode.follow_backward_passes()
     mode.__enter__()  # type: ignore[no-untyped-call]
     _replace_methods(memory)
     torch.utils.swap_tensors = move_into
+    # A copy of a fake tensor, as of a layer that a model repeats, belongs to the same mode.
+    FakeTensorMode.__deepcopy__ = lambda mode, memo: mode  # type: ignore[attr-defined]
     answers = _answers(memory, device_bytes, devices)
     for name, answer in answers.items():
         if hasattr(torch.cuda, name):
@@ -188,9 +193,6 @@ class WrittenDevices(TorchFunctionMode):
             if kwargs.get("pin_memory") and func is not torch.Tensor.pin_memory:
                 kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
                 is_pinned = True
-        attended = attention_kernels.replaced(func, args, kwargs, pretended_device.NAME)
-        if attended is not None:
-            return attended
         made = func(*args, **kwargs)
         if is_pinned and isinstance(made, FakeTensor):
             made.pin_memory()

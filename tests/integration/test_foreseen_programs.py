@@ -1,0 +1,58 @@
+"""Programs as people write them are foreseen: a raw loop, the Trainer, Accelerate, trial classes, and what they use.
+
+`benchmarks/foresee/program_list.py` has them all.
+"""
+
+import pytest
+
+from benchmarks.foresee.program_list import Foreseeable, all_programs
+from benchmarks.foresee.programs import foresee_row, peaks, program_of_row
+from trial_lib.foresee.foreseen import starter_for
+from trial_lib.wire.foreseen_run import KINDS, OPERATIONS, PLACES
+
+ROWS = {row.name: row for row in all_programs()}
+# One of each way in which a training is written, as many as fit a minute.
+SHORT = ("any/lora.py", "any/accelerated.py", "examples/gan_two_engines", "experts.py --ep_size 2", "pipeline.py")
+CANNOT = {name for name, row in ROWS.items() if row.is_no_training}
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    row = ROWS["plain.py"]
+    folder = tmp_path_factory.mktemp("first")
+    started = starter_for(program_of_row(row, row.copy(folder)), tmp_path_factory.mktemp("server"), print)
+    yield started
+    started.close()
+
+
+def expect_foreseen(row: Foreseeable, starter) -> None:
+    run = foresee_row(row, starter)
+    assert run.stopped == ""
+    assert run.micro_batch > 0
+    assert peaks(run)["device"] > 0
+    kinds = {KINDS[each.kind] for each in run.storages}
+    assert {"parameter", "gradient", "optimizer", "activation"} <= kinds
+    done = {OPERATIONS[each.kind] for each in run.operations}
+    assert {"matmul", "update"} & done
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_training_of_each_kind_is_foreseen(name, starter):
+    expect_foreseen(ROWS[name], starter)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in SHORT and name not in CANNOT])
+def test_every_training_is_foreseen(name, starter):
+    expect_foreseen(ROWS[name], starter)
+
+
+def test_an_offloaded_optimizer_is_on_the_host(starter):
+    run = foresee_row(ROWS["transformer.py stage 2, optimizer offloaded"], starter)
+    optimizer, device = KINDS.index("optimizer"), PLACES.index("device")
+    states = [each for each in run.storages if each.kind == optimizer]
+    assert states
+    assert all(each.place != device for each in states if each.size > 1024)
+    moved = {OPERATIONS[each.kind] for each in run.operations}
+    assert {"to_host", "to_device"} <= moved
+    assert any(each.on_host for each in run.operations if OPERATIONS[each.kind] == "update")
