@@ -133,6 +133,8 @@ def _of_arms() -> list[Foreseeable]:
         "stage 2, optimizer offloaded": {**_HALF, **_OFFLOADED},
         "stage 3, all offloaded": {**_HALF, **_OFFLOADED_3},
         "stage 1, fp16": {"fp16": {"enabled": True}},
+        "Lamb": {"zero_optimization": {"stage": 0}, "optimizer": {"type": "Lamb", "params": {"lr": 1e-3}}},
+        "Lion": {**_HALF, "optimizer": {"type": "Lion", "params": {"lr": 1e-3}}},
     }
     return [_of_tests("transformer.py", label=label, config=config) for label, config in rows.items()]
 

@@ -1,5 +1,6 @@
 """Stand-ins for DeepSpeed's compiled ops. They compute nothing, and note the work that the op does."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from trial_lib.foresee.inside.asks import CannotForeseeError
 from trial_lib.foresee.inside.operation_log import OperationLog
+from trial_lib.intercept.stand_in import stand_in
 
 # Arithmetic of Adam for one parameter, roughly: two moments, a root, a division and the step.
 _ADAM_FLOPS = 15
@@ -20,11 +22,40 @@ class _FusedAdam:
 
     def multi_tensor_adam(self, chunk: int, overflow: Any, tensors: list[list[torch.Tensor]], *settings: Any) -> None:
         """Notes the update of all parameters."""
-        gradients, parameters, first, second = tensors
-        numbers = sum(each.numel() for each in parameters)
-        read = sum(each.numel() * each.element_size() for each in gradients)
-        written = sum(each.numel() * each.element_size() for part in (parameters, first, second) for each in part)
-        self._operations.work("update", parameters[0], float(_ADAM_FLOPS * numbers), float(read + 2 * written), False)
+        _note_lists(self._operations, tensors)
+
+
+class _FusedLion:
+    """The op of `FusedLion` (deepspeed/ops/lion/fused_lion.py), which has one moment."""
+
+    def __init__(self, operations: OperationLog) -> None:
+        self._operations = operations
+
+    def multi_tensor_lion(self, chunk: int, overflow: Any, tensors: list[list[torch.Tensor]], *settings: Any) -> None:
+        """Notes the update of all parameters."""
+        _note_lists(self._operations, tensors)
+
+
+class _FusedLamb:
+    """The op of `FusedLamb` (deepspeed/ops/lamb/fused_lamb.py), which updates one parameter at a time."""
+
+    def __init__(self, operations: OperationLog) -> None:
+        self._operations = operations
+
+    def lamb(self, parameter: torch.Tensor, copy: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        """Notes the update of a parameter. Returns the ratio that it is scaled by."""
+        first, second, gradient = arguments[:3]
+        _note_lists(self._operations, [[gradient], [parameter], [first], [second]])
+        return parameter.new_ones(1)
+
+
+def _note_lists(operations: OperationLog, tensors: list[list[torch.Tensor]]) -> None:
+    """Notes an update that reads the first list, and reads and writes all others."""
+    gradients, parameters, *states = tensors
+    numbers = sum(each.numel() for each in parameters)
+    read = sum(each.numel() * each.element_size() for each in gradients)
+    written = sum(each.numel() * each.element_size() for part in (parameters, *states) for each in part)
+    operations.work("update", parameters[0], float(_ADAM_FLOPS * numbers), float(read + 2 * written), False)
 
 
 class _HostOptimizer:
@@ -56,8 +87,13 @@ _KERNELS = {
 }
 
 
+# DeepSpeed binds these names to an op that is not there when it is imported without CUDA.
+_OF_CUDA = {"FusedLambBuilder": _FusedLamb, "FusedLionBuilder": _FusedLion}
+
+
 def install(operations: OperationLog) -> None:
     """Makes DeepSpeed's builders load stand-ins, so that nothing is compiled. Call it after DeepSpeed's import."""
+    from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     def load(builder: Any, verbose: bool = True) -> Any:
@@ -68,3 +104,15 @@ def install(operations: OperationLog) -> None:
         return kernel(operations)
 
     OpBuilder.load = load
+    for name, kernel_of in _OF_CUDA.items():
+        stand_in(name, getattr(op_builder, name), functools.partial(_Builder, kernel_of(operations)))
+
+
+class _Builder:
+    """Loads a stand-in for an op that DeepSpeed builds for CUDA alone."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def load(self, verbose: bool = True) -> Any:
+        return self._kernel

@@ -78,10 +78,19 @@ def _replace_object_collectives() -> None:
 def _sum_over_ranks() -> None:
     """Gives a sum over all ranks that many times the number of rank 0, as if every rank had the same."""
     original = torch.distributed.all_reduce
+    is_inside = False
 
     def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         """Replaces `torch.distributed.all_reduce`."""
-        work = original(tensor, op, group, async_op)
+        nonlocal is_inside
+        if is_inside:
+            # The original asks torch's modes, which call the function of this name once more.
+            return original(tensor, op, group, async_op)
+        is_inside = True
+        try:
+            work = original(tensor, op, group, async_op)
+        finally:
+            is_inside = False
         numbers = known_numbers(tensor) if isinstance(tensor, FakeTensor) else tensor
         if numbers is not None and op == ReduceOp.SUM:
             numbers.detach().mul_(torch.distributed.get_world_size(group))
