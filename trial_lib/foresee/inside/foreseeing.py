@@ -19,10 +19,8 @@ from trial_lib.foresee.inside.engine_moments import EngineMoments
 from trial_lib.foresee.inside.engine_tensors import name_gradients, name_kinds
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import (
-    asked_for_cpu,
-    asked_values,
+    asked_of_computers,
     checkpoint_headers,
-    flash_attention,
     mixed_precision,
     recurrent_layers,
     written_devices,
@@ -84,9 +82,7 @@ class Foreseeing:
         written_devices.install(self._fake, self._memory, order.device_bytes, order.ranks_per_host)
         mixed_precision.install()
         recurrent_layers.install()
-        asked_for_cpu.install()
-        asked_values.install(self._asks)
-        flash_attention.install()
+        asked_of_computers.install(self._asks)
         checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
 
     @property

@@ -1,10 +1,12 @@
-"""Values that programs take out of fake tensors as a whole: arrays, objects of other ranks, states of random numbers.
+"""What libraries and programs ask of a computer, in a foreseen run: the CPU or CUDA, arrays, objects of other ranks.
 
-Known numbers are given as they are. Unknown ones are given as ones, and the ask is recorded. Rank 0 is the only rank
-that exists, so objects of all ranks are its own.
+A program that asks for the CPU, or insists on CUDA, gets the pretended device. Values that it takes out of fake tensors
+as a whole are given as they are if they are known. Unknown ones are given as ones, and the ask is recorded. Rank 0 is
+the only rank that exists, so objects of all ranks are its own, and a sum over ranks is as often its own.
 """
 
 import functools
+import os
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +26,11 @@ def install(asks: Asks) -> None:
     Args:
         asks: records them.
     """
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    when_imported("transformers.training_args", _in_the_trainer)
+    when_imported("accelerate.state", _in_accelerate)
+    for package in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
+        when_imported(f"{package}.accelerators.cuda", _in_lightning)
     _replace_numpy(asks)
     _replace_object_collectives()
     _sum_over_ranks()
@@ -107,3 +114,35 @@ def _keep_random_states(module: ModuleType) -> None:
         """Replaces the exchange of states, which all ranks have from rank 0."""
 
     stand_in("synchronize_rng_states", original, synchronize_rng_states)
+
+
+def _in_the_trainer(module: ModuleType) -> None:
+    arguments_class: Any = module.TrainingArguments
+    original = arguments_class.__post_init__
+
+    @functools.wraps(original)
+    def check(arguments: Any) -> None:
+        """Replaces `TrainingArguments.__post_init__`."""
+        for name in ("use_cpu", "no_cuda"):
+            if getattr(arguments, name, False):
+                setattr(arguments, name, False)
+        original(arguments)
+
+    arguments_class.__post_init__ = check
+
+
+def _in_accelerate(module: ModuleType) -> None:
+    state_class: Any = module.PartialState
+    original = state_class.__init__
+
+    @functools.wraps(original)
+    def init(state: Any, cpu: bool = False, **kwargs: Any) -> None:
+        """Replaces `PartialState.__init__`."""
+        original(state, cpu=False, **kwargs)
+
+    state_class.__init__ = init
+
+
+def _in_lightning(module: ModuleType) -> None:
+    # It would refuse a device of another name, and set up kernels.
+    module.CUDAAccelerator.setup_device = lambda accelerator, device: None
