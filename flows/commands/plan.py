@@ -25,6 +25,7 @@ from trial_lib.records.units import bytes_shown, percent
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
 _MOST_ASKS = 3
+_OFFLOADS = {"offload-optimizer": "+opt", "offload-param": "+param"}
 # The data set alone is on the host too.
 _LITTLE = 2**28  # bytes
 
@@ -77,7 +78,7 @@ def _show(end: PlanEnd) -> None:
     console.print(
         f"The model has {record.parameters:,} parameters, and {record.trainable:,} of them are trained.{tokens} All "
         "figures are foreseen: no device has measured them. Intervals are at 90 %. A batch is a micro-batch and its "
-        "accumulation; the largest one fits at even odds.",
+        "accumulation; the largest one fits at even odds. +opt and +param: optimizer and parameters are offloaded.",
         highlight=False,
     )
     for devices in record.devices:
@@ -111,18 +112,26 @@ def _table(devices: PlannedDevices) -> Table:
     columns = ["fits", "batch", "largest", "peak", *(["host"] if with_host else []), "samples/s"]
     columns += ["tokens/s"] if with_tokens else []
     columns += ["MFU", *(["1e9 tokens"] if with_cost else [])]
-    table.add_column("", overflow="fold", min_width=10)
+    table.add_column("", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bound by")
     for arm in devices.arms:
         marks = (" *" if arm.label == devices.best else "") + (" (yours)" if arm.is_own else "")
-        name = f"{arm.label}{marks}"
+        name = f"{_brief_label(arm)}{marks}"
         if arm.stopped:
             table.add_row(name, *["-"] * len(columns), "cannot be foreseen")
             continue
         table.add_row(name, *_cells(arm, devices, with_host, with_tokens, with_cost), _bound(arm))
     return table
+
+
+def _brief_label(arm: PlannedArm) -> str:
+    """Returns the name of an arm for a narrow table."""
+    label = arm.label
+    for section, word in _OFFLOADS.items():
+        label = label.replace(f"-{section}", f" {word}")
+    return label
 
 
 def _cells(

@@ -44,7 +44,7 @@ class PlanArguments(FrozenRecord):
     free_batch: bool = False
     max_micro_batch: PositiveInt | None = None
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    deadline: Annotated[float, Field(gt=0)] = 600.0
+    deadline: Annotated[float, Field(gt=0)] = 300.0
     max_processes: PositiveInt | None = None
     include: tuple[Path, ...] = ()
 

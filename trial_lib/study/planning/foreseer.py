@@ -1,7 +1,10 @@
 """Foresees the runs of a plan: one fork server, and a process for each run."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
@@ -10,6 +13,21 @@ from trial_lib.launch.program import Program
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.study.planning.open_plan import OpenPlan
 from trial_lib.wire.foreseen_run import ForeseenRun
+
+_LOG = re.compile(r"; its log is (\S+)\.$")
+_LONGEST = 200
+
+
+def _with_last_line(stopped: str) -> str:
+    """Returns why a run was stopped with the last line of its log, which is removed with the plan's scratch folder."""
+    found = _LOG.search(stopped)
+    if found is None:
+        return stopped
+    log = Path(found[1])
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = f". The last line of its output: {lines[-1][:_LONGEST]}" if lines else ""
+    return f"{stopped[: found.start()]}{said.rstrip('.')}."
 
 
 class Foreseer:
@@ -50,7 +68,8 @@ class Foreseer:
         )
         folder = self._opened.scratch / name
         starter = self._started(program)
-        return foresee(program, overrides, pretended, folder, starter, self._opened.read.arguments.deadline)
+        run = foresee(program, overrides, pretended, folder, starter, self._opened.read.arguments.deadline)
+        return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run
 
     def prime(self, modules: Sequence[str]) -> None:
         """Has the modules of the program imported before the next run, once for all of them."""
