@@ -13,7 +13,7 @@ from trial_lib.foresee.plan.plan_record import (
     PlanRecord,
     write_run,
 )
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Operation, Storage
 
 MIB, GIB = 2**20, 2**30
 MARKUP = "</script><script>document.title = 'broken'</script>"
@@ -46,7 +46,8 @@ class HandMadeRun:
     def run(self, **more: Any) -> ForeseenRun:
         """Returns the record."""
         events = {"storages": tuple(self.storages), "events": tuple(self.events), "moments": tuple(self.moments)}
-        return ForeseenRun(**{"world": 8, "replicas": 8, "stage": 3, **events, **more})
+        work = {"operations": (Operation(kind=0, dtype=0, flops=1e9, moved=1e6),), "dtypes": ("bfloat16",)}
+        return ForeseenRun(**{"world": 8, "replicas": 8, "stage": 3, **events, **work, **more})
 
 
 def run_by_hand(micro_batch: int = 4, accumulation: int = 1, offload: bool = False) -> ForeseenRun:

@@ -239,9 +239,20 @@ def test_if_the_runs_have_other_events_the_nearest_one_is_drawn_and_the_page_say
     line = step_line(run)
     assert line is not None
     drawn = line_figure(H100, line)
-    assert "This is the step of micro-batch 2, because that of 4 has other events." in drawn.says
+    assert "This is the step of micro-batch 2. That of 4 does not follow from it." in drawn.says
     assert drawn.figure is not None
     assert "the whole need" not in [note.text for note in drawn.figure.layout.annotations]
+
+
+def test_an_arm_that_ran_at_one_size_grows_as_another_arm_does(tmp_path: Path) -> None:
+    paths = plan_folder(tmp_path)
+    for size in (1, 2):
+        write_run(paths.run(f"z2-mbs{size}-of8"), run_by_hand(size))
+    arm = H100.arms[0].model_copy(update={"runs": ("z3-mbs1-of8",)})
+    run = step_run(paths, arm, 8, pairs=[("z2-mbs1-of8", "z2-mbs2-of8")])
+    assert run.micro_batch == 4
+    assert step_line(run) == step_line(run_by_hand(4))
+    assert step_run(paths, arm, 8).micro_batch == 1
 
 
 def test_on_other_devices_the_states_are_divided_anew(paths: PlanPaths) -> None:

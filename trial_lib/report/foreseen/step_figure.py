@@ -61,7 +61,7 @@ def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
             name_above(figure, f"the whole need: {bytes_shown(needed)}", GREY, line=1)
         says += f" With the context, the libraries and the allocator's fragments the device needs {bytes_range(peak)}."
     if arm is not None and arm.micro_batch != line.samples:
-        says += f" This is the step of micro-batch {line.samples}, because that of {arm.micro_batch} has other events."
+        says += f" This is the step of micro-batch {line.samples}. That of {arm.micro_batch} does not follow from it."
     if arm is not None and arm.accumulation != line.micro_batches:
         seen = "one micro-batch" if line.micro_batches == 1 else f"{line.micro_batches} micro-batches"
         says += f" The step was foreseen with {seen}, and the arm's has {arm.accumulation}."
