@@ -20,6 +20,10 @@ class RunningStudy:
     study: OpenStudy
     training_failure: str | None = None
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Leaves the study here. Prefect sends the flow to Ray with each task, which needs only its name."""
+        return _StudyElsewhere, ()
+
     def interrupt(self) -> None:
         """Interrupts the study. It may be called from any thread."""
         self.study.interrupt()
@@ -28,3 +32,7 @@ class RunningStudy:
     def is_down(self) -> bool:
         """Whether nothing of the study is left to do."""
         return self.study.is_down
+
+
+class _StudyElsewhere:
+    """Replaces a `RunningStudy` in a process that does not run it."""
