@@ -120,6 +120,8 @@ def compare(row: Mapping[str, Any], *, runs: bool) -> dict[str, Any]:
     found["split_gib"] = {kind: round(size / GIB, 2) for kind, size in (highest.split if highest else {}).items()}
     for figure in ("allocated", "reserved", "shown", "needed"):
         found[f"{figure}_gib"] = round(getattr(forecast, figure).mean / GIB, 2)
+    # A guess decides the prediction of a row that does not say whether it recomputed activations.
+    found["stated"] = "activation_checkpointing" not in row.get("missing", ())
     found.update(_fit(row, forecast))
     found.update(_peak(row, arm, forecast))
     return found
@@ -167,8 +169,6 @@ def _peak(row: Mapping[str, Any], arm: ArmMemory, forecast: PeakForecast) -> dic
         "high_gib": round(high / GIB, 2),
         "error": round(predicted.mean / measured - 1, 3),
         "within": low <= measured <= high,
-        # A guess decides the prediction of a row that does not say whether it recomputed activations.
-        "stated": "activation_checkpointing" not in row.get("missing", ()),
     }
 
 
@@ -193,8 +193,9 @@ def summary(compared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for name, members in (("fits", True), ("does not fit", False)):
         some = [each for each in facts if each["fitted"] is members]
         found[name] = {"rows": len(some), "right": sum(each["right"] for each in some)}
-    if facts:
-        found["facts"] = {"rows": len(facts), "right": round(sum(each["right"] for each in facts) / len(facts), 3)}
+    for name, some in (("facts", facts), ("facts, checkpointing stated", [each for each in facts if each["stated"]])):
+        if some:
+            found[name] = {"rows": len(some), "right": round(sum(each["right"] for each in some) / len(some), 3)}
     left_out = [each["left_out"].partition(":")[0] for each in rows if "left_out" in each]
     found["left_out"] = {why: left_out.count(why) for why in sorted(set(left_out))}
     return found

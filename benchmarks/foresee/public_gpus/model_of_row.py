@@ -8,6 +8,7 @@ The rules are the same for all rows:
   are the plain decoder of `decoder.py`, whose kernels are fused as those of Megatron are.
 * Gated or plain feed-forward, and tied or separate embeddings, are those that give the row's number of parameters.
 * A program that says nothing of activation checkpointing has none. "Selective" means every second layer.
+* llm-foundry's default loss (`fused_crossentropy`) keeps logits in 16 bits.
 * FSDP is ZeRO 3 (full shard) whose buckets are one layer, and DDP is ZeRO 0.
 * Ulysses divides the sequence among its ranks. All of them share ZeRO's shards.
 """
@@ -157,7 +158,7 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         checkpoints=checkpoints is True or is_selective,
         checkpoint_every=2 if is_selective else 1,
         checkpointed_layers=row.get("checkpointed_layers", 1),
-        loss=row.get("loss", "full"),
+        loss=row.get("loss") or ("chunked" if "llm-foundry" in row["framework"].lower() else "full"),
         compiled=bool(row.get("compiled")),
         is_plain=row["gpus"] == 1 and row["zero_stage"] == 0 and "deepspeed" not in row["framework"].lower(),
         precision=precision,
