@@ -153,6 +153,11 @@ class StudyPaths(DrivenFolder):
         return self.root / "fingerprint.json"
 
     @property
+    def foreseen(self) -> Path:
+        """The arms that were foreseen before the search (`ForeseenArm` as JSON). The search begins with them."""
+        return self.root / "foreseen.json"
+
+    @property
     def earlier_studies(self) -> Path:
         """The results of earlier studies that this one learned from, as of its opening (`EarlierStudy`s, as JSON)."""
         return self.root / "earlier_studies.json"

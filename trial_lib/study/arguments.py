@@ -49,6 +49,8 @@ class StudyArguments(FrozenRecord):
         include: add files or folders that the code imports from outside the model directory.
         from_earlier: start from the results of earlier studies of this experiment in this folder. The known winner is
             confirmed. The search runs again only if the code, the versions, the hardware or the throughput has changed.
+        foresee: run the program without a device beside the profile trial, and begin the search with the memory that
+            this shows. It is for programs that take minutes to start.
         run_full_experiment: train at full length with the winning configuration after the search.
         ray_address: spread the trials over the hosts of this Ray cluster, by HOST:PORT or auto. Default: this host
             alone.
@@ -78,6 +80,7 @@ class StudyArguments(FrozenRecord):
     max_search_runner_restarts: NonNegativeInt = 5
     include: tuple[Path, ...] = ()
     from_earlier: bool = False
+    foresee: bool = False
     run_full_experiment: bool = False
     ray_address: str | None = None
     start: Literal["warm", "cold"] = "warm"

@@ -17,6 +17,8 @@ from trial_lib.study.build_program import CommandChanges
 from trial_lib.study.earlier.earlier_studies import earlier_studies_of
 from trial_lib.study.earlier.fingerprint import fingerprint_in
 from trial_lib.study.earlier.head_start import HeadStart
+from trial_lib.study.foresight.in_background import Foresight
+from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
 from trial_lib.study.kept.edits import Edits
 from trial_lib.study.kept.history import (
     PROFILE_NUMBER,
@@ -78,6 +80,7 @@ class StudyDriver:
         profile = partial(run_profile_of_study, setup, place)
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
         self._measured = MeasuredConfigs()
+        self._foresight: Foresight | None = None
         self._history = History(setup.paths.history)
         self._replay(self._history.replayed)
         self.time = SearchTime(setup.arguments.max_minutes, seconds_of(self.state.results.values()))
@@ -179,7 +182,8 @@ class StudyDriver:
         """Returns the search, which is opened for its first candidate."""
         if self.search is None:
             known, can_sweep = [*self.state.begun, *self.head_start.trials()], self.place.can_sweep
-            self.search = open_search(self.setup, self.known.base_config, can_sweep, known, self.log)
+            foreseen = foreseen_in(self.setup.paths.foreseen)
+            self.search = open_search(self.setup, self.known.base_config, can_sweep, known, self.log, foreseen)
         return self.search
 
     # -- running -------------------------------------------------------------------------------------------------
@@ -204,6 +208,15 @@ class StudyDriver:
     def cancel(self) -> None:
         """Ends all running trials. It may be called from any thread."""
         self._runner.cancelled.set()
+        if self._foresight is not None:
+            self._foresight.cancel()
+
+    def foresee(self) -> None:
+        """Begins to foresee the program until the profile trial has ended, if the user asks for it."""
+        starter = self.place.starter_here if self.setup.arguments.foresee else None
+        if starter is not None and self.state.profile is None:
+            self._foresight = Foresight(self.setup, starter, self.setup.paths.root / "foreseen")
+            self._foresight.begin()
 
     def _starting(self, plan: TrialPlan) -> None:
         self.edits.look()
@@ -223,6 +236,8 @@ class StudyDriver:
             return
         self._write_end(end)
         if end.purpose is Purpose.PROFILE:
+            if self._foresight is not None:
+                keep_foreseen(self._foresight, self.setup.paths.foreseen, self.log)
             self.prime()
 
     def stop(self, reason: str) -> None:

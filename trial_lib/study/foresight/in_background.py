@@ -55,6 +55,7 @@ class Foresight:
     Attributes:
         typed: the run of the program as typed; None if there is none yet.
         base_config: the user's DeepSpeed configuration, completed by that run.
+        folder: for the files of the runs.
         failure: why nothing was foreseen, in a sentence; empty so far.
     """
 
@@ -67,7 +68,7 @@ class Foresight:
     ) -> None:
         self._setup = setup
         self._starter = _EndableStarter(starter)
-        self._folder = folder
+        self.folder = folder
         self._foresees = foresees
         self._known = KnownProgram.of(setup.experiment)
         self._runs: list[ForeseenRun] = []
@@ -85,6 +86,10 @@ class Foresight:
     def is_running(self) -> bool:
         """Whether there are runs left."""
         return self._thread is not None and self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Ends the runs, and does not wait for that."""
+        self._starter.end()
 
     def end(self) -> tuple[ForeseenArm, ...]:
         """Ends the runs, and returns the arms that are foreseen."""
@@ -128,7 +133,7 @@ class Foresight:
         """Returns a run, and keeps it if it has foreseen a step; None if all runs have been ended."""
         if self._starter.has_ended:
             return None
-        folder = self._folder / name
+        folder = self.folder / name
         program = self._program(TrialPaths(folder), overrides)
         pretended = Pretended(world=self._setup.slots, ranks_per_host=self._setup.slots, **self._device_bytes())
         run = self._foresees(program, overrides, pretended, folder, self._starter, DEADLINE_S)
@@ -172,9 +177,13 @@ def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]
     """
     by_arm: dict[ArmKey, list[ForeseenRun]] = {}
     for run in runs:
-        by_arm.setdefault(arm_key(run.ds_config), []).append(run)
-    found = (foreseen_arm(group, device) for group in by_arm.values())
-    return tuple(arm for arm in found if arm is not None)
+        # The program as typed may have a small micro-batch, which says little of a sample.
+        if run.micro_batch in _SIZES or run.program.get("batch_varies"):
+            by_arm.setdefault(arm_key(run.ds_config), []).append(run)
+    groups = [group for group in by_arm.values() if len(group) == len(_SIZES) or group[0].program.get("batch_varies")]
+    found = (foreseen_arm(group, device) for group in groups)
+    # If a sample takes nothing, the program did not take the other micro-batch.
+    return tuple(arm for arm in found if arm is not None and arm.backward.per_sample > 0)
 
 
 def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from threadpoolctl import threadpool_limits
 
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import HostMemory
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, ProgramProfile, TrialResult
@@ -27,6 +28,7 @@ def open_search(
     can_sweep: bool,
     known: Sequence[tuple[Candidate, TrialResult]],
     log: logging.Logger,
+    foreseen: tuple[ForeseenArm, ...] = (),
 ) -> Search:
     """Returns the search of a study, which has asked for nothing yet.
 
@@ -36,6 +38,7 @@ def open_search(
         can_sweep: whether one process group may measure several micro-batch sizes.
         known: the profile trial, which has completed, then the submitted trial, if it has ended, then older trials.
         log: the study's log. It gets the knobs without an effect, the arms that are not tried, and the batch.
+        foreseen: arms that were foreseen.
 
     Raises:
         InputError: no candidate satisfies the batch policy.
@@ -64,6 +67,7 @@ def open_search(
         train_batch_size=kept_batch(arguments, base_config, profile, log),
         can_sweep=can_sweep and not profile.pipeline_parallel,
         only_micro_batch=_only_micro_batch(arguments, program, log),
+        foreseen=foreseen,
     )
     search = method.load()(method.settings(**_settings(setup, metric_with(arguments.metric, profile_trial))), problem)
     for candidate, result in known:

@@ -114,6 +114,7 @@ class OpenStudy:
                 raise KeyboardInterrupt
             self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
         self.tracker.start()
+        self.driver.foresee()
         self.driver.prime()
 
     def profiled(self) -> None:

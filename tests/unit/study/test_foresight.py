@@ -1,0 +1,54 @@
+"""The foreseen arms of a study: which runs count, what is kept, and what is said if there are none."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.foresee.memory.test_arm_bytes import run_of
+from trial_lib.study.foresight.in_background import arms_of
+from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
+
+
+class Ended:
+    """A foresight whose runs have ended."""
+
+    def __init__(self, arms, folder, failure=""):
+        self._arms, self.folder, self.failure = arms, folder, failure
+
+    def end(self):
+        return self._arms
+
+
+def test_an_arm_needs_both_sizes():
+    assert arms_of([run_of(4), run_of(16)], "cpu") == ()
+    (arm,) = arms_of([run_of(4), run_of(16), run_of(48)], "cpu")
+    assert arm.backward.per_sample == 4 * 1024
+
+
+def test_a_program_that_ignores_the_micro_batch_is_no_prior():
+    ignored = replace(run_of(16), micro_batch=48)
+    assert arms_of([run_of(16), ignored], "cpu") == ()
+
+
+def test_the_arms_are_kept_for_a_resumed_study(tmp_path, caplog):
+    arms = arms_of([run_of(16), run_of(48)], "cuda")
+    file = tmp_path / "foreseen.json"
+    assert foreseen_in(file) == ()
+    with caplog.at_level(logging.INFO):
+        keep_foreseen(Ended(arms, tmp_path / "runs"), file, logging.getLogger())
+    assert foreseen_in(file) == arms
+    assert "1 foreseen arms" in caplog.text
+    assert json.loads(file.read_text())[0]["ds_config"] == arms[0].ds_config
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"), [("a shape depends on values.", "depends on values"), ("", "ended first")]
+)
+def test_one_line_says_why_there_are_none(tmp_path, caplog, failure, said):
+    with caplog.at_level(logging.INFO):
+        keep_foreseen(Ended((), tmp_path / "runs", failure), tmp_path / "foreseen.json", logging.getLogger())
+    assert len(caplog.records) == 1
+    assert said in caplog.text
+    assert not (tmp_path / "foreseen.json").exists()
