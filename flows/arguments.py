@@ -58,6 +58,7 @@ _OPTIONS: list[Decorator] = [
     _of_study("max_concurrent_trials", "-mct", "--max-concurrent-trials"),
     _of_study("metric", "-m", "--metric", more=_units()),
     _of_study("from_earlier"),
+    _of_study("foresee"),
     _of_study("run_full_experiment"),
     _of_study("ray_address", "--ray"),
     *_WINDOW,
