@@ -17,9 +17,11 @@ from flows.interrupts import interrupts
 from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.rank_starter import LaunchRequest
 from trial_lib.launch.trial import unstarted
+from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.foresight.in_background import Foresight
 from trial_lib.study.runner import Work
 
 
@@ -33,6 +35,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # Looking for DeepSpeed's ops takes seconds, and no rank is started.
     monkeypatch.setattr(ColdStarter, "_build", lambda starter: None)
+    # Nothing is foreseen, so a profile trial follows, whose ranks start cold.
+    monkeypatch.setattr(Foresight, "begin", lambda foresight: None)
+    monkeypatch.setattr(WarmStarter, "start", lambda starter: None)
+    monkeypatch.setattr(WarmStarter, "launch", lambda starter, request: starter._cold.launch(request))
     return tmp_path
 
 
