@@ -102,7 +102,7 @@ def test_every_ask_of_deepspeed_has_a_known_answer(foreseen):
 
 def test_a_program_without_an_engine_is_stopped_with_a_sentence(foreseen):
     run = foreseen("without_deepspeed.py", {})
-    assert run.stopped
+    assert "without a DeepSpeed engine" in run.stopped
 
 
 def test_a_deadline_names_the_line(foreseen, tmp_path):

@@ -33,6 +33,7 @@ from trial_lib.measure.batches import program_options
 from trial_lib.measure.imported_modules import imported_modules
 from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
 from trial_lib.measure.libraries.interception import intercept
+from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -43,12 +44,13 @@ class Foreseeing:
 
     Args:
         order: the run.
-        finished: called after the last step.
+        finished: called after the last step with an empty text, or with the reason why there is none.
     """
 
     def __init__(self, order: ForeseeOrder, finished: Any) -> None:
         self._order, self._finished = order, finished
         self._facts = ProgramFacts()
+        self._plain_steps = PlainSteps(lambda outcome, reason: finished(reason))
         self._memory, self._operations, self._asks = MemoryLog(), OperationLog(), Asks()
         self._fake = FakeTensors(self._memory, self._operations, self._asks)
         self._moments = EngineMoments(self._fake, self._memory, self._operations, self._stepped)
@@ -72,6 +74,7 @@ class Foreseeing:
         files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
         trackers.install(scratch, files)
         self._moments.install()
+        self._plain_steps.begin()
         self._operations.install()
         _fake_parameters(self._fake)
         self._follow_libraries()
@@ -103,6 +106,7 @@ class Foreseeing:
         self._fake.in_engine = False
         if self._engine is not None:
             return
+        self._plain_steps.end()
         self._engine = engine
         name_kinds(engine, self._memory)
         name_gradients(engine, self._memory)
@@ -121,7 +125,7 @@ class Foreseeing:
     def _stepped(self, steps: int) -> None:
         name_kinds(self._engine, self._memory)
         if steps >= self._order.steps:
-            self._finished()
+            self._finished("")
 
     def record(self, stopped: str) -> ForeseenRun:
         """Returns the record of the run so far.

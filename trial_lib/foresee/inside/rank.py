@@ -56,7 +56,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         # The import is inside, because a broken environment has to leave a record too.
         from trial_lib.foresee.inside.foreseeing import Foreseeing
 
-        foreseeing = Foreseeing(order, lambda: end(""))
+        foreseeing = Foreseeing(order, end)
         foreseeing.install()
         arguments = [*(["--local_rank=0"] if order.passes_local_rank else []), *order.arguments]
         run_program(order.program, arguments)
