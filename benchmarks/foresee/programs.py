@@ -6,6 +6,7 @@ and the numbers that the program asked of fake tensors. A row that was stopped h
 
 import argparse
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -86,7 +87,7 @@ def outcome(row: Foreseeable, run: ForeseenRun, seconds: float) -> dict[str, Any
     return {
         "program": row.name,
         "is_foreseen": not run.stopped,
-        "why_not": row.is_no_training or run.stopped,
+        "why_not": row.is_no_training or _without_copy(run.stopped),
         "world": run.world,
         "stage": run.stage,
         "micro_batch": run.micro_batch,
@@ -95,11 +96,16 @@ def outcome(row: Foreseeable, run: ForeseenRun, seconds: float) -> dict[str, Any
         "trainable": run.trainable,
         "peak_bytes": peaks(run),
         "operations": len(run.operations),
-        "unknown_asks": [f"{ask.question}: {ask.asker}" for ask in run.asks if not ask.is_known],
+        "unknown_asks": [f"{ask.question}: {_without_copy(ask.asker)}" for ask in run.asks if not ask.is_known],
         "known_asks": sum(ask.count for ask in run.asks if ask.is_known),
         "notes": list(run.notes),
         "seconds": round(seconds, 1),
     }
+
+
+def _without_copy(text: str) -> str:
+    """Returns a text without the folder that the program was copied to."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/foreseen-program-[^/]*/program/", "", text)
 
 
 def foresee_all(only: list[str], show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
 """Programs as people write them are foreseen: a raw loop, the Trainer, Accelerate, trial classes, and what they use.
 
-`benchmarks/foresee/program_list.py` has them all.
+`benchmarks/foresee/program_list.py` has them all. The table of outcomes is benchmarks/results/foreseen_programs.json.
 """
+
+import json
 
 import pytest
 
 from benchmarks.foresee.program_list import Foreseeable, all_programs
-from benchmarks.foresee.programs import foresee_row, peaks, program_of_row
+from benchmarks.foresee.programs import RESULT, foresee_row, peaks, program_of_row
 from trial_lib.foresee.foreseen import starter_for
 from trial_lib.wire.foreseen_run import KINDS, OPERATIONS, PLACES
 
@@ -56,3 +58,9 @@ def test_an_offloaded_optimizer_is_on_the_host(starter):
     moved = {OPERATIONS[each.kind] for each in run.operations}
     assert {"to_host", "to_device"} <= moved
     assert any(each.on_host for each in run.operations if OPERATIONS[each.kind] == "update")
+
+
+def test_the_table_has_every_program():
+    table = json.loads(RESULT.read_text())
+    assert [line["program"] for line in table] == list(ROWS)
+    assert [line["program"] for line in table if not line["is_foreseen"] and not line["why_not"]] == []

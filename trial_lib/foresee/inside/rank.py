@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trial_lib.foresee.inside.program_lines import is_of_program
+from trial_lib.leave_alone.noted_segments import NotedMemory
 from trial_lib.leave_alone.own_swaps import swap_into_own_folder
 from trial_lib.measure.user_program import run_program, say, without_own_frames
 from trial_lib.wire.foresee_order import ForeseeOrder
@@ -31,6 +32,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     """
     order = ForeseeOrder.from_json(payload)
     process = os.getpid()
+    memory = NotedMemory(Path(order.scratch))
     swap_into_own_folder(Path(order.scratch))
     foreseeing: Any = None
 
@@ -38,6 +40,8 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         if os.getpid() == process:
             run = ForeseenRun(world=order.world, stopped=stopped) if foreseeing is None else foreseeing.record(stopped)
             write_whole(Path(order.result), json.dumps(run.to_json(), default=str))
+            # The guard removes what the program has left in shared memory.
+            memory.note_held()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):
                 stream.flush()
