@@ -79,8 +79,13 @@ class EngineMoments:
         self._heap_bytes = heap_bytes()
         forward, backward, step = engine.forward, engine.backward, engine.step
 
+        # A model of `from_pretrained` is in this mode, and many programs leave it so.
+        trains_in_eval_mode = not engine.module.training
+
         def watched_forward(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and engine.module.training:
+            nonlocal trains_in_eval_mode
+            trains_in_eval_mode &= not engine.module.training
+            if torch.is_grad_enabled() and (engine.module.training or trains_in_eval_mode):
                 tokens = tokens_per_row([args, kwargs])
                 self.tokens = self.tokens if tokens is None else tokens
                 self._begin(memory_log.FORWARD)
