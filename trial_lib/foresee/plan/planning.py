@@ -204,7 +204,7 @@ class ProgramNotForeseenError(Exception):
     """The program cannot be foreseen. The message says why, with the line if it is known, and what to do instead."""
 
 
-_INSTEAD = "`zerotune estimate` has formulas and needs no foreseen run. A profile trial on this host replaces it."
+_INSTEAD = "`zerotune estimate` is left: it runs a profile trial on this host, and has formulas for the rest."
 
 
 def _table(
@@ -310,6 +310,9 @@ class _Progress:
     def one(self, run: WantedRun, found: ForeseenRun) -> None:
         self._done += 1
         of = f" ({self._done} of {self._total})" if self._total > 1 else ""
+        if found.stopped and run.is_first:
+            # The plan ends with this sentence.
+            return
         if found.stopped:
             self._say(f"{run.name} cannot be foreseen{of}: {found.stopped}")
         else:
