@@ -93,7 +93,6 @@ def _show(end: PlanEnd) -> None:
     if record.best_command:
         say(f"Configuration: {paths.best_ds_config}")
         say(f"Start with it: sh {shlex.quote(str(paths.best_command))}")
-        say(f"Tune from it:  zerotune tune --plan {shlex.quote(str(paths.record))} -- COMMAND")
     say(f"Plan:          {paths.record}")
     if paths.report.exists():
         say(f"Report:        {paths.report}")

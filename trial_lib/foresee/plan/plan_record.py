@@ -247,7 +247,7 @@ class PlanPaths:
 
     @property
     def record(self) -> Path:
-        """The plan itself (`PlanRecord` as JSON), for `zerotune tune --plan`."""
+        """The plan itself (`PlanRecord` as JSON)."""
         return self.root / "plan.json"
 
     @property
