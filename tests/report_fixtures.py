@@ -8,6 +8,7 @@ from typing import Any
 from trial_lib.records.study_folder import StudyPaths
 
 RECORDED = Path(__file__).parent / "recorded_study"
+PICTURED = Path(__file__).parents[1] / "docs" / "images" / "study"
 STUDY_ID = "programs-20261122-043110-37dd"
 SECRET = "hf_SECRETsecret123"
 MARKUP = "</pre><script>document.title = 'broken'</script><img src=x onerror=alert(1)>"
@@ -16,10 +17,11 @@ OUT_OF_MEMORY = {35: 128, 36: 96}  # number -> micro-batch size
 _OOM = "RuntimeError: can't allocate memory: you tried to allocate {} bytes. Log: {}"
 
 
-def recorded_study(folder: Path, **changes: Any) -> StudyPaths:
-    """Returns the recorded study, written into a folder; `changes` are fields of its record."""
-    paths = StudyPaths(folder / "zerotune-studies" / STUDY_ID)
-    shutil.copytree(RECORDED, paths.root)
+def recorded_study(folder: Path, recorded: Path = RECORDED, **changes: Any) -> StudyPaths:
+    """Returns a recorded study, written into a folder; `changes` are fields of its record."""
+    study_id = json.loads((recorded / "study.json").read_text())["study_id"]
+    paths = StudyPaths(folder / "zerotune-studies" / study_id)
+    shutil.copytree(recorded, paths.root)
     for line in paths.history.read_text().splitlines():
         told = json.loads(line)
         if "tell" in told:

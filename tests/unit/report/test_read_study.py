@@ -10,6 +10,7 @@ from report_fixtures import (
     CRASH,
     MARKUP,
     OUT_OF_MEMORY,
+    PICTURED,
     RUNNING,
     SECRET,
     STUDY_ID,
@@ -21,6 +22,7 @@ from report_fixtures import (
 
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.read_study import read_study
+from trial_lib.report.write_report import write_report
 from trial_lib.study.kept.find_study import find_study
 from trial_lib.wire.errors import InputError
 
@@ -239,3 +241,13 @@ def test_a_history_that_is_missing_leaves_no_half_sentence(tmp_path: Path) -> No
 def test_a_clock_that_was_set_back_makes_no_negative_time(tmp_path: Path) -> None:
     paths = recorded_study(tmp_path, started_at=2000.0, ended_at=1000.0)
     assert read_study(paths.root).seconds == 0.0
+
+
+def test_the_study_of_the_pictures_keeps_its_batch_and_its_report_can_be_made(tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path, PICTURED)
+    view = read_study(paths.root)
+    assert view.headline.startswith(f"{view.gain:.2f}x faster than your configuration (95 % CI ")
+    assert "train_batch_size" not in {change.setting for change in view.changes}
+    assert not any("learning rate" in note for note in view.notes)
+    write_report(paths)
+    assert view.headline in paths.report.read_text()
