@@ -1,5 +1,6 @@
 """Reads a study's folder into plain data for people, whether the study runs, has ended or was killed."""
 
+import contextlib
 import fcntl
 import json
 import time
@@ -10,7 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trial_lib.deepspeed_config.overrides import without_tuning_keys
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.answer_line import gain_line
 from trial_lib.records.result import Outcome, TrialResult
@@ -86,7 +88,7 @@ def read_study(root: Path) -> StudyView:
         after=measured.get("metrics") or {},
         best_config=best_config,
         best_command="" if answer is None else answer.command,
-        changes=() if best_config is None else tuple(setting_changes(redact(base), best_config)),
+        changes=() if best_config is None else _changes(redact(base), best_config, state.profile),
         trials=trials,
         running={number: state.label(number) for number in state.running},
         withdrawn=len(state.withdrawn),
@@ -184,6 +186,23 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
     ended = len(trials)
     state = {StudyStatus.RUNNING.value: "Still running", INTERRUPTED: "Interrupted"}.get(status, "Cancelled")
     return f"{state}: {ended} trial{'' if ended == 1 else 's'} ended so far."
+
+
+def _changes(
+    base: Mapping[str, Any], best: Mapping[str, Any], profile: TrialResult | None
+) -> tuple[SettingChange, ...]:
+    """Returns the changes. A batch key is none if DeepSpeed derives the same from the user's other two."""
+    own = dict(base)
+    if profile is not None and profile.profile is not None:
+        with contextlib.suppress(InputError):
+            sizes = resolve_batch(base, profile.profile.data_parallel_size)
+            derived = {
+                TRAIN_BATCH: sizes.train_batch_size,
+                MICRO_BATCH: sizes.micro_batch_size,
+                ACCUMULATION: sizes.gradient_accumulation_steps,
+            }
+            own = {**{key: size for key, size in derived.items() if key in best}, **own}
+    return tuple(setting_changes(own, best))
 
 
 def setting_changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[SettingChange]:
