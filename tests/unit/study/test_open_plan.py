@@ -67,10 +67,9 @@ def test_the_folder_is_its_owners_alone(folder: Path, tmp_path: Path) -> None:
     ("config", "count", "micro", "accumulation"),
     [
         ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}, 16, 4, 1),
-        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 3}, 4, 2, 2),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 3}, 4, 2, 8),
         ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, 8, 4, 2),
         ({"train_batch_size": 64}, 8, 8, 1),
-        ({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 16}, 8, 4, 2),
     ],
 )
 def test_the_first_run_has_a_batch_that_goes_on_so_many_ranks(
@@ -85,7 +84,12 @@ def test_the_first_run_has_a_batch_that_goes_on_so_many_ranks(
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"train_micro_batch_size_per_gpu": "auto"}, {"train_micro_batch_size_per_gpu": 4}],
+    [
+        {},
+        {"train_micro_batch_size_per_gpu": "auto"},
+        {"train_micro_batch_size_per_gpu": 4},
+        {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 16},
+    ],
 )
 def test_a_batch_that_goes_anywhere_stays_as_typed(config: dict[str, Any]) -> None:
     assert typed_overrides(config, 8) == {}

@@ -147,8 +147,7 @@ def plan(
     """
     watch, said = _Watch(), _Progress(tell)
     base = max(problem.asked, key=lambda each: each.count)
-    runs = _first(problem, base, lambda wanted: _all([wanted], foresee, 1, said, check, stop))
-    (typed,) = runs.values()
+    typed, runs = _first(problem, base, lambda wanted: _all([wanted], foresee, 1, said, check, stop))
     watch.lap("the program")
     if not problem.base_config:
         problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
@@ -176,24 +175,26 @@ def plan(
 
 def _first(
     problem: PlanProblem, base: AskedDevices, run: Callable[[WantedRun], Mapping[str, ForeseenRun]]
-) -> dict[str, ForeseenRun]:
-    """Returns the first run by name. It finds out what the program is.
+) -> tuple[ForeseenRun, dict[str, ForeseenRun]]:
+    """Returns the first run, with the user's own accumulation, and by name. It finds out what the program is.
 
     If the configuration states the batch, the first run is one of the user's arm.
 
     Raises:
         ProgramNotForeseenError: the program cannot be foreseen.
     """
-    stated = problem.stated_batch(base.count)
+    stated, accumulation = problem.stated_batch(base.count), None
     if stated is None:
         wanted = WantedRun(name=f"as-typed-of{base.count}", overrides=problem.typed_overrides, asked=base)
     else:
         policy, size = stated
+        accumulation = policy.accumulation(size)
         wanted = wanted_run(PlanArm(own_label(problem.base_config), {}, is_own=True), base, policy, size)
     runs = dict(run(replace(wanted, is_first=True)))
     if runs[wanted.name].stopped:
         raise ProgramNotForeseenError(f"{runs[wanted.name].stopped} {_INSTEAD}")
-    return runs
+    first = runs[wanted.name]
+    return replace(first, accumulation=accumulation or first.accumulation), runs
 
 
 def _takes_long(run: ForeseenRun) -> bool:

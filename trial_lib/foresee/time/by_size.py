@@ -6,14 +6,15 @@ The work of an operation is linear in the micro-batch. Two runs of one arm give 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trial_lib.wire.foreseen_run import ForeseenRun, Operation
+from trial_lib.wire.foreseen_run import ForeseenRun, Moment, Operation
 
 
 def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulation: int | None = None) -> ForeseenRun:
     """Returns the run of the arm with another micro-batch. Its storages are those of the nearer run.
 
     Operations are matched one to one by their order within a moment. If a moment has other operations at the larger
-    size, the nearer run's are scaled by the sums of their class.
+    size, the nearer run's are scaled by the sums of their class. If one run has more micro-batches in a step, its last
+    ones count.
 
     Args:
         small: a run of the arm.
@@ -26,6 +27,7 @@ def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulati
     """
     if small.micro_batch == large.micro_batch:
         raise ValueError(f"both runs have a micro-batch of {small.micro_batch}")
+    small, large = _with_as_many(small, large), _with_as_many(large, small)
     weight = (micro_batch - small.micro_batch) / (large.micro_batch - small.micro_batch)
     nearer = large if weight > 0.5 else small
     operations: list[Operation] = []
@@ -45,6 +47,23 @@ def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulati
         moments=tuple(moment._replace(operation=start) for moment, start in zip(nearer.moments, starts, strict=True)),
         loading_s=_loading(small, large, weight),
     )
+
+
+def _with_as_many(run: ForeseenRun, other: ForeseenRun) -> ForeseenRun:
+    """Returns the operations of a run with at most as many micro-batches in a step as another run has."""
+    most = max((moment.micro_batch for moment in other.moments), default=0)
+    last: dict[int, int] = {}
+    for moment in run.moments:
+        last[moment.step] = max(last.get(moment.step, 0), moment.micro_batch)
+    if max(last.values(), default=0) <= most:
+        return run
+    moments: list[Moment] = []
+    operations: list[Operation] = []
+    for moment, stretch in zip(run.moments, _stretches(run), strict=True):
+        if moment.micro_batch >= last[moment.step] - most:
+            moments.append(moment._replace(operation=len(operations)))
+            operations += stretch
+    return replace(run, moments=tuple(moments), operations=tuple(operations))
 
 
 def _stretches(run: ForeseenRun) -> list[tuple[Operation, ...]]:

@@ -189,10 +189,9 @@ def on_ranks(experiment: Experiment, count: int) -> Experiment:
 
 
 def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Returns what the first run changes in the user's batch, so that it goes on so many ranks, and quickly.
+    """Returns what the first run changes in the user's batch, so that it goes on so many ranks.
 
-    A stated batch that belongs to another number of ranks is divided anew. Of many micro-batches two are run, which
-    show all that more of them would.
+    A stated batch that belongs to another number of ranks is divided anew.
 
     Args:
         config: the user's DeepSpeed configuration.
@@ -212,7 +211,6 @@ def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:
         accumulation = resolve_batch({**numbers, TRAIN_BATCH: None}, replicas).gradient_accumulation_steps
     else:
         return {}
-    few = min(2, accumulation)
-    if few == accumulation and TRAIN_BATCH not in numbers:
+    if TRAIN_BATCH not in numbers:
         return {}
-    return {MICRO_BATCH: micro, ACCUMULATION: few, TRAIN_BATCH: micro * few * replicas}
+    return {MICRO_BATCH: micro, ACCUMULATION: accumulation, TRAIN_BATCH: micro * accumulation * replicas}

@@ -68,6 +68,13 @@ def test_every_arm_is_foreseen_at_two_sizes_and_on_both_numbers_of_devices() -> 
     assert best_of(found.devices) == 0
 
 
+@pytest.mark.parametrize("steps", [1, 16])
+def test_a_batch_that_is_free_keeps_the_users_accumulation(steps: int) -> None:
+    base = {**BASE, "gradient_accumulation_steps": steps}
+    found = plan(_problem("h100-80gb:8", base=base, free_batch=True), _Foresees())
+    assert {arm.accumulation for arm in found.devices[0].arms} == {steps}
+
+
 def test_all_arms_keep_the_users_global_batch() -> None:
     found = plan(_problem("h100-80gb:8"), _Foresees())
     assert {arm.micro_batch * arm.accumulation * 8 for arm in found.devices[0].arms} == {16}

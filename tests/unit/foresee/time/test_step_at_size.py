@@ -42,3 +42,26 @@ def test_the_accumulation_may_be_another() -> None:
 def test_one_size_gives_no_line() -> None:
     with pytest.raises(ValueError, match="a micro-batch of 2"):
         at_size(at(2), at(2), 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_a_run_with_two_micro_batches_and_one_with_one_give_the_same_line(size: int) -> None:
+    """A global batch that is kept has two micro-batches of half the size."""
+    twice = run_of(
+        *(
+            moment
+            for _ in range(2)
+            for moment in (
+                ("load", []),
+                ("forward", [carried(0.5, "all_gather"), *(product(0.5) for _ in range(4))]),
+                ("update", [moving(0.25, "update")]),
+            )
+        ),
+        micro_batches=(0, 0, 0, 1, 1, 1),
+        micro_batch=2,
+        accumulation=2,
+        stage=3,
+        loading_s=(0.2,),
+    )
+    found = at_size(twice, at(4), size, 1)
+    assert foresee_step(found, TWO, EXACT).seconds == pytest.approx(foresee_step(at(size), TWO, EXACT).seconds)
