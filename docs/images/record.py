@@ -50,7 +50,7 @@ def main() -> None:
             if name == "history.jsonl":
                 # The logs' paths are read as ones within the study.
                 text = text.replace(f"{study}/", "")
-            text = text.replace(str(model), SHOWN_FOLDER).replace(socket.gethostname(), SHOWN_HOST)
+            text = text.replace(str(model), SHOWN_FOLDER).replace(f'"{socket.gethostname()}"', f'"{SHOWN_HOST}"')
             (STUDY / name).write_text(_short(name, text))
 
 
