@@ -97,8 +97,8 @@ class TrialPaths:
 
 
 @dataclass(frozen=True)
-class DrivenFolder:
-    """The files that a study's folder and a full experiment's have in common."""
+class ExperimentFolder:
+    """The files that the folders of a study, a full experiment and a plan have in common."""
 
     root: Path
 
@@ -112,6 +112,36 @@ class DrivenFolder:
         """The experiment's YAML without values that look like secrets, to be shown to others."""
         return self.root / "experiment.redacted.yaml"
 
+
+@dataclass(frozen=True)
+class AnswerFolder(ExperimentFolder):
+    """The files with the answer of a study, or of a plan."""
+
+    @property
+    def best_ds_config(self) -> Path:
+        """The DeepSpeed configuration of the answer, as DeepSpeed reads it."""
+        return self.root / "best_ds_config.json"
+
+    @property
+    def best_command(self) -> Path:
+        """The command to train with it."""
+        return self.root / "best_command.txt"
+
+    @property
+    def best_accelerate_config(self) -> Path:
+        """Accelerate's configuration file for the answer, if the user's would contradict it."""
+        return self.root / "best_accelerate_config.yaml"
+
+    @property
+    def report(self) -> Path:
+        """The page for people, in one self-contained file."""
+        return self.root / "report.html"
+
+
+@dataclass(frozen=True)
+class DrivenFolder(ExperimentFolder):
+    """The files that a study's folder and a full experiment's have in common."""
+
     @property
     def lock(self) -> Path:
         """The lock of the one process that drives the study or the full experiment."""
@@ -119,7 +149,7 @@ class DrivenFolder:
 
 
 @dataclass(frozen=True)
-class StudyPaths(DrivenFolder):
+class StudyPaths(DrivenFolder, AnswerFolder):
     """The files of one study."""
 
     @property
@@ -163,29 +193,9 @@ class StudyPaths(DrivenFolder):
         return self.root / "earlier_studies.json"
 
     @property
-    def best_ds_config(self) -> Path:
-        """The winning DeepSpeed configuration, as DeepSpeed reads it."""
-        return self.root / "best_ds_config.json"
-
-    @property
-    def best_accelerate_config(self) -> Path:
-        """Accelerate's configuration file for the winner, if the user's would contradict it."""
-        return self.root / "best_accelerate_config.yaml"
-
-    @property
     def best_ds_metrics(self) -> Path:
         """The winner's measurement, and its gain over the user's configuration."""
         return self.root / "best_ds_metrics.json"
-
-    @property
-    def best_command(self) -> Path:
-        """The command to train with the winner."""
-        return self.root / "best_command.txt"
-
-    @property
-    def report(self) -> Path:
-        """The study as a page for people, in one self-contained file."""
-        return self.root / "report.html"
 
     @property
     def figures(self) -> Path:

@@ -11,6 +11,7 @@ from pydantic import Field
 from trial_lib.foresee.memory.fits import interval
 from trial_lib.memory.budget import Uncertain
 from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.records.study_folder import AnswerFolder
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import OWNERS_FILE, make_own_folder
 
@@ -240,45 +241,13 @@ class PlanRecord(FrozenRecord):
 
 
 @dataclass(frozen=True)
-class PlanPaths:
+class PlanPaths(AnswerFolder):
     """The files of one plan."""
-
-    root: Path
 
     @property
     def record(self) -> Path:
         """The plan itself (`PlanRecord` as JSON)."""
         return self.root / "plan.json"
-
-    @property
-    def experiment(self) -> Path:
-        """The experiment's YAML as submitted."""
-        return self.root / "experiment.yaml"
-
-    @property
-    def shown_experiment(self) -> Path:
-        """The experiment's YAML without values that look like secrets, to be shown to others."""
-        return self.root / "experiment.redacted.yaml"
-
-    @property
-    def best_ds_config(self) -> Path:
-        """The DeepSpeed configuration of the answer."""
-        return self.root / "best_ds_config.json"
-
-    @property
-    def best_command(self) -> Path:
-        """The command to train with it."""
-        return self.root / "best_command.txt"
-
-    @property
-    def best_accelerate_config(self) -> Path:
-        """Accelerate's configuration file for the answer, if the user's would contradict it."""
-        return self.root / "best_accelerate_config.yaml"
-
-    @property
-    def report(self) -> Path:
-        """The plan as a page for people, in one self-contained file."""
-        return self.root / "report.html"
 
     @property
     def log(self) -> Path:
