@@ -1,8 +1,10 @@
 """The order for a foreseen run. A rank imports this module, so it needs only the standard library."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from trial_lib.wire.exact_record import exact_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,4 @@ class ForeseeOrder:
         Raises:
             ValueError: a key is missing or unknown.
         """
-        names = {each.name for each in fields(cls)}
-        if wrong := names.symmetric_difference(plain):
-            raise ValueError(f"ForeseeOrder: wrong keys {', '.join(sorted(wrong))}.")
-        return cls(**plain)
+        return exact_record(cls, plain)

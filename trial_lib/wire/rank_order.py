@@ -5,13 +5,12 @@ not have is therefore a fault, and `from_json` raises it.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.exact_record import check_keys, exact_record
 from trial_lib.wire.step_window import StepWindow
-
-_RecordT = TypeVar("_RecordT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,7 @@ class RankOrder:
         Raises:
             ValueError: a key is missing or unknown.
         """
-        _check_keys(cls, plain)
+        check_keys(cls, plain)
         return cls(**{**plain, "sizes": tuple(_size_order(size) for size in plain["sizes"])})
 
 
@@ -164,31 +163,17 @@ class TrainingOrder:
         Raises:
             ValueError: a key is missing or unknown.
         """
-        return _record(cls, plain)
+        return exact_record(cls, plain)
 
 
 def _size_order(plain: Mapping[str, Any]) -> SizeOrder:
-    _check_keys(SizeOrder, plain)
+    check_keys(SizeOrder, plain)
     formats = plain["formats"]
     return SizeOrder(
         **{
             **plain,
-            "window": _record(StepWindow, plain["window"]),
-            "arrival": _record(Arrival, plain["arrival"]),
+            "window": exact_record(StepWindow, plain["window"]),
+            "arrival": exact_record(Arrival, plain["arrival"]),
             "formats": None if formats is None else tuple(formats),
         }
     )
-
-
-def _record(kind: type[_RecordT], plain: Mapping[str, Any]) -> _RecordT:
-    _check_keys(kind, plain)
-    return kind(**plain)
-
-
-def _check_keys(kind: type, plain: Mapping[str, Any]) -> None:
-    names = {each.name for each in fields(kind)}
-    if faults := [
-        *(f"`{name}` is missing" for name in sorted(names - plain.keys())),
-        *(f"`{name}` is unknown" for name in sorted(plain.keys() - names)),
-    ]:
-        raise ValueError(f"{kind.__name__}: {', '.join(faults)}.")
