@@ -13,15 +13,21 @@ from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm
 from trial_lib.search.arm_priors import prior_costs
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.knobs import Arm, get_knob
-from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
+from trial_lib.wire.foreseen_run import KINDS, PLACES, ForeseenRun
 
 AFFORDABLE_S = 25.0
 """Seconds that the runs of a plan may take beyond one run of each arm."""
 
 _MARGIN = 1.1
 _INPUT = KINDS.index("input")
-# The first ZeRO stage that partitions a kind of state, and the section that offloads it.
-_STATES = {"parameter": (3, "offload_param"), "gradient": (2, ""), "optimizer": (1, "offload_optimizer")}
+_DEVICE = PLACES.index("device")
+# The first ZeRO stage that partitions a kind of state, and the section that offloads it. Reduced gradients go where the
+# optimizer is (Ren et al., ZeRO-Offload, arXiv 2101.06840, section 4).
+_STATES = {
+    "parameter": (3, "offload_param"),
+    "gradient": (2, "offload_optimizer"),
+    "optimizer": (1, "offload_optimizer"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +223,9 @@ def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]
     bytes_ = dict.fromkeys(_STATES, 0.0)
     for index in persistent(typed):
         storage = typed.storages[index]
-        if KINDS[storage.kind] in bytes_:
+        # The host's gradients of an offloaded optimizer are copies, which no other arm has.
+        is_copy = KINDS[storage.kind] == "gradient" and storage.place != _DEVICE
+        if KINDS[storage.kind] in bytes_ and not is_copy:
             bytes_[KINDS[storage.kind]] += storage.size
     states = {}
     for kind, (first, offload) in _STATES.items():

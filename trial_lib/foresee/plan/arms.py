@@ -209,6 +209,8 @@ def stated_run(base_config: Mapping[str, Any], count: int) -> ForeseenRun | None
         return None
     replicas = max(1, count // ranks_of_a_replica(base_config))
     accumulation = base_config.get(ACCUMULATION)
+    if accumulation == "auto" and type(base_config.get(TRAIN_BATCH)) is not int:
+        return None
     steps = accumulation if type(accumulation) is int else 1
     return ForeseenRun(world=count, replicas=replicas, micro_batch=micro, accumulation=steps)
 
@@ -217,6 +219,9 @@ def _own_batch(typed: ForeseenRun, base_config: Mapping[str, Any], replicas: int
     stated = base_config.get(TRAIN_BATCH)
     if isinstance(stated, int) and not isinstance(stated, bool):
         return stated
+    if base_config.get(ACCUMULATION) == "auto":
+        # The code decides on it, such as by the Trainer's flag.
+        return typed.micro_batch * typed.accumulation * replicas
     try:
         partly = {key: base_config[key] for key in (MICRO_BATCH, ACCUMULATION) if key in base_config}
         return resolve_batch(partly, replicas).train_batch_size

@@ -45,7 +45,10 @@ def counted(
             policy = policy_on(devices.count)
         except InputError:
             continue
-        found.append(_best([_AtCount(each, devices, policy) for each in evaluations]))
+        known = [arm for each in evaluations if (arm := _AtCount(each, devices, policy)).sizes]
+        # Arms of one size say nothing of a number of devices on which the batch has no such size.
+        if known:
+            found.append(_best(known))
     return tuple(found)
 
 

@@ -188,8 +188,8 @@ def host_likelihood(held: float, asked: AskedDevices) -> float:
 
 def host_room(asked: AskedDevices) -> float:
     """Returns the bytes of its host's memory that each rank may fill with states."""
-    device, per_host = asked.cluster.device, asked.cluster.per_host
-    return device.host_memory * max(1.0, device.per_host / per_host) - _LIBRARIES
+    # A rented device comes with its share of the host, also if the others are somebody else's.
+    return asked.cluster.device.host_memory - _LIBRARIES
 
 
 def in_order(arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:

@@ -246,9 +246,18 @@ def _table(
         best=best_arm(arms),
         counts=counts,
         fewest=fewest(counts),
-        notes=() if policy.train_batch_size is None else (_of_batch(policy, asked),),
+        notes=(
+            *(() if policy.train_batch_size is None else (_of_batch(policy, asked),)),
+            *((_WITHOUT_TRANSFERS,) if policy.data_parallel_size == 1 and len(counts) > 1 else ()),
+        ),
     )
     return found.model_copy(update={"answer": answer_of(found), "why": why_of(found)})
+
+
+_WITHOUT_TRANSFERS = (
+    "More than one replica of the model would exchange gradients, which no run on one shows. Speeds on more devices "
+    "are therefore upper bounds. Ask for several devices to have the exchange foreseen."
+)
 
 
 def _of_batch(policy: BatchPolicy, asked: AskedDevices) -> str:

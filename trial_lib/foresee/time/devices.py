@@ -152,7 +152,10 @@ def _device(name: str, entry: Mapping[str, Any], known: Mapping[str, DeviceFigur
         base = {each.name: getattr(like, each.name) for each in fields(DeviceFigures)}
     peaks = _peaks(name, entry, where) or base.get("peaks")
     values = {**base, **{_field(key): _number(name, key, entry[key], where) for key in _NUMBERS if key in entry}}
-    values.update(name=name, peaks=peaks, per_host=int(values.get("per_host", 8)))
+    per_host = values.get("per_host", 8)
+    if per_host != int(per_host):
+        raise InputError(f"`{name}` has `per_host: {per_host}`.", where=where, remedy="It must be a whole number.")
+    values.update(name=name, peaks=peaks, per_host=int(per_host))
     missing = [key for key in _NUMBERS if _field(key) not in values and key not in _OPTIONAL]
     missing += [] if peaks else ["teraflops"]
     if missing:

@@ -6,9 +6,11 @@ import pytest
 
 from tests.unit.foresee.plan.pretended_runs import MIB, pretended_run
 from trial_lib.foresee.plan.arm_runs import ArmRuns, divided_anew
+from trial_lib.foresee.plan.arm_work import hopeless_arms
 from trial_lib.foresee.plan.arms import PlanArm
 from trial_lib.foresee.plan.asked_devices import read_devices
-from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, in_order
+from trial_lib.foresee.plan.counts import counted
+from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.plan_record import PlannedArm
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.search.batch_policy import BatchPolicy
@@ -97,3 +99,25 @@ def test_a_program_of_one_size_is_judged_at_that_size() -> None:
     evaluation = Evaluation(runs=runs, asked=asked, policy=BatchPolicy(256, 1, 8))
     assert evaluation.sizes == (4,)
     assert evaluation.planned().largest_micro_batch == 4
+
+
+def test_a_count_whose_batch_has_no_known_size_is_left_out() -> None:
+    (asked,) = read_devices(["a100-40gb:8"], [], KNOWN)
+    runs = ArmRuns(PlanArm("z0", {}), pretended_run({}, 8, 8), names=("a",))
+    evaluation = Evaluation(runs=runs, asked=asked, policy=BatchPolicy(64, 1, 8))
+    counts = counted([evaluation], lambda count: BatchPolicy(64, 1, count))
+    assert [each.devices for each in counts] == [1, 2, 4, 8]
+
+
+def test_one_device_of_a_host_has_its_share_of_the_hosts_memory() -> None:
+    one, all_eight = (read_devices([f"a100-40gb:{count}"], [], KNOWN)[0] for count in (1, 8))
+    assert host_room(one) == host_room(all_eight) < KNOWN["a100-40gb"].host_memory
+
+
+def test_an_offloaded_arm_is_not_hopeless_for_gradients_that_go_to_the_host() -> None:
+    config = {"zero_optimization": {"stage": 2}}
+    (asked,) = read_devices(["rtx4090-24gb:1"], [], KNOWN)
+    run = pretended_run(config, 1, 1, parameters=9 * 10**9)
+    offloaded = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    arms = [PlanArm("z2-offload-optimizer", offloaded), PlanArm("z0", {})]
+    assert list(hopeless_arms(arms, run, [asked], 0.0)) == ["z0"]

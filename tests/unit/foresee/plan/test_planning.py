@@ -75,6 +75,25 @@ def test_a_batch_that_is_free_keeps_the_users_accumulation(steps: int) -> None:
     assert {arm.accumulation for arm in found.devices[0].arms} == {steps}
 
 
+def test_an_accumulation_that_the_code_decides_on_is_that_of_the_program_as_typed() -> None:
+    class AsTyped(_Foresees):
+        def __call__(self, run: WantedRun) -> ForeseenRun:
+            found = super().__call__(run)
+            return replace(found, accumulation=4) if run.is_first else found
+
+    base = {**BASE, "gradient_accumulation_steps": "auto"}
+    foresee = AsTyped(base={**BASE, "gradient_accumulation_steps": 1})
+    found = plan(_problem("h100-80gb:8", base=base), foresee)
+    assert foresee.wanted[0].overrides == {}
+    assert {arm.micro_batch * arm.accumulation for arm in found.devices[0].arms} == {8}
+
+
+def test_the_curve_of_a_single_device_says_that_it_has_no_transfers() -> None:
+    one, eight = (plan(_problem(f"h100-80gb:{count}"), _Foresees()).devices[0] for count in (1, 8))
+    assert [note for note in one.notes if "upper bounds" in note]
+    assert not [note for note in eight.notes if "upper bounds" in note]
+
+
 def test_all_arms_keep_the_users_global_batch() -> None:
     found = plan(_problem("h100-80gb:8"), _Foresees())
     assert {arm.micro_batch * arm.accumulation * 8 for arm in found.devices[0].arms} == {16}

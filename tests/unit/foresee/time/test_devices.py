@@ -64,6 +64,7 @@ def test_a_user_adds_devices_in_a_few_lines(tmp_path: Path) -> None:
         ("a: {like: h100-80gb, teraflops: {bfloat16: 3}}", "`float32` among them"),
         ("a: {like: h100-80gb, sheet: Z9}", "Give its `teraflops` instead"),
         ("a: {bandwidth: 100}", "lacks memory_gib"),
+        ("a: {like: h100-80gb, per_host: 0.5}", "It must be a whole number"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(tmp_path: Path, text: str, part: str) -> None:
