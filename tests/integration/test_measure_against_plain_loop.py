@@ -24,9 +24,16 @@ WINDOW = StepWindow(start_step=WARM_UP + 1, end_step=WARM_UP + STEPS, max_steps=
 
 
 def steps_in(log):
-    """Returns the median seconds and CPU seconds of the steps that a program has printed, without the first."""
+    """Returns the seconds and the CPU seconds of the steps that a program has printed, without the first."""
     steps = [tuple(map(float, found)) for found in re.findall(r"^step \d+ (\S+) (\S+)$", log, re.MULTILINE)][WARM_UP:]
-    return tuple(statistics.median(values) for values in zip(*steps, strict=True))
+    return tuple(zip(*steps, strict=True))
+
+
+def medians_with_one_more(values):
+    """Returns the least and the largest median that these values could have with one more, whatever that one is."""
+    assert len(values) == STEPS - 1
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2 - 1], ordered[len(ordered) // 2]
 
 
 def plain_loop(config, lock_dir):
@@ -52,17 +59,22 @@ def plain_loop(config, lock_dir):
             for rank, slot in enumerate(slots)
         ]
         outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    return sum(steps_in(output)[1] for output in outputs) / (MICRO_BATCH * SLOTS)
+    return sum(statistics.median(steps_in(output)[1]) for output in outputs) / (MICRO_BATCH * SLOTS)
 
 
 def test_a_trial_and_the_program_that_it_runs_read_the_same_times(trials):
-    # The program's own last line is missing: the probe ends the rank within the last step.
+    # The program's own last line is missing: the probe ends the rank within the last step. Where a machine is fast in
+    # one half of the steps and slow in the other, that one step alone moves a median from one to the other.
     options = {"slots": SLOTS, "micro_batch": MICRO_BATCH, "window": WINDOW}
     result = trials.run("transformer.py", "--report", "1000", **options)
     assert result.outcome == "completed", result.reason
     walls, cpus = zip(*(steps_in(trials.log(result, rank)) for rank in range(SLOTS)), strict=True)
-    assert result.metrics["latency"] == pytest.approx(max(walls), rel=0.05)
-    assert result.metrics["cpu_time_per_sample"] == pytest.approx(sum(cpus) / (MICRO_BATCH * SLOTS), rel=0.03)
+    least, most = medians_with_one_more([max(step) for step in zip(*walls, strict=True)])
+    assert 0.95 * least <= result.metrics["latency"] <= 1.05 * most
+    least, most = (
+        sum(of_ranks) / (MICRO_BATCH * SLOTS) for of_ranks in zip(*map(medians_with_one_more, cpus), strict=True)
+    )
+    assert 0.97 * least <= result.metrics["cpu_time_per_sample"] <= 1.03 * most
 
 
 @pytest.mark.long
