@@ -1,11 +1,12 @@
 """The candidates that the host's memory has room for, if states are offloaded to it from GPUs."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
+from trial_lib.memory.foreseen_bytes import ForeseenArm, nearest_arm
 from trial_lib.memory.host_bytes import HOST_KNOBS, host_bytes
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.records.candidate import Candidate
@@ -28,16 +29,26 @@ class HostMemory:
         base_config: the user's DeepSpeed configuration, with which that trial ran.
         slots: devices of a trial.
         device: `cuda` or `cpu`.
+        foreseen: arms that foreseen runs have found. The bytes of such an arm count, and the formulas give the
+            difference to its other settings.
 
     Attributes:
         own: bytes that a rank keeps there with the user's configuration, which has run.
         limit: bytes that a rank may offload; None if that is not known, or if there is no such budget.
     """
 
-    def __init__(self, profile: ModelProfile, base_config: Mapping[str, Any], slots: int, device: str) -> None:
+    def __init__(
+        self,
+        profile: ModelProfile,
+        base_config: Mapping[str, Any],
+        slots: int,
+        device: str,
+        foreseen: Sequence[ForeseenArm] = (),
+    ) -> None:
         self._profile = profile
         self._base = base_config
         self._slots = slots
+        self._foreseen = tuple(foreseen)
         self._on_cuda = device == "cuda"
         self._base_offloads = _names_offload(overwrite_deepspeed_config(base_config, {}))
         self._described: dict[tuple[str, bool], tuple[float, ArmKey]] = {}
@@ -45,7 +56,7 @@ class HostMemory:
         self._failed: dict[ArmKey, float] = {}
         steps = base_config.get(ACCUMULATION)
         accumulates = isinstance(steps, int) and steps > 1
-        self.own = host_bytes(base_config, profile, slots, accumulates).held if self._on_cuda else 0.0
+        self.own = self._held(base_config, accumulates) if self._on_cuda else 0.0
         # The states that the user's configuration offloads were there while the rest was free.
         self.limit = (1 - RESERVE) * profile.host_mem + self.own if self._on_cuda and profile.host_mem else None
 
@@ -102,9 +113,20 @@ class HostMemory:
         key = json.dumps(candidate.knobs, sort_keys=True), accumulates
         if key not in self._described:
             config = overwrite_deepspeed_config(self._base, candidate.knobs)
-            held = host_bytes(config, self._profile, self._slots, accumulates).held
-            self._described[key] = held, arm_key(config)
+            self._described[key] = self._held(config, accumulates), arm_key(config)
         return self._described[key]
+
+    def _held(self, config: Mapping[str, Any], accumulates: bool) -> float:
+        """Returns the bytes that a rank of a configuration keeps in the host's memory; 0 if it offloads nothing."""
+        by_formula = host_bytes(config, self._profile, self._slots, accumulates).held
+        if by_formula <= 0 or not self._foreseen:
+            return by_formula
+        arm = nearest_arm(self._foreseen, config)
+        if arm.host <= 0 or arm_key(arm.ds_config) != arm_key(config):
+            return by_formula
+        steps = arm.ds_config.get(ACCUMULATION)
+        then = host_bytes(arm.ds_config, self._profile, self._slots, isinstance(steps, int) and steps > 1).held
+        return max(0.0, arm.host + by_formula - then)
 
 
 def _names_offload(config: Mapping[str, Any]) -> bool:

@@ -122,7 +122,7 @@ def estimate_report(
     model = MemoryModel(profile, base, slots, device, known.foreseen)
     if known.profile is not None:
         model.observe_profile(*known.profile)
-    host = HostMemory(profile, base, slots, device)
+    host = HostMemory(profile, base, slots, device, known.foreseen)
     for trial in known.trials:
         model.observe(*trial)
         host.observe(*trial)

@@ -35,8 +35,8 @@ class FittingSizes:
         host: HostMemory | None = None,
     ) -> None:
         """Starts with given models, or with new ones from the profile and the foreseen runs."""
-        known = problem.profile, problem.base_config, problem.slots, problem.device
-        self.memory = memory or MemoryModel(*known, problem.foreseen)
+        known = problem.profile, problem.base_config, problem.slots, problem.device, problem.foreseen
+        self.memory = memory or MemoryModel(*known)
         self.host = host or HostMemory(*known)
         self._policy = policy
         self._slots = problem.slots

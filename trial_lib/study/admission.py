@@ -1,11 +1,12 @@
 """Admission of trials: which of the chosen trials run, and which of them run alone."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from trial_lib.deepspeed_config.rules import broken_rules
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import RESERVE, HostMemory
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome
@@ -39,10 +40,12 @@ class Admission:
         self.waiting: list[Decided] = []
         self._running: dict[int, Candidate] = {}
 
-    def profiled(self, model: ModelProfile | None, base_config: Mapping[str, Any]) -> None:
-        """Takes the model that the profile trial found, and the user's DeepSpeed configuration."""
+    def profiled(
+        self, model: ModelProfile | None, base_config: Mapping[str, Any], foreseen: Sequence[ForeseenArm] = ()
+    ) -> None:
+        """Takes the model that the profile trial found, the user's DeepSpeed configuration, and the foreseen arms."""
         self._model, self._base_config = model, base_config
-        self._memory = None if model is None else HostMemory(model, base_config, self._slots, self._device)
+        self._memory = None if model is None else HostMemory(model, base_config, self._slots, self._device, foreseen)
 
     def next(self, ask: Callable[[], Decided | None]) -> Decided | None:
         """Returns the trials that may start now; None if nothing may start before another trial has ended.

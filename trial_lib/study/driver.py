@@ -234,10 +234,11 @@ class StudyDriver:
             return
         if stays_open(end):
             return
+        if end.purpose is Purpose.PROFILE and self._foresight is not None:
+            # Before the profile, whose end decides with these arms what the host has room for.
+            keep_foreseen(self._foresight, self.setup.paths.foreseen, self.log)
         self._write_end(end)
         if end.purpose is Purpose.PROFILE:
-            if self._foresight is not None:
-                keep_foreseen(self._foresight, self.setup.paths.foreseen, self.log)
             self.prime()
 
     def stop(self, reason: str) -> None:
@@ -272,7 +273,8 @@ class StudyDriver:
             if result.program is not None:
                 keep_secret(KnownSecrets.within(result.program.ds_config or {}))
                 self.known = self.known.learned(result.program)
-            self._admission.profiled(result.profile, self.known.base_config)
+            foreseen = foreseen_in(self.setup.paths.foreseen)
+            self._admission.profiled(result.profile, self.known.base_config, foreseen)
             return
         candidate = self.state.candidates[result.number]
         self._measured.add(result, candidate)

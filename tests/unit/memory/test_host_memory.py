@@ -2,6 +2,7 @@
 
 import pytest
 
+from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.memory.host_memory import HostMemory
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Purpose
@@ -37,9 +38,16 @@ def candidate(stage: int, offload: dict[str, object] | None = None, size: int = 
     )
 
 
-def memory(host_gib: float = 100, device: str = "cuda", **base: object) -> HostMemory:
+def memory(
+    host_gib: float = 100, device: str = "cuda", foreseen: tuple[ForeseenArm, ...] = (), **base: object
+) -> HostMemory:
     profile = PROFILE.model_copy(update={"host_mem": int(host_gib * GIB)})
-    return HostMemory(profile, {**BASE, **base}, SLOTS, device)
+    return HostMemory(profile, {**BASE, **base}, SLOTS, device, foreseen)
+
+
+def foreseen_arm(host_gib: float, of: Candidate) -> ForeseenArm:
+    line = SizeLine(0.0)
+    return ForeseenArm(ds_config=of.complete(BASE), initialize=line, backward=line, update=line, host=host_gib * GIB)
 
 
 def ended(outcome: Outcome, from_outside: bool = False, above: float = 0) -> TrialResult:
@@ -148,3 +156,36 @@ def test_the_arm_of_the_users_own_configuration_is_known_by_other_names(accumula
     host = memory(**own)
     plain = Candidate(micro_batch_size=1, gradient_accumulation_steps=accumulation, slots=SLOTS)
     assert host.needed(plain) == host.needed(candidate(2, {"device": "cpu"}, accumulation=accumulation))
+
+
+def test_the_foreseen_bytes_of_an_arm_count_in_the_place_of_the_formula() -> None:
+    arms = (foreseen_arm(40, OFFLOADED), foreseen_arm(3, ON_DEVICE))
+    host = memory(foreseen=arms)
+    assert host.needed(OFFLOADED) == 40 * GIB
+    assert memory(50, foreseen=arms).fits(OFFLOADED)
+    assert memory(40).fits(OFFLOADED)
+    assert not memory(40, foreseen=arms).fits(OFFLOADED)
+    # The program's data are on the host in every arm, and were there when the rest was free.
+    assert host.needed(ON_DEVICE) == 0
+    assert memory(40, "cpu", arms).fits(OFFLOADED)
+
+
+def test_the_formulas_give_the_difference_to_other_settings_of_a_foreseen_arm() -> None:
+    arms = (foreseen_arm(40, OFFLOADED),)
+    unpinned, accumulating = candidate(2, UNPINNED), candidate(2, {"device": "cpu"}, accumulation=4)
+    for other in (unpinned, accumulating):
+        difference = memory().needed(other) - memory().needed(OFFLOADED)
+        assert difference != 0
+        assert memory(foreseen=arms).needed(other) == 40 * GIB + difference
+    # No run has foreseen the other arm.
+    assert memory(foreseen=arms).needed(candidate(3, {"device": "cpu"})) == memory().needed(
+        candidate(3, {"device": "cpu"})
+    )
+
+
+def test_a_sentence_says_that_an_arm_is_foreseen_to_have_no_room() -> None:
+    arm = Arm({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
+    assert not list(memory(40).without_room([arm]))
+    (sentence,) = memory(40, foreseen=(foreseen_arm(40, OFFLOADED),)).without_room([arm])
+    assert sentence.startswith("z2-offload-optimizer is not tried: it would keep 40.0 GiB in the host's memory")
+    assert "36.0 GiB each" in sentence

@@ -1,5 +1,6 @@
 """Which trials run: not those for which the host has no room, and those that offload by themselves."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.study_folder import StudyPaths
@@ -101,6 +103,18 @@ def test_the_host_has_to_have_room_by_the_profile_and_now(made: Made) -> None:
     assert not_now is not None
     assert (not_now.outcome, not_now.from_outside) == (Outcome.OUT_OF_HOST_MEMORY, True)
     assert "21.0 GiB are free now: other processes have the rest." in not_now.reason
+
+
+def test_what_was_foreseen_on_the_host_counts(made: Made) -> None:
+    driver, line = made(), SizeLine(0.0)
+    config = {**driver.known.base_config, **OFFLOAD}
+    arm = ForeseenArm(ds_config=config, initialize=line, backward=line, update=line, host=95.0 * GIB)
+    driver.setup.paths.foreseen.write_text(json.dumps([arm.to_json()]))
+    driver._learn(driver.state.results[0])
+    never = why_not(driver, OFFLOAD)
+    assert never is not None
+    assert (never.outcome, never.from_outside) == (Outcome.OUT_OF_HOST_MEMORY, False)
+    assert "it would keep 95.0 GiB in the host's memory" in never.reason
 
 
 def test_what_stays_on_the_device_asks_nothing_of_the_host(made: Made) -> None:

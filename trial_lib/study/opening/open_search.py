@@ -54,7 +54,7 @@ def open_search(
     requests = read_search_space(setup.experiment.config.search_space)
     left_out = left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue)
     whole = study_space(setup, base_config, profile_trial)
-    no_room = HostMemory(profile, base_config, setup.slots, setup.device).without_room(whole.arms)
+    no_room = HostMemory(profile, base_config, setup.slots, setup.device, foreseen).without_room(whole.arms)
     space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
     for sentence in (*left_out, *no_room, *unbuildable):
         log.warning("%s", sentence)
