@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.interrupts import interrupts
+from flows.terminal import telling_still
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.report.foreseen.write_plan_page import write_plan_page
@@ -42,7 +44,7 @@ class PlanEnd:
 def plan_to_end(
     arguments: PlanArguments, work_dir: Path, tell: Callable[[str], None], check: Callable[[], None] = interrupts.check
 ) -> PlanEnd:
-    """Runs a plan. Its folder is removed unless it reaches its end.
+    """Runs a plan. Its folder is removed unless its answer and its page are complete.
 
     Args:
         arguments: the plan's.
@@ -88,23 +90,36 @@ def _planned(
     check: Callable[[], None],
 ) -> PlanEnd:
     opened = open_plan(read, work_dir, scratch)
-    interrupts.leavings.append(opened.paths.root)
+    root, is_complete = opened.paths.root, False
+    interrupts.leavings.append(root)
     processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
     try:
         with Foreseer(opened, tell) as foresee:
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
         check()
-        write_page(opened.paths, tell)
+        tell(f"writing {opened.paths.report}")
+        with telling_still("writing the page", tell):
+            write_page(opened.paths, tell)
+        check()
+        # MLflow has a part of it from now on, so an interrupt leaves the plan there.
+        interrupts.leavings.remove(root)
+        is_complete = True
+        interrupts.complete = (
+            f"Interrupted after the plan was complete. It is in {root}. Send it to MLflow with: "
+            f"zerotune sync {shlex.quote(str(root))}"
+        )
         tracker = Tracker(lambda: PlanSync(opened.paths, tracking_uri), tracking_uri)
         tell(f"tracking: {tracker.tracking_uri}")
         tracker.start()
-        tracker.close(_TRACKING_CLOSE_S)
+        with telling_still("sending the plan to MLflow", tell):
+            tracker.close(_TRACKING_CLOSE_S)
         check()
     except BaseException:
-        remove_folder(opened.paths.root, logging.getLogger(__name__))
+        if not is_complete:
+            remove_folder(root, logging.getLogger(__name__))
         raise
     finally:
         with contextlib.suppress(ValueError):
-            interrupts.leavings.remove(opened.paths.root)
+            interrupts.leavings.remove(root)
     return PlanEnd(record, opened.paths, tracker)

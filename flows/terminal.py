@@ -1,15 +1,20 @@
 """A command's output: sentences on standard error, JSON on standard output, both without secrets."""
 
+import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from trial_lib.wire.plain_text import plain
+
+_WORD_S = 4.0
 
 
 def shown(text: str) -> str:
@@ -34,6 +39,30 @@ def say_error(error: Exception | str) -> None:
     """Prints why a command has ended. A message that already begins with the command's name gets no prefix."""
     message = str(error)
     say(message if message.startswith("zerotune ") else f"zerotune: {message}")
+
+
+@contextlib.contextmanager
+def telling_still(what: str, tell: Callable[[str], None] = say, every_s: float = _WORD_S) -> Iterator[None]:
+    """Tells every few seconds that the body still works.
+
+    Args:
+        what: the body's work, such as `writing the page`.
+        tell: called with a sentence, in another thread.
+        every_s: seconds between two sentences.
+    """
+    ended, began = threading.Event(), time.monotonic()
+
+    def work() -> None:
+        while not ended.wait(every_s):
+            tell(f"still {what} ({time.monotonic() - began:.0f} s)")
+
+    thread = threading.Thread(target=work, name="telling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:

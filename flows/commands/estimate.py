@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.commands.passing_study import passing_study
 from flows.interrupts import interrupts
-from flows.terminal import print_document, say, say_error
+from flows.terminal import print_document, say, say_error, telling_still
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.records.units import bytes_shown
@@ -23,7 +23,7 @@ from trial_lib.study.foresight.in_background import Foresight
 from trial_lib.study.opening.open_study import OpenStudy
 from trial_lib.wire.errors import InputError
 
-_POLL_S = 0.1
+_POLL_S, _WORD_S = 0.1, 4.0
 _WIDTH = 120  # columns, if the output is no terminal
 _SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
 
@@ -60,7 +60,7 @@ def estimate_command(
         arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
         try:
             with passing_study(arguments, "estimate") as study:
-                known = _foreseen(study) or run_profile(study)
+                known = _foreseen(study) or _profiled(study)
         except ProfileFailedError as error:
             say_error(error)
             return 1
@@ -79,11 +79,15 @@ def _foreseen(study: OpenStudy) -> KnownTrials | None:
     if starter is None:
         return None
     foresight = Foresight(setup, starter, study.paths.root / "foreseen")
+    began = said_at = time.monotonic()
     foresight.begin()
     try:
         while foresight.is_running:
             interrupts.check()
             time.sleep(_POLL_S)
+            if (now := time.monotonic()) - said_at > _WORD_S:
+                said_at = now
+                say(f"still foreseeing {foresight.doing} ({now - began:.0f} s since the beginning)")
     finally:
         arms = foresight.end()
     if foresight.typed is None or not arms:
@@ -91,6 +95,11 @@ def _foreseen(study: OpenStudy) -> KnownTrials | None:
         return None
     profile = foreseen_profile(foresight.typed, arms, setup)
     return KnownTrials(profile, None, foresight.base_config, foreseen=arms)
+
+
+def _profiled(study: OpenStudy) -> KnownTrials:
+    with telling_still("running the profile trial"):
+        return run_profile(study)
 
 
 def _check(max_micro_batch: int | None, memory_headroom: float) -> None:

@@ -31,7 +31,7 @@ def passing_study(arguments: StudyArguments, command: str) -> Iterator[OpenStudy
         folder = Path(tempfile.mkdtemp(prefix=f"zerotune-{command}-"))
         interrupts.leavings.append(folder)
         study = open_planned(planned, folder)
-    interrupts.resume_command = shlex.join(["zerotune", *sys.argv[1:]])
+    interrupts.again_command = shlex.join(["zerotune", *sys.argv[1:]])
     try:
         with interrupts.noting(study.interrupt):
             yield study

@@ -43,7 +43,7 @@ def plan_command(arguments: PlanArguments, as_json: bool) -> int:
     Raises:
         InputError: the input is wrong. Nothing was left behind.
     """
-    interrupts.resume_command = shlex.join(["zerotune", *sys.argv[1:]])
+    interrupts.again_command = shlex.join(["zerotune", *sys.argv[1:]])
     try:
         end = plan_to_end(arguments, Path.cwd(), say)
     except ProgramNotForeseenError as error:

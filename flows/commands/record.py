@@ -44,6 +44,8 @@ def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int
         raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that exists.")
     try:
         with passing_study(arguments, "record") as study:
+            # What the table has already is not measured again.
+            interrupts.resume_command = interrupts.again_command
             run_profile(study)
             driver = study.driver
             driver.next_ended(timeout_s=0.0)

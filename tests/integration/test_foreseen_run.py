@@ -110,3 +110,41 @@ def test_a_deadline_names_the_line(foreseen, tmp_path):
     run = foreseen("waits.py", {}, deadline_s=2.0, folder=tmp_path)
     assert "within 2 s" in run.stopped
     assert "waits.py:" in run.stopped
+
+
+def test_a_batch_that_the_program_moves_itself_is_input(foreseen):
+    run = foreseen("ignores_batch.py", {})
+    moved = [each for each in run.storages if KINDS[each.kind] == "input"]
+    assert moved
+    assert len({each.size for each in moved}) <= 2
+
+
+_STAGES = """
+import deepspeed
+import torch.nn.functional as F
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from torch import nn
+from toy import CLASSES, FEATURES, batches, parse_arguments
+
+args = parse_arguments()
+deepspeed.init_distributed()
+layers = [LayerSpec(nn.Linear, FEATURES, 16), TiedLayerSpec("tied", nn.Linear, 16, 16)]
+layers += [LayerSpec(nn.Linear, 16, 16, bias=False), TiedLayerSpec("tied", nn.Linear, 16, 16)]
+layers += [F.relu, nn.Linear(16, CLASSES)]
+model = PipelineModule(layers, num_stages=2, loss_fn=F.cross_entropy, partition_method="uniform")
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+data = batches(engine.train_micro_batch_size_per_gpu(), engine.device)
+for _ in range(args.steps):
+    engine.train_batch(data)
+"""
+
+
+def test_a_pipeline_has_the_parameters_of_all_its_stages(foreseen, tmp_path):
+    (tmp_path / "stages.py").write_text(_STAGES)
+    (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
+    run = foreseen("stages.py", {"zero_optimization": {"stage": 1}}, world=4, folder=tmp_path)
+    assert run.stopped == ""
+    assert run.is_pipeline
+    assert (run.replicas, run.parameters) == (2, 24 * 16 + 16 + 16 * 16 + 16 + 16 * 16 + 16 * 8 + 8)
+    assert "first of 2 stages" in run.notes[0]
+    assert not foreseen("transformer.py", {}).is_pipeline

@@ -139,6 +139,7 @@ class ForeseenRun:
         trainable: of these, the parameters that are trained.
         ds_config: the configuration of the engine that trains.
         stage: the ZeRO stage of that engine.
+        is_pipeline: whether the model is a pipeline, of which this is the first stage.
         formats: number formats of its arithmetic.
         program: the findings about the program, as `ProgramProfile` (`trial_lib/records/result.py`) has them. Its
             configuration, optimizer and flags decide which arms there are. Empty if the run was stopped before.
@@ -171,6 +172,7 @@ class ForeseenRun:
     trainable: int = 0
     ds_config: dict[str, Any] = field(default_factory=dict)
     stage: int = 0
+    is_pipeline: bool = False
     formats: tuple[str, ...] = ()
     program: dict[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()

@@ -112,6 +112,22 @@ def test_what_does_not_end_is_ended_after_a_while_or_by_another_signal(patience:
     assert ended.stderr == "Interrupted. Resume with: zerotune resume s\n"
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("", "Interrupted. Nothing of it is left. Start again with: zerotune plan p"),
+        ("interrupts.complete = 'It is in p.'", "It is in p."),
+        ("interrupts.resume_command = 'zerotune record r'", "Interrupted. Resume with: zerotune record r"),
+    ],
+)
+def test_what_is_begun_anew_is_not_said_to_be_resumed(state: str, said: str) -> None:
+    ended = _interrupted(
+        f"with interrupts.opening(): pass\ninterrupts.again_command = 'zerotune plan p'\n{state}\n"
+        "interrupt(); time.sleep(0.1); interrupts.check()"
+    )
+    assert (ended.returncode, ended.stderr) == (130, f"{said}\n")
+
+
 def test_whatever_an_interrupt_makes_of_a_command_it_is_an_interrupt() -> None:
     ended = _interrupted(
         "with interrupts.opening(): pass\ninterrupt(); time.sleep(0.1); raise ValueError('of a validator')"

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from flows.terminal import print_document, say, say_ways
+from flows.terminal import print_document, say, say_ways, telling_still
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret
 
 SECRET = "hunter-two-22"
@@ -35,6 +36,24 @@ def test_what_has_to_be_typed_before_a_page_opens_stands_before_it(capsys: pytes
         "All trials:    mlflow ui",
         "  then open:   http://127.0.0.1:5000/#/a",
     ]
+
+
+def test_long_work_is_told_until_it_ends() -> None:
+    told: list[str] = []
+    with telling_still("writing the page", told.append, every_s=0.01):
+        while not told:
+            time.sleep(0.005)
+    assert told[0] == "still writing the page (0 s)"
+    count = len(told)
+    time.sleep(0.05)
+    assert len(told) == count
+
+
+def test_short_work_is_not_told() -> None:
+    told: list[str] = []
+    with telling_still("writing the page", told.append, every_s=60):
+        pass
+    assert told == []
 
 
 SAYS = """

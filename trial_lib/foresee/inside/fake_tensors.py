@@ -106,6 +106,7 @@ class FakeTensors(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None and device.type == "meta":
             return self._shape_only(func, args, kwargs)
+        given = args
         args, kwargs = self._all_fake(func, args, kwargs)
         if func.is_view and type(args[0]) is FakeTensor and torch.Tag.inplace_view not in func.tags:
             out = self._maker.views(func, args[0], args[1:], kwargs)
@@ -129,8 +130,9 @@ class FakeTensors(TorchDispatchMode):
             out = self._maker.again(entry, tensors, made)
             if entry.cost is not None:
                 self._operations.note(entry.cost)
+        is_moved_data = args is not given and func._opname == "_to_copy"
         for each in made:
-            self._memory.made(each)
+            (self._memory.made_from_data if is_moved_data else self._memory.made)(each)
         self._keep_known(func, args, kwargs, tensors, out)
         return out
 

@@ -58,6 +58,8 @@ class Foreseeing:
         self._import_s = 0.0
         self._process_bytes = 0
         self._notes: list[str] = []
+        self._parameters: tuple[int, int] | None = None
+        self._is_pipeline = False
 
     def install(self) -> None:
         """Replaces what has to be replaced, and enters the mode. Call it before the program runs."""
@@ -113,7 +115,9 @@ class Foreseeing:
         self._operations.name_modules(engine.module)
         self._moments.watch(engine)
         if pipeline_moments.is_pipeline(engine):
-            self._notes.append(pipeline_moments.note_of(engine))
+            self._is_pipeline = True
+            self._parameters = pipeline_moments.parameters_of(engine)
+            self._notes.append(pipeline_moments.note_of(engine, self._parameters is not None))
 
     def frozen_engine_built(self) -> None:
         """Does nothing: an engine that does not train has memory and work like any other module."""
@@ -162,12 +166,17 @@ class Foreseeing:
         if engine is None:
             return {}
         numbers = [(getattr(each, "ds_numel", each.numel()), each) for each in engine.module.parameters()]
+        parameters, trainable = self._parameters or (
+            sum(number for number, _ in numbers),
+            sum(number for number, each in numbers if each.requires_grad),
+        )
         return {
             "replicas": int(engine.dp_world_size),
             "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
             "accumulation": int(engine.gradient_accumulation_steps()),
-            "parameters": int(sum(number for number, _ in numbers)),
-            "trainable": int(sum(number for number, each in numbers if each.requires_grad)),
+            "parameters": int(parameters),
+            "trainable": int(trainable),
+            "is_pipeline": self._is_pipeline,
             "ds_config": dict(engine._config._param_dict),
             "stage": int(engine.zero_optimization_stage()),
             "formats": tuple(sorted({str(each.dtype).removeprefix("torch.") for _, each in numbers})),

@@ -97,6 +97,10 @@ class MemoryLog:
             self.live_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
+    def made_from_data(self, tensor: torch.Tensor) -> None:
+        """Notes a tensor that the program has copied from numbers of the host: a batch, if it is between the passes."""
+        self.made(tensor, INPUT if self._moments and self._moments[-1].name == BETWEEN else None)
+
     def _freed(self, life: "_Life") -> None:
         if self._living.get(life.address) is life:
             del self._living[life.address]

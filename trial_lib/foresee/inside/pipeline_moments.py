@@ -3,9 +3,14 @@
 Rank 0 has the first stage. Other stages have other layers, and hold the tensors of fewer micro-batches.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trial_lib.foresee.inside import memory_log
 
@@ -50,6 +55,49 @@ def watch(engine: Any, begin: Callable[[int], None], stepped: Callable[[int], No
     engine._INSTRUCTION_MAP = {each: watched(each, execute) for each, execute in engine._INSTRUCTION_MAP.items()}
 
 
-def note_of(engine: Any) -> str:
-    """Returns the sentence for the reader of a run."""
-    return f"The run is that of the first of {engine.num_stages} stages of the pipeline. The others have other layers."
+def parameters_of(engine: Any) -> tuple[int, int] | None:
+    """Returns the parameters of all stages, and of these the trained ones; None if a layer cannot be built here.
+
+    Rank 0 has the layers of the first stage alone. It knows how the others are built, and torch's meta device makes
+    them without memory, as no part of the run.
+    """
+    found: dict[int, nn.Parameter] = {}
+    tied: set[str] = set()
+    built = []
+    for layer in engine.module._layer_specs:
+        key = getattr(layer, "key", None)
+        if key is not None and key in tied:
+            continue
+        tied |= set() if key is None else {key}
+        if not isinstance(layer, nn.Module) and hasattr(layer, "build"):
+            try:
+                layer = _built(layer)
+            except Exception:  # noqa: BLE001 - whatever the user's layer needs, it is only missing in a count
+                return None
+        if isinstance(layer, nn.Module):
+            # Kept, so that no other parameter gets its id.
+            built.append(layer)
+            found |= {id(each): each for each in layer.parameters()}
+    numbers = [(each.numel(), each.requires_grad) for each in found.values()]
+    return sum(number for number, _ in numbers), sum(number for number, is_trained in numbers if is_trained)
+
+
+def _built(spec: Any) -> Any:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.device("meta"))
+        return spec.build()
+
+
+def note_of(engine: Any, are_counted: bool) -> str:
+    """Returns the sentences for the reader of a run.
+
+    Args:
+        engine: of a pipeline.
+        are_counted: whether the parameters of all stages are known.
+    """
+    said = f"The run is that of the first of {engine.num_stages} stages of the pipeline. The others have other layers."
+    return (
+        said if are_counted else f"{said} A layer cannot be built apart, so only this stage's parameters are counted."
+    )

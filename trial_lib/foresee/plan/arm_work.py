@@ -13,13 +13,13 @@ from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm
 from trial_lib.search.arm_priors import prior_costs
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.knobs import Arm, get_knob
-from trial_lib.wire.foreseen_run import KINDS, PLACES, ForeseenRun
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 
 AFFORDABLE_S = 25.0
 """Seconds that the runs of a plan may take beyond one run of each arm."""
 
 _MARGIN = 1.1
-_INPUT = KINDS.index("input")
+_FORWARD = MOMENTS.index("forward")
 _DEVICE = PLACES.index("device")
 # The first ZeRO stage that partitions a kind of state, and the section that offloads it. Reduced gradients go where the
 # optimizer is (Ren et al., ZeRO-Offload, arXiv 2101.06840, section 4).
@@ -125,7 +125,7 @@ class ArmWork:
 
     def _of_arm(self, arm: PlanArm, runs: Mapping[str, ForeseenRun]) -> ArmRuns:
         names = self._names(arm, runs)
-        if self._ignores_size(runs) and self._own_size in self._sizes:
+        if self.ignores_size(runs) and self._own_size in self._sizes:
             # All runs had the program's own batches, whatever size was asked for.
             return ArmRuns(arm, replace(runs[names[0]], micro_batch=self._own_size), names=(names[0],))
         small = runs[names[0]]
@@ -133,16 +133,16 @@ class ArmWork:
         others = [name for other in self._others if (name := self._name(arm, self._sizes[0], other)) in runs]
         return ArmRuns(arm, small, large, runs[others[0]] if others else None, tuple(names))
 
-    def _ignores_size(self, runs: Mapping[str, ForeseenRun]) -> bool:
-        """Returns whether the program's batches stay as they are when it is asked for another size."""
+    def ignores_size(self, runs: Mapping[str, ForeseenRun]) -> bool:
+        """Returns whether the program's batches stay as they are when it is asked for another size.
+
+        A program may make its batches anywhere, so the work of a forward pass shows their size.
+        """
         for arm in self._arms:
             pair = [runs[name] for name in self._names(arm, runs)]
             if len(pair) > 1 and not any(run.stopped for run in pair):
-                if pair[0].accumulation != pair[1].accumulation:
-                    # Twice the micro-batches of half the size have as many bytes.
-                    continue
-                before, after = map(_input_bytes, pair)
-                return before > 0 and before == after
+                before, after = map(_forward_work, pair)
+                return bool(before) and before == after
         return False
 
     def _names(self, arm: PlanArm, runs: Mapping[str, ForeseenRun]) -> list[str]:
@@ -236,8 +236,13 @@ def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]
     return states
 
 
-def _input_bytes(run: ForeseenRun) -> int:
-    return sum(storage.size for storage in run.storages if storage.kind == _INPUT)
+def _forward_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
+    """Returns the operations of the first forward pass: kind, FLOPs and bytes of each."""
+    ends = [*(moment.operation for moment in run.moments[1:]), len(run.operations)]
+    for moment, end in zip(run.moments, ends, strict=True):
+        if moment.name == _FORWARD:
+            return [(each.kind, each.flops, each.moved) for each in run.operations[moment.operation : end]]
+    return []
 
 
 def _as_arm(arm: PlanArm, typed: ForeseenRun) -> Arm:

@@ -72,7 +72,7 @@ def planned_arms(
         num_params=typed.parameters,
         trainable_num_params=typed.trainable,
         base_config=base_config,
-        pipeline=bool(program.get("pipeline_parallel", False)),
+        pipeline=typed.is_pipeline,
         reads_activation_checkpointing=bool(program.get("reads_activation_checkpointing", False)),
         code_optimizer=program.get("optimizer", ""),
         by_accelerate=bool(program.get("by_accelerate", False)),

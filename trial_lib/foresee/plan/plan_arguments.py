@@ -27,7 +27,8 @@ class PlanArguments(FrozenRecord):
         free_batch: let the plan choose the global batch. This changes the training.
         max_micro_batch: consider no micro-batch size above this one, in samples. Default: what fits.
         memory_headroom: leave this share of a device's memory free.
-        deadline: give up a program that comes to no DeepSpeed engine within this many seconds.
+        deadline: end a foreseen run that has not made its two optimizer steps within this many seconds. They include
+            the way to the DeepSpeed engine.
         max_processes: foresee at most this many configurations at once. Default: one for each core of this host.
         include: add files or folders that the code imports from outside the model directory.
     """

@@ -167,7 +167,17 @@ def plan(
     watch.lap("arms")
     foreseen = work.foreseen(runs)
     devices = tuple(
-        _table(problem, asked, foreseen, hopeless, policies[asked.count], typed, check) for asked in problem.asked
+        _table(
+            problem,
+            asked,
+            foreseen,
+            hopeless,
+            policies[asked.count],
+            typed,
+            work.ignores_size(runs),
+            said.while_working(f"working out memory and time on {asked.cluster}", check),
+        )
+        for asked in problem.asked
     )
     watch.lap("memory and time")
     return Planned(typed, problem.base_config, policies, devices, runs, watch.shares)
@@ -215,6 +225,7 @@ def _table(
     hopeless: Mapping[str, PlannedArm],
     policy: BatchPolicy,
     typed: ForeseenRun,
+    ignores_size: bool,
     check: Callable[[], None],
 ) -> PlannedDevices:
     rows: list[PlannedArm] = list(hopeless.values())
@@ -248,12 +259,17 @@ def _table(
         fewest=fewest(counts),
         notes=(
             *(() if policy.train_batch_size is None else (_of_batch(policy, asked),)),
+            *((_OF_ONE_SIZE.format(typed.micro_batch),) if ignores_size else ()),
             *((_WITHOUT_TRANSFERS,) if policy.data_parallel_size == 1 and len(counts) > 1 else ()),
         ),
     )
     return found.model_copy(update={"answer": answer_of(found), "why": why_of(found)})
 
 
+_OF_ONE_SIZE = (
+    "The program's batches stay as they are, whatever micro-batch its configuration has. So every arm is foreseen at "
+    "micro-batch {} alone."
+)
 _WITHOUT_TRANSFERS = (
     "More than one replica of the model would exchange gradients, which no run on one shows. Speeds on more devices "
     "are therefore upper bounds. Ask for several devices to have the exchange foreseen."
@@ -332,6 +348,18 @@ class _Progress:
         now = time.monotonic()
         if names and now - self._said_at > _WORD_S:
             self._say(f"still foreseeing {', '.join(names)} ({now - self._begun_at:.0f} s since the beginning)")
+
+    def while_working(self, what: str, check: Callable[[], None]) -> Callable[[], None]:
+        """Says what begins, and returns a `check` that also says from time to time that it goes on."""
+        self._say(what)
+
+        def checked() -> None:
+            check()
+            now = time.monotonic()
+            if now - self._said_at > _WORD_S:
+                self._say(f"still {what} ({now - self._begun_at:.0f} s since the beginning)")
+
+        return checked
 
     def _say(self, text: str) -> None:
         self._said_at = time.monotonic()

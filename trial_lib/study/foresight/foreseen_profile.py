@@ -30,7 +30,7 @@ def foreseen_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: S
         gpu_mem=_for_the_model(typed, setup.host, setup.memory_limit, on_gpus),
         host_mem=(free or 0) // max(1, len(setup.host.slots)),
         data_parallel_size=typed.replicas,
-        pipeline_parallel=bool(typed.program.get("pipeline_parallel", False)),
+        pipeline_parallel=typed.is_pipeline,
         flops_per_sample=_flops_per_sample(typed),
     )
 

@@ -57,6 +57,7 @@ class Foresight:
         base_config: the user's DeepSpeed configuration, completed by that run.
         folder: for the files of the runs.
         failure: why nothing was foreseen, in a sentence; empty so far.
+        doing: the run that is under way, such as `z3-mbs16 (4 of 19)`.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Foresight:
         self.typed: ForeseenRun | None = None
         self.base_config: dict[str, Any] = {}
         self.failure = ""
+        self.doing = "the program"
 
     def begin(self) -> None:
         """Starts the first run, and returns at once."""
@@ -115,7 +117,9 @@ class Foresight:
             batch = {MICRO_BATCH: typed.micro_batch, ACCUMULATION: typed.accumulation}
             self._known = replace(self._known, base_config={**self._known.base_config, **batch})
         self.base_config = self._known.base_config
-        for name, overrides in self._wanted(typed):
+        wanted = self._wanted(typed)
+        for number, (name, overrides) in enumerate(wanted, start=1):
+            self.doing = f"{name} ({number} of {len(wanted)})"
             if self._run(name, overrides) is None:
                 return
 

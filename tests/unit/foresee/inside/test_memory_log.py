@@ -47,6 +47,16 @@ def test_what_the_forward_pass_frees_again_is_temporary_and_what_it_keeps_an_act
     assert [each.size for each in storages] == [16, 32]
 
 
+def test_numbers_that_a_program_copies_between_the_passes_are_a_batch():
+    log = log_with(memory_log.INITIALIZE)
+    table, batch, made = torch.empty(1), torch.empty(2), torch.empty(3)
+    log.made_from_data(table)
+    log.begin(memory_log.BETWEEN, 1, 0, 0)
+    log.made_from_data(batch)
+    log.made(made)
+    assert [KINDS[each.kind] for each in log.record()[0]] == ["buffer", "input", "temporary"]
+
+
 def test_the_last_name_of_a_kind_counts():
     log = log_with(memory_log.BACKWARD)
     tensor = torch.empty(4)

@@ -55,6 +55,12 @@ def test_arms_vary_stage_and_offload_alone_unless_the_user_asks_for_more() -> No
     assert any("checkpointing" in arm.label for arm in planned_arms(reading, BASE, (2, 3), asked))
 
 
+def test_a_pipeline_has_stages_0_and_1_alone() -> None:
+    base = {**BASE, "zero_optimization": {"stage": 1}}
+    labels = [arm.label for arm in planned_arms(_typed(is_pipeline=True), base, (0, 1, 2, 3))]
+    assert labels == ["z1", "z0", "z1-offload-optimizer"]
+
+
 def test_on_processors_nothing_is_offloaded() -> None:
     assert [arm.label for arm in planned_arms(_typed(), BASE, (0, 2), device="cpu")] == ["z2", "z0"]
 

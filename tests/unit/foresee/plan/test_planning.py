@@ -14,7 +14,9 @@ from trial_lib.foresee.plan.answer import best_of
 from trial_lib.foresee.plan.asked_devices import read_devices
 from trial_lib.foresee.plan.planning import PlanProblem, ProgramNotForeseenError, WantedRun, plan
 from trial_lib.foresee.time.devices import known_devices
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
+
+_INPUT = KINDS.index("input")
 
 BASE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,
@@ -136,6 +138,7 @@ def test_it_says_what_it_does() -> None:
     plan(_problem("h100-80gb:8", stages=(2,)), _Foresees(), told.append)
     assert told[0].startswith("foreseen: z0-mbs2-of8")
     assert any("(2 of " in text for text in told)
+    assert told[-1] == "working out memory and time on h100-80gb:8"
 
 
 def test_a_program_in_whose_code_the_batch_stands_runs_as_typed_first() -> None:
@@ -156,6 +159,29 @@ def test_a_program_that_ignores_the_size_is_judged_at_its_own() -> None:
 
     (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), ignores).devices
     assert {arm.micro_batch for arm in devices.arms} == {2}
+    assert any("micro-batch 2 alone" in note for note in devices.notes)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_batch_that_the_program_makes_on_the_device_ignores_the_size_too(steps: int) -> None:
+    foresee = _Foresees(base={**BASE, "gradient_accumulation_steps": steps})
+    temporary = KINDS.index("temporary")
+
+    def ignores(run: WantedRun) -> ForeseenRun:
+        found = foresee(run)
+        made = pretended_run(found.ds_config, run.asked.count, 2, found.accumulation)
+        storages = tuple(each._replace(kind=temporary) if each.kind == _INPUT else each for each in made.storages)
+        return replace(made, micro_batch=found.micro_batch, storages=storages)
+
+    base = {**BASE, "gradient_accumulation_steps": steps}
+    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2), base=base), ignores).devices
+    assert {arm.micro_batch for arm in devices.arms} == {2}
+
+
+def test_a_program_that_takes_the_size_has_no_note_on_it() -> None:
+    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), _Foresees()).devices
+    assert len({arm.micro_batch for arm in devices.arms}) >= 1
+    assert not any("stay as they are" in note for note in devices.notes)
 
 
 def test_if_runs_take_long_one_pair_stands_for_the_growth_of_all_and_hopeless_arms_are_not_run() -> None:
