@@ -12,17 +12,10 @@ from typing import Any
 from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
-from trial_lib.space.catalogue import (
-    KNOBS,
-    OFFLOAD_OPTIMIZER,
-    OFFLOAD_PARAM,
-    catalogues_name,
-    is_coarse,
-    nvme_path,
-    spelled,
-)
+from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, spelled
 from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
 from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
+from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
 
 _REDUCE_SCATTER = "zero_optimization.reduce_scatter"
 # deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings

@@ -64,6 +64,20 @@ ValuesOf = Callable[[Surroundings, Any], tuple[Any, ...]]
 """The values to try without a request, best guess first, from the surroundings and the user's value or None."""
 
 
+STAGE_1_2, STAGE_3 = "zero/stage_1_and_2.py", "zero/stage3.py"
+"""The files below `deepspeed/runtime` that most effects name as their source."""
+
+
+def switch(first: bool) -> ValuesOf:
+    """Returns both values of a switch: the user's first, else the given one."""
+    return lambda here, own: (first, not first) if own is None else (bool(own), not own)
+
+
+def clamped(first: int, others: Iterable[int], most: int) -> tuple[int, ...]:
+    """Returns sizes without repetition. A larger one than the most has the effect of the most."""
+    return tuple(dict.fromkeys(min(int(elements), most) for elements in (first, *others)))
+
+
 def read_at(stages: Iterable[int]) -> str:
     """Returns the ZeRO stages at which a knob has an effect, in words that follow "has no effect: "."""
     return f"DeepSpeed reads it at ZeRO stage {' and '.join(map(str, sorted(set(stages))))} only"

@@ -6,8 +6,8 @@ Read from DeepSpeed 0.16 to 0.19.8. Pure: standard library only.
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.space.catalogue import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from trial_lib.space.knobs import get_knob
+from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 
 SHARED_MEMORY = "ShareMemCommBuilder"
 """The operator of the collectives on a CPU."""
