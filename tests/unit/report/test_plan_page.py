@@ -169,6 +169,31 @@ def test_speeds_within_a_decade_are_drawn_from_zero_and_others_by_their_logarith
         assert figure.layout.yaxis.type == kind
 
 
+def test_numbers_with_another_batch_are_hollow_on_a_dashed_line_and_have_a_column() -> None:
+    counts = tuple(
+        each.model_copy(update={"other_batch": each.devices}) if each.devices > 128 else each for each in H100.counts
+    )
+    drawn = speed_figure([H100.model_copy(update={"counts": counts})], "")
+    assert drawn.figure is not None
+    (dashed,) = [trace for trace in drawn.figure.data if trace.line.dash == "dash"]
+    points = next(trace for trace in drawn.figure.data if trace.mode == "markers" and trace.name == "h100-80gb")
+    shown = [symbol for symbol, count in zip(points.marker.symbol, dashed.x, strict=True) if count > 128]
+    assert shown == ["circle-open"] * 3
+    assert points.marker.symbol.count("circle") == len(points.x) - 3
+    assert "another global batch" in drawn.columns
+    assert drawn.rows[-1][drawn.columns.index("another global batch")] == "1,024"
+    assert "Hollow points" in drawn.says
+    plain = speed_figure([H100], "")
+    assert plain.figure is not None
+    assert not [trace for trace in plain.figure.data if trace.line.dash == "dash"]
+    assert "another global batch" not in plain.columns
+
+
+def test_numbers_that_are_left_out_have_a_reason() -> None:
+    assert "left out" not in speed_figure([H100], "").says
+    assert "left out" in speed_figure([H100.model_copy(update={"counts": H100.counts[1:]})], "").says
+
+
 def test_a_few_bytes_on_the_host_have_no_column_and_no_figure() -> None:
     arms = tuple(arm.model_copy(update={"host": 3.0 * 2**20}) for arm in H100.arms)
     host = step_line(run_by_hand(4, offload=True), HOST)

@@ -126,7 +126,9 @@ def fewest_sentence(devices: PlannedDevices) -> str:
         return f"It trains on no number of {devices.device} up to {most:,}."
     if devices.fewest == 1:
         return f"It trains on a single {devices.device} already."
-    return f"The fewest {devices.device} on which it trains: {devices.fewest:,}."
+    found = next((each.other_batch for each in devices.counts if each.devices == devices.fewest), None)
+    batch = "" if found is None else f", with a global batch of {found:,}, because they cannot divide yours"
+    return f"The fewest {devices.device} on which it trains: {devices.fewest:,}{batch}."
 
 
 def plan_answer(devices: Sequence[PlannedDevices], best: int | None) -> str:

@@ -183,36 +183,42 @@ class ArmWork:
 
 
 def hopeless_arms(
-    arms: Sequence[PlanArm], typed: ForeseenRun, asked: Sequence[AskedDevices], headroom: float
-) -> dict[str, PlannedArm]:
-    """Returns the arms whose states alone exceed a device of every kind, as rows of the table.
+    arms: Sequence[PlanArm], typed: ForeseenRun, devices: Sequence[AskedDevices], headroom: float
+) -> tuple[PlanArm, ...]:
+    """Returns the arms whose states alone exceed a device of every kind and number.
 
     Args:
         arms: of the plan. The user's own is always run.
         typed: a run, whose states are divided anew.
-        asked: the devices.
+        devices: those of the plan, and the largest numbers of its curves.
         headroom: the share of a device's memory that stays free.
     """
-    found = {}
-    for arm in arms:
-        least = [_states_of(arm, typed, each.count) for each in asked]
-        room = [each.cluster.device.memory * (1 - headroom) for each in asked]
-        if arm.is_own or any(sum(one.values()) <= _MARGIN * other for one, other in zip(least, room, strict=True)):
-            continue
-        memory = min(least, key=lambda states: sum(states.values()))
-        total = sum(memory.values())
-        found[arm.label] = PlannedArm(
-            label=arm.label,
-            knobs=dict(arm.knobs),
-            micro_batch=typed.micro_batch,
-            accumulation=typed.accumulation,
-            # Activations are not counted, so there may be more.
-            peak=ForeseenRange(value=total, low=total, high=2 * total),
-            peak_moment="update",
-            memory=memory,
-            memory_bound=memory_bound(memory),
+    return tuple(
+        arm
+        for arm in arms
+        if not arm.is_own
+        and all(
+            sum(_states_of(arm, typed, each.count).values()) > _MARGIN * each.cluster.device.memory * (1 - headroom)
+            for each in devices
         )
-    return found
+    )
+
+
+def hopeless_row(arm: PlanArm, typed: ForeseenRun, count: int) -> PlannedArm:
+    """Returns the row of an arm that was not run, on a number of devices."""
+    memory = _states_of(arm, typed, count)
+    total = sum(memory.values())
+    return PlannedArm(
+        label=arm.label,
+        knobs=dict(arm.knobs),
+        micro_batch=typed.micro_batch,
+        accumulation=typed.accumulation,
+        # Activations are not counted, so there may be more.
+        peak=ForeseenRange(value=total, low=total, high=2 * total),
+        peak_moment="update",
+        memory=memory,
+        memory_bound=memory_bound(memory),
+    )
 
 
 def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]:

@@ -194,6 +194,42 @@ def batch_policy(
     return policy
 
 
+def grown_policy(
+    typed: ForeseenRun,
+    base_config: Mapping[str, Any],
+    replicas: int,
+    size: int,
+    *,
+    train_batch_size: int | None = None,
+    max_micro_batch: int | None = None,
+) -> BatchPolicy:
+    """Returns the batches on replicas that cannot divide the global batch: those of the next larger one that they can.
+
+    Args:
+        typed: as `batch_policy` has it.
+        base_config: likewise.
+        replicas: of the model.
+        size: the micro-batch has to be a multiple of it (samples).
+        train_batch_size: as `batch_policy` has it.
+        max_micro_batch: likewise.
+
+    Raises:
+        InputError: no micro-batch divides that batch.
+    """
+    varies = bool(typed.program.get("batch_varies", False))
+    unit = replicas * (typed.micro_batch * typed.accumulation if varies else size)
+    kept = train_batch_size or _own_batch(typed, base_config, replicas)
+    policy = BatchPolicy(
+        train_batch_size=unit if varies else -(-kept // unit) * unit,
+        gradient_accumulation_steps=typed.accumulation,
+        data_parallel_size=replicas,
+        max_micro_batch=max_micro_batch,
+        only_micro_batch=typed.micro_batch if varies else None,
+    )
+    policy.check()
+    return policy
+
+
 def stated_run(base_config: Mapping[str, Any], count: int) -> ForeseenRun | None:
     """Returns what a configuration alone says about the program's batch on a number of devices.
 

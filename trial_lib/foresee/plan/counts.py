@@ -7,6 +7,7 @@ states, its accumulation, and the groups of its transfers. Everything else stays
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 
 from trial_lib.foresee.memory.constants import outside_pytorch
@@ -29,27 +30,50 @@ _TIMED_ARMS = 2
 def counted(
     evaluations: Sequence[Evaluation],
     policy_on: Callable[[int], BatchPolicy],
+    grown_on: Callable[[int, int], BatchPolicy],
     check: Callable[[], None] = lambda: None,
 ) -> tuple[PlannedCount, ...]:
     """Returns the best arm on 1, 2, 4 and up to `MOST` of some devices.
 
+    A number that cannot divide the kept global batch has the next larger one. Numbers that hold no whole replicas of
+    the model are left out.
+
     Args:
         evaluations: of each arm on the asked devices, whose own number is among those returned.
-        policy_on: returns the batches on a number of devices. It raises InputError if it cannot be divided over them.
+        policy_on: returns the batches on a number of devices. It raises InputError if the kept one cannot be divided.
+        grown_on: returns the batches on a number of devices with another global batch, whose micro-batches are
+            multiples of a size. It raises InputError if the number holds no whole replicas.
         check: called between numbers. Its error ends the work.
     """
     found = []
+    # Arms of one size need a batch that has it.
+    size = max((each.runs.small.micro_batch for each in evaluations if each.runs.is_of_one_size), default=1)
     for devices in _numbers(evaluations[0].asked) if evaluations else ():
         check()
-        try:
-            policy = policy_on(devices.count)
-        except InputError:
-            continue
-        known = [arm for each in evaluations if (arm := _AtCount(each, devices, policy)).sizes]
-        # Arms of one size say nothing of a number of devices on which the batch has no such size.
+        known = _arms_on(evaluations, devices, partial(policy_on, devices.count))
         if known:
             found.append(_best(known))
+            continue
+        known = _arms_on(evaluations, devices, partial(grown_on, devices.count, size))
+        if known:
+            found.append(_best(known).model_copy(update={"other_batch": known[0].samples_of_a_step}))
     return tuple(found)
+
+
+def largest(asked: AskedDevices) -> AskedDevices:
+    """Returns the largest number of some devices that a curve has."""
+    return max(_numbers(asked), key=lambda each: each.count)
+
+
+def _arms_on(
+    evaluations: Sequence[Evaluation], devices: AskedDevices, policy_of: Callable[[], BatchPolicy]
+) -> "list[_AtCount]":
+    """Returns the arms that have a micro-batch on a number of devices."""
+    try:
+        policy = policy_of()
+    except InputError:
+        return []
+    return [arm for each in evaluations if (arm := _AtCount(each, devices, policy)).sizes]
 
 
 def fewest(counts: Sequence[PlannedCount]) -> int | None:
@@ -86,6 +110,12 @@ class _AtCount:
     def sizes(self) -> tuple[int, ...]:
         """Micro-batch sizes (samples), ascending."""
         return self.base.sizes_of(self.policy)
+
+    @property
+    def samples_of_a_step(self) -> int:
+        """Samples of an optimizer step over all devices."""
+        size = self.sizes[0]
+        return size * max(1, self.policy.accumulation(size)) * self.policy.data_parallel_size
 
     def needed(self, size: int) -> Uncertain:
         """Returns the bytes of a device."""

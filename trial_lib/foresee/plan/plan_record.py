@@ -107,6 +107,8 @@ class PlannedCount(FrozenRecord):
         fits: the probability that it fits.
         samples_per_s: over all devices. None if no arm trains.
         peak: bytes on a device: of that arm, or of the arm that needs least.
+        other_batch: samples of an optimizer step, if so many devices cannot divide the kept global batch, or have no
+            micro-batch for it. None if it is kept, or free.
     """
 
     devices: int
@@ -116,6 +118,7 @@ class PlannedCount(FrozenRecord):
     fits: float = 0.0
     samples_per_s: ForeseenRange | None = None
     peak: ForeseenRange | None = None
+    other_batch: int | None = None
 
 
 class PlannedDevices(FrozenRecord):

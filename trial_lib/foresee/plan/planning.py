@@ -9,17 +9,18 @@ from typing import Any
 
 from trial_lib.foresee.plan.answer import answer_of, why_of
 from trial_lib.foresee.plan.arm_runs import ArmRuns
-from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, wanted_run
+from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, wanted_run
 from trial_lib.foresee.plan.arms import (
     PlanArm,
     batch_policy,
+    grown_policy,
     own_label,
     planned_arms,
     ranks_of_a_replica,
     stated_run,
 )
 from trial_lib.foresee.plan.asked_devices import AskedDevices
-from trial_lib.foresee.plan.counts import counted, fewest
+from trial_lib.foresee.plan.counts import counted, fewest, largest
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
@@ -87,6 +88,39 @@ class PlanProblem:
         Raises:
             InputError: none can be divided over them.
         """
+        return batch_policy(
+            typed,
+            self.base_config,
+            self._replicas(typed, count),
+            train_batch_size=self.train_batch_size,
+            free_batch=self.free_batch,
+            max_micro_batch=self.max_micro_batch,
+        )
+
+    def grown_policy(self, typed: ForeseenRun, count: int, size: int) -> BatchPolicy:
+        """Returns the batches on a number of devices that cannot divide the kept global batch.
+
+        Their global batch is the next larger one that they can divide. If the program takes one micro-batch alone, it
+        is that of the user's accumulation.
+
+        Args:
+            typed: the first run.
+            count: devices.
+            size: micro-batches have to be multiples of it (samples).
+
+        Raises:
+            InputError: they hold no whole replicas of the model.
+        """
+        return grown_policy(
+            typed,
+            self.base_config,
+            self._replicas(typed, count),
+            size,
+            train_batch_size=self.train_batch_size,
+            max_micro_batch=self.max_micro_batch,
+        )
+
+    def _replicas(self, typed: ForeseenRun, count: int) -> int:
         per_replica = max(ranks_of_a_replica(self.base_config), typed.world // max(1, typed.replicas))
         if count % per_replica:
             raise InputError(
@@ -94,14 +128,7 @@ class PlanProblem:
                 where="--on",
                 remedy=f"Ask for a multiple of {per_replica} devices.",
             )
-        return batch_policy(
-            typed,
-            self.base_config,
-            count // per_replica,
-            train_batch_size=self.train_batch_size,
-            free_batch=self.free_batch,
-            max_micro_batch=self.max_micro_batch,
-        )
+        return count // per_replica
 
 
 @dataclass(frozen=True)
@@ -153,8 +180,9 @@ def plan(
         problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
     policies = {each.count: problem.policy(typed, each.count) for each in problem.asked}
     arms = planned_arms(typed, problem.base_config, problem.stages, problem.requests, problem.device)
-    hopeless = hopeless_arms(arms, typed, problem.asked, problem.headroom) if _takes_long(typed) else {}
-    work = ArmWork([arm for arm in arms if arm.label not in hopeless], base, policies, typed)
+    every = (*problem.asked, *map(largest, problem.asked))
+    hopeless = hopeless_arms(arms, typed, every, problem.headroom) if _takes_long(typed) else ()
+    work = ArmWork([arm for arm in arms if arm not in hopeless], base, policies, typed)
     work.also_on(problem.asked)
 
     def run_all(wanted: Sequence[WantedRun]) -> None:
@@ -222,13 +250,13 @@ def _table(
     problem: PlanProblem,
     asked: AskedDevices,
     foreseen: Sequence[ArmRuns],
-    hopeless: Mapping[str, PlannedArm],
+    hopeless: Sequence[PlanArm],
     policy: BatchPolicy,
     typed: ForeseenRun,
     ignores_size: bool,
     check: Callable[[], None],
 ) -> PlannedDevices:
-    rows: list[PlannedArm] = list(hopeless.values())
+    rows: list[PlannedArm] = [hopeless_row(arm, typed, asked.count) for arm in hopeless]
     judged: list[Evaluation] = []
     for runs in foreseen:
         check()
@@ -243,7 +271,12 @@ def _table(
         rows.append(evaluation.planned())
         judged += [] if runs.stopped else [evaluation]
     arms = in_order(rows)
-    counts = counted(judged, lambda count: problem.policy(typed, count), check)
+    counts = counted(
+        judged,
+        lambda count: problem.policy(typed, count),
+        lambda count, size: problem.grown_policy(typed, count, size),
+        check,
+    )
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,

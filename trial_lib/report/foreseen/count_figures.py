@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from trial_lib.foresee.plan.counts import MOST
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedCount, PlannedDevices
 from trial_lib.records.units import bytes_shown, percent, quantity
 from trial_lib.report.figures import Drawn
@@ -49,7 +50,7 @@ def speed_figure(devices: Sequence[PlannedDevices], says_same: str) -> Drawn:
     _devices_axis(figure, devices)
     says = (
         f"What all devices do together with the fastest arm of each number, and its 90 % interval. {says_same} "
-        f"{fewest_text(devices)}"
+        f"{_other_batches_text(devices)}{fewest_text(devices)}{_missing_text(devices)}"
     )
     return Drawn(key, title, says, figure, *_table(devices))
 
@@ -107,15 +108,36 @@ def _add_curve(
             hoverinfo="skip",
             showlegend=False,
         )
+    y = [value.value / size for _, value in points]
+    others = [count.other_batch is not None for count, _ in points]
+    if any(others):
+        figure.add_scatter(
+            x=x,
+            y=y,
+            mode="lines",
+            line={"color": _colour(place), "width": 2, "dash": "dash"},
+            hoverinfo="skip",
+            showlegend=False,
+        )
     figure.add_scatter(
         name=name,
         x=x,
-        y=[value.value / size for _, value in points],
-        mode="lines+markers",
+        # A gap in the solid line shows the dashed one.
+        y=[None if is_other else height for height, is_other in zip(y, others, strict=True)],
+        mode="lines",
         line={"color": _colour(place), "width": 2},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    figure.add_scatter(
+        name=name,
+        x=x,
+        y=y,
+        mode="markers",
         marker={
             "color": _colour(place),
             "size": 7,
+            "symbol": ["circle-open" if is_other else "circle" for is_other in others],
         },
         customdata=[_hover(count) for count, _ in points],
         hovertemplate="%{customdata}<extra></extra>",
@@ -167,6 +189,8 @@ def _hover(count: PlannedCount) -> str:
     lines = [f"{count.devices:,} devices: {count.label or 'nothing fits'}"]
     if count.micro_batch:
         lines.append(f"micro-batch {count.micro_batch}, accumulation {count.accumulation}")
+    if count.other_batch is not None:
+        lines.append(f"another global batch: {count.other_batch:,} samples")
     if count.samples_per_s is not None:
         lines.append(f"{figure_text(count.samples_per_s.value)} samples/s")
     if count.peak is not None:
@@ -177,6 +201,7 @@ def _hover(count: PlannedCount) -> str:
 def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Returns the columns and rows of the numbers. Scaling is the speed of a device, over that on the fewest."""
     rows: list[tuple[str, ...]] = []
+    others = _has_other_batches(devices)
     for each in devices:
         first = next(
             ((count.devices, speed.value) for count in each.counts if (speed := count.samples_per_s) and speed.value),
@@ -193,6 +218,7 @@ def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tu
                     f"{count.devices:,}",
                     count.label or "-",
                     f"{count.micro_batch} x {count.accumulation}" if count.micro_batch else "does not fit",
+                    *(() if not others else ("-" if count.other_batch is None else f"{count.other_batch:,}",)),
                     fits_text(count.fits),
                     "-" if speed is None else quantity(speed.value, "samples/s"),
                     "-" if speed is None else f"{figure_text(speed.low)} to {figure_text(speed.high)}",
@@ -200,5 +226,30 @@ def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tu
                     "-" if count.peak is None else bytes_range(count.peak),
                 )
             )
-    columns = ("device", "devices", "arm", "batch", "fits", "speed", "90 % interval", "scaling", "memory of one")
+    batch = ("batch", "another global batch") if others else ("batch",)
+    columns = ("device", "devices", "arm", *batch, "fits", "speed", "90 % interval", "scaling", "memory of one")
     return columns, tuple(rows)
+
+
+def _has_other_batches(devices: Sequence[PlannedDevices]) -> bool:
+    return any(count.other_batch is not None for each in devices for count in each.counts)
+
+
+def _other_batches_text(devices: Sequence[PlannedDevices]) -> str:
+    if not _has_other_batches(devices):
+        return ""
+    return (
+        "Hollow points on a dashed line have another global batch, the next one that so many devices can divide: the "
+        "training is then another. "
+    )
+
+
+def _missing_text(devices: Sequence[PlannedDevices]) -> str:
+    """Returns why numbers are missing, in a sentence; empty if none are."""
+    shown = [{count.devices for count in each.counts} for each in devices]
+    if all(2**power in numbers for numbers in shown for power in range(MOST.bit_length())):
+        return ""
+    return (
+        " Numbers are left out that are no whole hosts of several, that hold no whole replicas of the model, or on "
+        "which no foreseen micro-batch divides the batch."
+    )

@@ -101,12 +101,16 @@ def test_a_program_of_one_size_is_judged_at_that_size() -> None:
     assert evaluation.planned().largest_micro_batch == 4
 
 
-def test_a_count_whose_batch_has_no_known_size_is_left_out() -> None:
+def test_a_count_whose_batch_has_no_known_size_has_the_next_batch_with_it() -> None:
     (asked,) = read_devices(["a100-40gb:8"], [], KNOWN)
     runs = ArmRuns(PlanArm("z0", {}), pretended_run({}, 8, 8), names=("a",))
     evaluation = Evaluation(runs=runs, asked=asked, policy=BatchPolicy(64, 1, 8))
-    counts = counted([evaluation], lambda count: BatchPolicy(64, 1, count))
-    assert [each.devices for each in counts] == [1, 2, 4, 8]
+    counts = counted(
+        [evaluation], lambda count: BatchPolicy(64, 1, count), lambda count, size: BatchPolicy(count * size, 1, count)
+    )
+    assert [each.devices for each in counts] == [2**power for power in range(11)]
+    assert {each.micro_batch for each in counts} == {8}
+    assert [each.other_batch for each in counts] == [None] * 4 + [8 * 2**power for power in range(4, 11)]
 
 
 def test_one_device_of_a_host_has_its_share_of_the_hosts_memory() -> None:
@@ -120,4 +124,4 @@ def test_an_offloaded_arm_is_not_hopeless_for_gradients_that_go_to_the_host() ->
     run = pretended_run(config, 1, 1, parameters=9 * 10**9)
     offloaded = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     arms = [PlanArm("z2-offload-optimizer", offloaded), PlanArm("z0", {})]
-    assert list(hopeless_arms(arms, run, [asked], 0.0)) == ["z0"]
+    assert [arm.label for arm in hopeless_arms(arms, run, [asked], 0.0)] == ["z0"]

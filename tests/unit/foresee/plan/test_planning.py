@@ -112,6 +112,39 @@ def test_a_model_that_is_too_large_needs_more_devices_and_the_answer_says_how_ma
     assert f"on which it trains: {devices.fewest}" in devices.answer
 
 
+def test_more_devices_than_the_batch_can_be_divided_over_have_the_next_larger_batch() -> None:
+    problem = _problem("h100-80gb:8", base={**BASE, "train_batch_size": 48, "gradient_accumulation_steps": 3})
+    (devices,) = plan(problem, _Foresees()).devices
+    batches = {each.devices: each.other_batch for each in devices.counts}
+    assert [*batches] == [2**power for power in range(11)]
+    assert [batches[2**power] for power in range(5)] == [None] * 5
+    assert [batches[2**power] for power in range(5, 11)] == [64, 64, 128, 256, 512, 1024]
+    for each in devices.counts:
+        assert each.micro_batch * each.accumulation * each.devices == (each.other_batch or 48)
+
+
+def test_the_fewest_devices_have_another_batch_if_yours_cannot_be_divided_over_them() -> None:
+    problem = _problem("a100-40gb:8", stages=(0, 3), device="cpu", base={**BASE, "train_batch_size": 8})
+    (devices,) = plan(problem, _Foresees(30 * 10**9)).devices
+    assert devices.fewest is not None
+    assert devices.fewest > 8
+    assert f"with a global batch of {devices.fewest}, because" in devices.answer
+
+
+def test_arms_that_fit_on_more_devices_are_in_the_curve_of_a_slow_plan() -> None:
+    def slowly(run: WantedRun) -> ForeseenRun:
+        return replace(foresee(run), seconds=60.0)
+
+    foresee = _Foresees(30 * 10**9)
+    (slow,) = plan(_problem("a100-40gb:8", device="cpu"), slowly).devices
+    (quick,) = plan(_problem("a100-40gb:8", device="cpu"), _Foresees(30 * 10**9)).devices
+    assert [each.label for each in slow.counts] == [each.label for each in quick.counts]
+    assert slow.fewest == quick.fewest
+    assert slow.fewest is not None
+    # What fits on no number of devices is not run.
+    assert not [run for run in foresee.wanted if run.name.startswith("z1")]
+
+
 def test_a_program_that_cannot_be_foreseen_ends_the_plan_with_its_sentence() -> None:
     with pytest.raises(ProgramNotForeseenError, match=r"train\.py:3 calls a kernel"):
         plan(_problem("h100-80gb:8"), _Foresees(stopped="train.py:3 calls a kernel without a fake."))
@@ -162,9 +195,9 @@ def test_a_program_that_ignores_the_size_is_judged_at_its_own() -> None:
     assert any("micro-batch 2 alone" in note for note in devices.notes)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-def test_a_batch_that_the_program_makes_on_the_device_ignores_the_size_too(steps: int) -> None:
-    foresee = _Foresees(base={**BASE, "gradient_accumulation_steps": steps})
+def test_a_batch_that_the_program_makes_on_the_device_ignores_the_size_too() -> None:
+    base = {**BASE, "gradient_accumulation_steps": 4}
+    foresee = _Foresees(base=base)
     temporary = KINDS.index("temporary")
 
     def ignores(run: WantedRun) -> ForeseenRun:
@@ -173,14 +206,12 @@ def test_a_batch_that_the_program_makes_on_the_device_ignores_the_size_too(steps
         storages = tuple(each._replace(kind=temporary) if each.kind == _INPUT else each for each in made.storages)
         return replace(made, micro_batch=found.micro_batch, storages=storages)
 
-    base = {**BASE, "gradient_accumulation_steps": steps}
     (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2), base=base), ignores).devices
     assert {arm.micro_batch for arm in devices.arms} == {2}
 
 
 def test_a_program_that_takes_the_size_has_no_note_on_it() -> None:
     (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), _Foresees()).devices
-    assert len({arm.micro_batch for arm in devices.arms}) >= 1
     assert not any("stay as they are" in note for note in devices.notes)
 
 
