@@ -94,6 +94,14 @@ def test_a_record_shows_the_parts_of_each_step(foreseen):
     assert {"matmul", "norm", "embedding", "update", "all_reduce"} <= kinds
 
 
+def test_stage_3_gathers_parameters_on_a_stream_of_its_own(foreseen):
+    zero = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, **BUCKETS}}
+    run = foreseen("transformer.py", {**zero, "bf16": {"enabled": True}})
+    assert any(each.stream for each in run.storages if KINDS[each.kind] == "buffer")
+    # Batches are on the stream that computes.
+    assert not any(each.stream for each in run.storages if KINDS[each.kind] == "input")
+
+
 def test_every_ask_of_deepspeed_has_a_known_answer(foreseen):
     run = foreseen("transformer.py", {"zero_optimization": {"stage": 3, **BUCKETS}, "bf16": {"enabled": True}})
     assert run.asks

@@ -47,11 +47,13 @@ class Storage(NamedTuple):
         size: bytes.
         kind: index in `KINDS`.
         place: index in `PLACES`.
+        stream: of the device that allocates it; 0 is the one that computes. An allocator keeps a pool for each.
     """
 
     size: int
     kind: int
     place: int
+    stream: int = 0
 
 
 class MemoryEvent(NamedTuple):

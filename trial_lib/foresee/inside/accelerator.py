@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class ForeseenAccelerator(CPU_Accelerator):  # type: ignore[misc]
         self._name = _NAME
         self._communication_backend_name = "fake"
         self._memory, self._device_bytes, self._devices = memory, device_bytes, devices
+        self._streams = [pretended_device.Stream()]
 
     def is_synchronized_device(self) -> bool:
         """A GPU works beside its host."""
@@ -78,17 +79,26 @@ class ForeseenAccelerator(CPU_Accelerator):  # type: ignore[misc]
         """The class of its events."""
         return pretended_device.Stream
 
-    def stream(self, stream: Any) -> Any:
-        """Returns a context in which work goes to the stream."""
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        """Returns a context in which work goes to the stream, and memory comes from its pool."""
+        before = self._memory.stream
+        if stream is not None:
+            if stream not in self._streams:
+                self._streams.append(stream)
+            self._memory.stream = self._streams.index(stream)
+        try:
+            yield
+        finally:
+            self._memory.stream = before
 
     def current_stream(self, device_index: int | None = None) -> Any:
-        """Returns a stream."""
-        return pretended_device.Stream()
+        """Returns the stream that work goes to."""
+        return self._streams[self._memory.stream]
 
     def default_stream(self, device_index: int | None = None) -> Any:
-        """Returns a stream."""
-        return pretended_device.Stream()
+        """Returns the stream that computes."""
+        return self._streams[0]
 
     def memory_allocated(self, device_index: int | None = None) -> int:
         """Returns the bytes of live storages on the device."""

@@ -44,14 +44,17 @@ class MemoryLog:
     Attributes:
         live_bytes: of all live storages on the device.
         peak_bytes: the most of them so far.
+        stream: on which new storages of the device are allocated; 0 is the one that computes.
     """
 
     def __init__(self, device: str = pretended_device.NAME) -> None:
         self._device = device
         self.live_bytes = self.peak_bytes = 0
+        self.stream = 0
         self._sizes: list[int] = []
         self._kinds = bytearray()
         self._places = bytearray()
+        self._streams = bytearray()
         # Plus and minus the index from 1.
         self._events = array.array("q")
         self._made_at = array.array("q")
@@ -91,6 +94,7 @@ class MemoryLog:
         self._kinds.append(self._kind if kind is None else kind)
         is_on_device = tensor.device.type == self._device
         self._places.append(_DEVICE if is_on_device else _HOST)
+        self._streams.append(self.stream if is_on_device else 0)
         self._made_at.append(len(self._events))
         self._events.append(index + 1)
         if is_on_device:
@@ -132,7 +136,7 @@ class MemoryLog:
         """Returns the storages, the events and the moments so far, as `ForeseenRun` has them."""
         # At a deadline another thread records, and the program goes on. Each event is of a storage that is listed.
         events = tuple(MemoryEvent(abs(each) - 1, int(each > 0)) for each in self._events[:])
-        storages = tuple(map(Storage, self._sizes, self._kinds_at_end(), self._places))
+        storages = tuple(map(Storage, self._sizes, self._kinds_at_end(), self._places, self._streams))
         return storages, events, tuple(self._moments)
 
     def _kinds_at_end(self) -> bytearray:

@@ -2,8 +2,9 @@
 
 Read from `c10/cuda/CUDACachingAllocator.cpp` of PyTorch (`round_size`, `get_pool`, `get_allocation_size`,
 `get_free_block`, `should_split`, `alloc_block`, `free_block`, `release_cached_blocks`) and from
-`c10/core/AllocatorConfig.h` of 2.13. Two things are left out. All blocks are of one stream, and a block is free as soon
-as it is released, so `record_stream` delays nothing. CUDA graphs have no pools.
+`c10/core/AllocatorConfig.h` of 2.13. Each stream has pools of its own, whose free blocks no other stream can use. Two
+things are left out. A block is free as soon as it is released, so `record_stream` delays nothing. CUDA graphs have no
+pools.
 """
 
 from bisect import bisect_left, insort
@@ -54,6 +55,7 @@ class _Pool:
     """The free blocks of one pool, by size and address, and the unmapped ones by address."""
 
     is_small: bool
+    number: int = 0
     keys: list[tuple[int, int]] = field(default_factory=list)
     blocks: dict[int, _Block] = field(default_factory=dict)
     unmapped: dict[int, _Block] = field(default_factory=dict)
@@ -102,7 +104,7 @@ class CachingAllocator:
     def __init__(self, settings: AllocatorSettings | None = None, limit: float | None = None) -> None:
         self._settings = settings or AllocatorSettings()
         self._limit = float("inf") if limit is None else limit
-        self._small, self._large = _Pool(is_small=True), _Pool(is_small=False)
+        self._pools: dict[tuple[int, bool], _Pool] = {}
         self._in_use: dict[int, tuple[_Block, _Pool]] = {}
         self._next_address = 0
         self._most_split = self._settings.max_split_size or float("inf")
@@ -114,19 +116,20 @@ class CachingAllocator:
     @property
     def largest_free(self) -> int:
         """Bytes of the largest free block."""
-        return max((pool.keys[-1][0] for pool in (self._small, self._large) if pool.keys), default=0)
+        return max((pool.keys[-1][0] for pool in self._pools.values() if pool.keys), default=0)
 
-    def allocate(self, handle: int, request: float) -> bool:
+    def allocate(self, handle: int, request: float, stream: int = 0) -> bool:
         """Allocates a block. It returns False if the device is full even without cached segments.
 
         Args:
             handle: names the block for `free`.
             request: bytes. A request of 0 bytes takes no memory.
+            stream: on which it is allocated.
         """
         if request <= 0:
             return True
         size = self._settings.rounded(int(request))
-        pool = self._small if size <= SMALL_REQUEST else self._large
+        pool = self._pool(stream, is_small=size <= SMALL_REQUEST)
         block = self._cached(pool, size) or self._from_device(pool, size)
         if block is None:
             return False
@@ -146,12 +149,18 @@ class CachingAllocator:
 
     def release_cached(self) -> None:
         """Gives all free segments back to the device (`torch.cuda.empty_cache`)."""
-        for pool in (self._small, self._large):
+        for pool in self._pools.values():
             for block in list(pool.blocks.values()):
                 if self._settings.expandable_segments:
                     self._unmap(pool, block)
                 elif not block.is_split:
                     self._release(pool, block)
+
+    def _pool(self, stream: int, *, is_small: bool) -> _Pool:
+        key = stream, is_small
+        if key not in self._pools:
+            self._pools[key] = _Pool(is_small=is_small, number=len(self._pools))
+        return self._pools[key]
 
     def _cached(self, pool: _Pool, size: int) -> _Block | None:
         block = pool.smallest(size)
@@ -210,7 +219,7 @@ class CachingAllocator:
                 block = block.after
             if room >= size:
                 return first
-        whole = _Block((1 + pool.is_small) * _RANGE, _RANGE, is_mapped=False)
+        whole = _Block((1 + pool.number) * _RANGE, _RANGE, is_mapped=False)
         pool.unmapped[whole.start] = whole
         self.segments += 1
         return whole

@@ -3,7 +3,7 @@
 The peak of live bytes is counted. The error has sources with their own constants: the CUDA context and NCCL
 (`constants.py`), the pieces of segments that the allocator cannot use (`PIECES_ERROR`), and whatever a foreseen run
 cannot see (`PROGRAM_ERROR`). That is workspaces of kernels, other kernels than those of the foreseen run, and blocks
-that a second stream still holds.
+that a stream has not yet given back.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ PROGRAM_ERROR = 0.04
 PIECES_ERROR = 0.2
 """Standard deviation of the memory that the allocator cannot use, as a share of all that it reserves beyond the peak.
 
-Set, not fitted. Another order of allocations, or a second stream, leaves other pieces.
+Set, not fitted. Another order of allocations leaves other pieces.
 """
 
 INTERVAL = 0.9
