@@ -91,7 +91,7 @@ class Operation(NamedTuple):
 
     Attributes:
         kind: index in `OPERATIONS`.
-        dtype: index in `ForeseenRun.dtypes`: of the inputs.
+        dtype: index in `ForeseenRun.dtypes`: of the inputs; `tf32` if 32-bit numbers are multiplied in it.
         flops: floating-point operations.
         moved: bytes that it reads and writes. For a transfer: bytes of the whole tensor on this rank.
         ranks: ranks of the group of a transfer; 1 for others.
@@ -142,7 +142,7 @@ class ForeseenRun:
         ds_config: the configuration of the engine that trains.
         stage: the ZeRO stage of that engine.
         is_pipeline: whether the model is a pipeline, of which this is the first stage.
-        formats: number formats of its arithmetic.
+        formats: number formats in which it multiplies matrices.
         program: the findings about the program, as `ProgramProfile` (`trial_lib/records/result.py`) has them. Its
             configuration, optimizer and flags decide which arms there are. Empty if the run was stopped before.
         dtypes: names that `Operation.dtype` points to.

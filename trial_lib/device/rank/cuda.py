@@ -1,13 +1,12 @@
 """A GPU that PyTorch calls `cuda`, including AMD's. Its memory is that of the caching allocator."""
 
-import contextlib
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from trial_lib.device.data_sheets import peak_flops, share_of
+from trial_lib.device.rank import tf32
 
 # NVIDIA's Ampere generation.
 _TF32_SINCE = (8, 0)
@@ -122,26 +121,12 @@ class CudaDevice:
         """Returns whether the device has TF32 and torch may use it. For convolutions it may by default."""
         if torch.cuda.get_device_capability(self._index) < _TF32_SINCE:
             return False
-        backends = torch.backends
-        if _allows(lambda: backends.cuda.matmul.allow_tf32) or _says_tf32(backends.cuda.matmul):
+        if tf32.allows_products():
             return True
-        if not any(isinstance(each, _BY_CUDNN) for each in module.modules()):
-            return False
-        return _allows(lambda: backends.cudnn.allow_tf32) or _says_tf32(getattr(backends.cudnn, "conv", None))
+        return any(isinstance(each, _BY_CUDNN) for each in module.modules()) and tf32.allows_convolutions()
 
     def peak_flops(self, dtype: str) -> float | None:
         """Returns the data sheet's peak; for a slice of a device its share."""
         name = torch.cuda.get_device_name(self._index)
         multiprocessors = torch.cuda.get_device_properties(self._index).multi_processor_count
         return peak_flops(name, dtype, share_of(name, multiprocessors))
-
-
-def _allows(flag: Callable[[], bool]) -> bool:
-    # torch raises if the program has set it by its newer name, so that is asked as well.
-    with contextlib.suppress(RuntimeError):
-        return bool(flag())
-    return False
-
-
-def _says_tf32(backend: Any) -> bool:
-    return getattr(backend, "fp32_precision", "") == "tf32"

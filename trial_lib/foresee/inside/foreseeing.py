@@ -179,7 +179,7 @@ class Foreseeing:
             "is_pipeline": self._is_pipeline,
             "ds_config": dict(engine._config._param_dict),
             "stage": int(engine.zero_optimization_stage()),
-            "formats": tuple(sorted({str(each.dtype).removeprefix("torch.") for _, each in numbers})),
+            "formats": self._operations.multiplied_in(),
         }
 
 

@@ -6,18 +6,25 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
 
+from trial_lib.device.rank import tf32
 from trial_lib.foresee.inside.operation_costs import cost_of
 from trial_lib.wire.foreseen_run import OPERATIONS, Operation
 
 INDEX = {name: index for index, name in enumerate(OPERATIONS)}
 """Index of each class of operations."""
+# What matrix units do, with the question whether they may take 32-bit numbers for TF32 then.
+_TF32 = {
+    INDEX["matmul"]: tf32.allows_products,
+    INDEX["attention"]: tf32.allows_products,
+    INDEX["convolution"]: tf32.allows_convolutions,
+}
 
 
 class OperationLog:
     """Notes operations.
 
     Attributes:
-        dtypes: names of number formats, by index.
+        dtypes: names of number formats, by index. `tf32` stands for 32-bit numbers that are multiplied in it.
         modules: names of modules, by index.
         rows: what was noted: kind, dtype, FLOPs, bytes, ranks, module, on host.
     """
@@ -36,6 +43,8 @@ class OperationLog:
     def note(self, cost: tuple[int, int, float, float, int]) -> None:
         """Notes an operation of the device or the host, by its cost."""
         kind, dtype, flops, moved, on_host = cost
+        if (allowed := _TF32.get(kind)) and self.dtypes[dtype] == "float32" and not on_host and allowed():
+            dtype = self._index_of("tf32")
         self.rows.append((kind, dtype, flops, moved, 1, self._stack[-1], on_host))
 
     def cost(self, func: Any, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> Any:
@@ -64,10 +73,16 @@ class OperationLog:
 
     def dtype(self, tensor: torch.Tensor) -> int:
         """Returns the index of a tensor's number format."""
-        name = str(tensor.dtype).removeprefix("torch.")
+        return self._index_of(str(tensor.dtype).removeprefix("torch."))
+
+    def _index_of(self, name: str) -> int:
         if name not in self.dtypes:
             self.dtypes.append(name)
         return self.dtypes.index(name)
+
+    def multiplied_in(self) -> tuple[str, ...]:
+        """Returns the number formats of all products of matrices so far, in order of their names."""
+        return tuple(sorted({self.dtypes[row[1]] for row in self.rows if row[0] in _TF32}))
 
     def name_modules(self, module: nn.Module) -> None:
         """Gives the modules of a model their names from now on."""

@@ -1,7 +1,5 @@
 """Seconds of an operation on a device or its host: the slower of arithmetic and memory. Pure."""
 
-from collections.abc import Collection
-
 from trial_lib.foresee.time.devices import Cluster, DeviceFigures
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.wire.foreseen_run import OPERATIONS, Operation
@@ -12,33 +10,27 @@ ON_MATRIX_UNITS = ("matmul", "convolution", "attention")
 _SHORTEST = 3e-6
 
 
-def kernel_seconds(
-    operation: Operation, dtype: str, device: DeviceFigures, formats: Collection[str], efficiencies: Efficiencies
-) -> float:
+def kernel_seconds(operation: Operation, dtype: str, device: DeviceFigures, efficiencies: Efficiencies) -> float:
     """Returns the seconds that an operation keeps a device busy.
 
     Args:
         operation: one of a class that the device does itself.
-        dtype: of its inputs.
+        dtype: in which it multiplies, or of its inputs.
         device: the figures.
-        formats: number formats of the run; `tf32` if 32-bit products may use it.
         efficiencies: the shares of the figures.
     """
     moving = operation.moved / (device.bandwidth * efficiencies.memory.value)
     kind = OPERATIONS[operation.kind]
     if kind not in ON_MATRIX_UNITS:
         return max(_SHORTEST, moving)
-    counted = "tf32" if dtype.endswith("float32") and "tf32" in formats else dtype
     share = efficiencies.attention if kind == "attention" else efficiencies.matmul
-    return _SHORTEST + max(moving, operation.flops / (device.peak(counted) * device.attained * share.value))
+    return _SHORTEST + max(moving, operation.flops / (device.peak(dtype) * device.attained * share.value))
 
 
 def host_seconds(operation: Operation, cluster: Cluster, efficiencies: Efficiencies) -> float:
     """Returns the seconds of an operation of the host's processor, such as DeepSpeed's CPU Adam.
 
-    The host's memory bounds it: an update of Adam reads and writes 28 bytes for ten operations. The ranks of a host
-    share that memory.
+    The host's memory bounds it: an update of Adam reads and writes 28 bytes for ten operations. A rank has its device's
+    share of the host, as it has of the host's memory, whether the other devices train or not.
     """
-    device = cluster.device
-    ours = device.host_bandwidth * device.per_host / cluster.per_host
-    return operation.moved / (ours * efficiencies.host_update.value)
+    return operation.moved / (cluster.device.host_bandwidth * efficiencies.host_update.value)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trial_lib.device.data_sheets import multiplied_in
 from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.foresee.time.kernels import host_seconds, kernel_seconds
@@ -23,6 +22,7 @@ from trial_lib.foresee.time.work import (
     kind_of,
     loading_seconds,
     model_flops,
+    multiplied_in,
     step_of,
     visits,
 )
@@ -53,7 +53,7 @@ class ForeseenStep:
         bound: the largest part.
         samples_per_s: of all replicas.
         tokens_per_s: likewise; None if the batches show no tokens.
-        mfu: model FLOP/s as a share of the peak of the type that matrices are multiplied in; None without such a type.
+        mfu: model FLOP/s as a share of the peak of the format in which most FLOPs of matrices are; None without any.
     """
 
     seconds: float
@@ -87,7 +87,7 @@ def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies 
     spread = math.hypot(*(share * getattr(constants, name).spread for name, share in shares.items()))
     wide = math.exp(_QUANTILE_90 * spread)
     samples = run.micro_batch * run.accumulation * run.replicas / seconds
-    dtype = multiplied_in([each.removeprefix("torch.") for each in run.formats])
+    dtype = multiplied_in(run)
     return ForeseenStep(
         seconds=seconds,
         low=seconds / wide,
@@ -189,7 +189,7 @@ class _Layer:
         key = operation[:4]
         if (seconds := self._prices.get(key)) is None:
             dtype = run.dtypes[operation.dtype] if run.dtypes else ""
-            seconds = kernel_seconds(operation, dtype, self._cluster.device, run.formats, self._constants)
+            seconds = kernel_seconds(operation, dtype, self._cluster.device, self._constants)
             self._prices[key] = seconds
         self._busy[_CLASSES.get(kind, "memory")] += seconds
         return seconds

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from trial_lib.foresee.time.kernels import ON_MATRIX_UNITS
 from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
 
 
@@ -123,6 +124,17 @@ def model_flops(run: ForeseenRun) -> float:
             if stretch.moment in work:
                 work[stretch.moment] += times * sum(each.flops for each in stretch.operations)
     return work["forward"] + min(work["backward"], 2 * work["forward"])
+
+
+def multiplied_in(run: ForeseenRun) -> str | None:
+    """Returns the number format of most FLOPs of matrices in a step; None without any, and for 64 bits."""
+    flops: dict[int, float] = {}
+    for stretch in step_of(run).last:
+        for each in stretch.operations:
+            if kind_of(each) in ON_MATRIX_UNITS:
+                flops[each.dtype] = flops.get(each.dtype, 0.0) + each.flops
+    most = run.dtypes[max(flops, key=lambda dtype: flops[dtype])] if flops and run.dtypes else None
+    return None if most == "float64" else most
 
 
 def _stretches(run: ForeseenRun) -> list[tuple[Moment, Stretch]]:

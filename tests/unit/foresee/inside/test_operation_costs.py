@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from trial_lib.foresee.inside.operation_costs import bytes_of, class_of, cost_of
+from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.wire.foreseen_run import OPERATIONS
 
 aten = torch.ops.aten
@@ -71,3 +72,23 @@ def test_views_and_empty_tensors_are_no_work():
 
 def test_an_expanded_tensor_has_the_bytes_that_are_there():
     assert bytes_of(meta(8, 1).expand(8, 100)) == 16
+
+
+@pytest.mark.parametrize(
+    ("allowed", "dtype", "expected"),
+    [(True, torch.float32, "tf32"), (False, torch.float32, "float32"), (True, torch.bfloat16, "bfloat16")],
+)
+def test_a_product_counts_in_the_format_that_it_is_multiplied_in(allowed, dtype, expected):
+    log = OperationLog()
+    one, other = meta(8, 16, dtype=dtype), meta(16, 4, dtype=dtype)
+    product = log.cost(aten.mm.default, (one, other), {}, [one, other], [one @ other], one @ other)
+    moved = log.cost(aten.add_.Tensor, (one, one), {}, [one, one], [], one)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        for kind, index, flops, size, _ in (product, moved):
+            log.note((kind, index, flops, size, 0))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert [log.dtypes[each.dtype] for each in log.record()] == [expected, str(dtype).removeprefix("torch.")]
+    assert log.multiplied_in() == (expected,)

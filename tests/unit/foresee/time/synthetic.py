@@ -17,7 +17,7 @@ DEVICE = DeviceFigures(
     network=0.1e9,
     to_host=1e9,
     host_memory=1e12,
-    host_bandwidth=0.5e9,
+    host_bandwidth=2e9,
     host_cores=1,
 )
 TWO = Cluster(device=DEVICE, per_host=2)

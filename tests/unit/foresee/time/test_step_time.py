@@ -1,9 +1,11 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic import EXACT, TWO, carried, moving, product, run_of
+from synthetic import DEVICE, EXACT, TWO, carried, moving, product, run_of
 
+from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import Constant, Efficiencies
 from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.foresee.time.timeline import PARTS
@@ -150,3 +152,30 @@ def test_the_interval_follows_what_bounds_the_step() -> None:
     assert step.high / step.seconds == pytest.approx(step.seconds / step.low)
     moved = run_of(("forward", [moving(1.0)]))
     assert foresee_step(moved, TWO, unsure).high == pytest.approx(foresee_step(moved, TWO, EXACT).high, rel=1e-3)
+
+
+def test_under_autocast_the_share_of_the_peak_is_that_of_the_format_of_the_products() -> None:
+    """Parameters of 32 bits, products in 16, and one product that stays in 32."""
+    device = replace(DEVICE, peaks={"float32": 1e12, "bfloat16": 4e12, "tf32": 2e12})
+    products = [product(1.0)._replace(dtype=1), product(0.25)]
+    fields = {"dtypes": ("float32", "bfloat16", "tf32"), "formats": ("bfloat16", "float32")}
+    step = foresee_step(run_of(("forward", products), ("update", []), **fields), replace(TWO, device=device), EXACT)
+    # A quarter of a second for each of both.
+    assert step.seconds == pytest.approx(0.5, rel=1e-3)
+    assert step.mfu == pytest.approx(1.25 / 0.5 / 4, rel=1e-3)
+
+
+def test_tf32_counts_by_its_own_peak() -> None:
+    device = replace(DEVICE, peaks={"float32": 1e12, "tf32": 8e12})
+    run = run_of(("forward", [product(1.0)]), ("update", []), dtypes=("tf32",), formats=("tf32",))
+    step = foresee_step(run, replace(TWO, device=device), EXACT)
+    assert (step.seconds, step.mfu) == pytest.approx((0.125, 1.0), rel=1e-3)
+
+
+@pytest.mark.parametrize("training", [1, 2, 4])
+def test_a_device_that_trains_alone_has_its_share_of_the_host_and_no_more(training: int) -> None:
+    device = replace(DEVICE, per_host=4)
+    update = [moving(1.0, "update", on_host=1)]
+    run = run_of(("forward", [product(1.0)]), ("update", update), world=training, replicas=training)
+    step = foresee_step(run, Cluster(device=device, per_host=training), EXACT)
+    assert step.parts["host_update"] == pytest.approx(0.5)
