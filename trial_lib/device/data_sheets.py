@@ -56,7 +56,9 @@ _SHEETS = {
     "V100S PCIE": DataSheet(80, 16.4, None, 130.0),
     "T4": DataSheet(40, 8.1, None, 65.0),
     "A100": _A100,
+    "A100 PCIe": _A100,
     "A800": _A100,
+    "A800 PCIe": _A100,
     "A30": _ampere(56, 10.3, 82.0, 165.0),
     "A40": _ampere(84, 37.4, 74.8, 149.7),
     "A10": _ampere(72, 31.2, 62.5, 125.0),
@@ -103,11 +105,24 @@ def sheet_of(name: str) -> DataSheet | None:
     Args:
         name: the driver's name for it.
     """
+    found = sheet_name(name)
+    return _SHEETS[found] if found else None
+
+
+def sheet_name(name: str) -> str:
+    """Returns the name of a device's data sheet; empty if none is known.
+
+        >>> sheet_name("NVIDIA A100-PCIE-40GB")
+        'A100 PCIe'
+
+    Args:
+        name: the driver's name for it.
+    """
     words = _words(name)
     if any(_OTHERWISE.fullmatch(word) for word in words):
-        return None
+        return ""
     fitting = [key for key in _SHEETS if _words(key) <= words]
-    return _SHEETS[max(fitting, key=lambda key: len(_words(key)))] if fitting else None
+    return max(fitting, key=lambda key: len(_words(key)), default="")
 
 
 def share_of(name: str, multiprocessors: int) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trial_lib.device.data_sheets import sheet_of
+from trial_lib.device.data_sheets import sheet_name, sheet_of
 from trial_lib.device.host.base import Host
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.time.devices import Cluster, DeviceFigures
@@ -40,15 +40,16 @@ def own_devices(host: Host, known: Mapping[str, DeviceFigures], prices: Mapping[
 
 
 def _device(model: str, host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:
-    """Returns the known device with the peaks of a model's data sheet, and with nearly its memory."""
-    sheet = sheet_of(model)
+    """Returns the known device of a model's data sheet with nearly its memory.
+
+    If no known device has the sheet, one with the sheet's peak counts. Cards of other forms have the same peaks, and
+    other links.
+    """
+    sheet, name = sheet_of(model), sheet_name(model)
     if sheet is None:
         return None
     memory = next(iter(host.memory.values()), host.memory_per_slot)
-    alike = [
-        device
-        for device in known.values()
-        if device.peaks.get("float32") == sheet.float32 * _TERA
-        and (not memory or abs(device.memory - memory) < _ALIKE * device.memory)
-    ]
-    return min(alike, key=lambda device: abs(device.memory - memory), default=None)
+    of_sheet = [device for device in known.values() if device.sheet == name]
+    alike = of_sheet or [device for device in known.values() if device.peaks.get("float32") == sheet.float32 * _TERA]
+    fitting = [each for each in alike if not memory or abs(each.memory - memory) < _ALIKE * each.memory]
+    return min(fitting, key=lambda device: abs(device.memory - memory), default=None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from trial_lib.device.data_sheets import DataSheet, sheet_of
+from trial_lib.device.data_sheets import DataSheet, sheet_name, sheet_of
 from trial_lib.wire.errors import InputError
 
 _GIB, _GIGA, _TERA = 2.0**30, 1e9, 1e12
@@ -42,6 +42,7 @@ class DeviceFigures:
         host_bandwidth: of the host's memory, for each device.
         host_cores: of the host, for each device.
         per_host: devices that its host usually has.
+        sheet: the name of its data sheet in `trial_lib/device/data_sheets.py`; empty if it has peaks of its own.
         attained: the share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'.
     """
 
@@ -57,6 +58,7 @@ class DeviceFigures:
     host_cores: float
     per_host: int = 8
     attained: float = 1.0
+    sheet: str = ""
 
     def peak(self, dtype: str) -> float:
         """Returns the most FLOP/s in a type; those of `float32` for a type that its matrix units lack.
@@ -151,11 +153,12 @@ def _device(name: str, entry: Mapping[str, Any], known: Mapping[str, DeviceFigur
             )
         base = {each.name: getattr(like, each.name) for each in fields(DeviceFigures)}
     peaks = _peaks(name, entry, where) or base.get("peaks")
+    named = sheet_name(str(entry["sheet"])) if "sheet" in entry else base.get("sheet", "")
     values = {**base, **{_field(key): _number(name, key, entry[key], where) for key in _NUMBERS if key in entry}}
     per_host = values.get("per_host", 8)
     if per_host != int(per_host):
         raise InputError(f"`{name}` has `per_host: {per_host}`.", where=where, remedy="It must be a whole number.")
-    values.update(name=name, peaks=peaks, per_host=int(per_host))
+    values.update(name=name, peaks=peaks, per_host=int(per_host), sheet="" if "teraflops" in entry else named)
     missing = [key for key in _NUMBERS if _field(key) not in values and key not in _OPTIONAL]
     missing += [] if peaks else ["teraflops"]
     if missing:
