@@ -9,8 +9,10 @@ import pytest
 from ray_fixtures import LocalCluster, local_cluster
 from study_fixtures import Zerotune, query, words_of
 
+from trial_lib.records.candidate import Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.slots.lock_dir import host_lock_dir
+from trial_lib.study.kept.history import AskedSweep, Withdrawn
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
 
@@ -62,7 +64,15 @@ def test_a_sweep_runs_on_one_host_and_nothing_stays_behind_on_any(
     ended = zerotune.run(*arguments, timeout=280)
     assert ended.returncode == 0, ended.stderr
     study = zerotune.study
-    assert any(result.swept for result in study.results.values())
+    sweeps = [event for event in study.history if isinstance(event, AskedSweep)]
+    assert sweeps, "nothing was swept"
+    # Whether a group comes to a second size depends on the memory that its first one took.
+    withdrawn = {event.number: event.reason for event in study.history if isinstance(event, Withdrawn)}
+    assert set(withdrawn.values()) <= {Withdrawal.MEMORY}
+    measured = [[number for number, _ in sweep.numbered if number not in withdrawn] for sweep in sweeps]
+    assert all(measured)
+    assert all(study.results[first].outcome is Outcome.COMPLETED for first, *_ in measured)
+    assert all(study.results[number].swept for _, *later in measured for number in later)
     assert not (host_lock_dir() / "trials" / study.record["study_id"]).exists()
     for node in cluster.nodes:
         assert not [process for process in cluster.processes_of(node) if "fork_server" in " ".join(words_of(process))]

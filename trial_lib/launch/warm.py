@@ -201,8 +201,13 @@ class WarmStarter:
         """See `RankStarter.build`. The server builds its own ops while it is primed."""
         return self._cold.build([name for name in builders if name not in self._builders])
 
-    def prime(self, modules: list[str]) -> None:
-        """Imports the modules of the profile trial in the server, except those that would keep it from forking."""
+    def prime(self, modules: list[str], without: Sequence[str] = ()) -> None:
+        """Imports the modules of the profile trial in the server, except those that would keep it from forking.
+
+        Args:
+            modules: the modules.
+            without: modules that are left to the ranks, with those that import them.
+        """
         with self._lock:
             if self._channel is None or self._doubt:
                 return
@@ -211,7 +216,7 @@ class WarmStarter:
                 if self._doubt:
                     self._retire()
                     return
-                channel.send(self._channel, {"prime": modules})
+                channel.send(self._channel, {"prime": modules, "without": list(without)})
                 self._answer("primed")
             except (OSError, EOFError):
                 self._note("the fork server died of the code's own imports: they are paid in each trial")

@@ -6,6 +6,9 @@ from typing import Any
 
 from trial_lib.wire.exact_record import exact_record
 
+CUDA_PACKAGES = ("bitsandbytes", "liger_kernel")
+"""Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForeseeOrder:

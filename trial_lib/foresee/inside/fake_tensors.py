@@ -66,7 +66,7 @@ class FakeTensors(TorchDispatchMode):
         if func is _DEVICE:
             return args[0]._fake_device
         kwargs = kwargs or {}
-        if FakeTensor in types:
+        if any(issubclass(kind, FakeTensor) for kind in types):
             for kind in types:
                 if kind is not FakeTensor and not issubclass(kind, torch.nn.Parameter):
                     return NotImplemented

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trial_lib.foresee.inside import (
     accelerator,
@@ -21,6 +22,7 @@ from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import (
     asked_of_computers,
     checkpoint_headers,
+    kernel_packages,
     mixed_precision,
     recurrent_layers,
     written_devices,
@@ -87,6 +89,7 @@ class Foreseeing:
         written_devices.install(self._fake, self._memory, order.device_bytes, order.ranks_per_host)
         mixed_precision.install()
         recurrent_layers.install()
+        kernel_packages.install(self._fake, self._operations)
         asked_of_computers.install(self._asks)
         checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
 
@@ -189,6 +192,9 @@ def _fake_parameters(fake: FakeTensors) -> None:
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         """Replaces `torch.nn.Parameter.__new__`."""
+        if isinstance(data, FakeTensor) and issubclass(type(data), torch.nn.Parameter):
+            # Of a library's own class already. A module that moves asks for it once more.
+            return data
         if type(data) in (torch.Tensor, torch.nn.Parameter) and data.device.type == "cpu":
             data = fake.parameter(data)
         return original(cls, data, requires_grad)

@@ -59,6 +59,7 @@ KNOWN: tuple[KnownAsker, ...] = (
     KnownAsker("accelerate/optimizer.py", "", FINITE, "a loss scale"),
     KnownAsker("accelerate/utils/operations.py", "", FINITE, "a size that ranks agree on"),
     KnownAsker("peft/", "", FINITE, "a scale"),
+    KnownAsker("liger_kernel/", "", True, "whether a loss has no factor, and whether its labels are in range"),
     KnownAsker("lightning/", "", FINITE, "a metric, or whether it is finite"),
     KnownAsker("pytorch_lightning/", "", FINITE, "a metric, or whether it is finite"),
     KnownAsker("torch/nn/utils/clip_grad.py", "", FINITE, "a norm"),

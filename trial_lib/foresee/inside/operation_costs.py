@@ -21,11 +21,14 @@ _PARTS = (
     ("norm", ("layer_norm", "rms_norm", "batch_norm", "group_norm")),
     ("embedding", ("embedding",)),
     ("loss", ("nll_loss", "cross_entropy", "mse_loss", "log_softmax", "binary_cross")),
-    ("update", ("fused_adam", "fused_sgd", "multi_tensor")),
+    ("update", ("fused_adam", "fused_sgd", "multi_tensor", "optimizer_update")),
 )
 _WORDS = (
     ("elementwise", {"clamp"}),
-    ("matmul", {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul", "linear", "einsum", "dot"}),
+    (
+        "matmul",
+        {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul", "linear", "einsum", "dot", "gemm", "gemv"},
+    ),
     (
         "reduction",
         {"sum", "mean", "norm", "amax", "amin", "max", "min", "softmax", "var", "std", "argmax", "any", "all", "topk"},

@@ -51,16 +51,20 @@ class ForkServer:
                 return
             message, descriptors = received
             if "prime" in message:
-                self._prime(message["prime"])
+                self._prime(message["prime"], set(message.get("without", ())))
             elif config_check.CHECK in message:
                 config_check.answer(self._driver, message[config_check.CHECK], doubt() is None)
             else:
                 self._launch(message["launch"], descriptors)
 
-    def _prime(self, modules: list[str]) -> None:
+    def _prime(self, modules: list[str], without: set[str]) -> None:
         """Imports `modules` while a fork stands by. If a module makes forks unsafe, the fork takes over.
 
         The fork leaves out the module that spoilt its parent. If too many modules do so, it leaves out all of them.
+
+        Args:
+            modules: the modules.
+            without: modules that are left to the ranks, with those that import them.
         """
         left_out: set[str] = set()
         while True:
@@ -80,7 +84,7 @@ class ForkServer:
                 continue
             os.close(listen)
             with _importing():
-                spoilt_by = None if len(left_out) > _MOST_LEFT_OUT else import_all(modules, left_out)
+                spoilt_by = None if len(left_out) > _MOST_LEFT_OUT else import_all(modules, left_out | without)
             with open(tell, "w", encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
                 pipe.write(spoilt_by or "")
             if spoilt_by:

@@ -12,6 +12,7 @@ from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.launch.program import Program
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.study.planning.open_plan import OpenPlan
+from trial_lib.wire.foresee_order import CUDA_PACKAGES
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 _LOG = re.compile(r"; its log is (\S+)\.$")
@@ -76,7 +77,7 @@ class Foreseer:
         with self._starting:
             starter = None if self._is_closed else self._starter
         if starter is not None:
-            starter.prime(list(modules))
+            starter.prime(list(modules), without=CUDA_PACKAGES)
 
     def stop(self) -> None:
         """Ends all runs and the fork server."""

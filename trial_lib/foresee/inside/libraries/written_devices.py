@@ -45,6 +45,8 @@ def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: in
     for name, answer in answers.items():
         if hasattr(torch.cuda, name):
             setattr(torch.cuda, name, answer)
+    # Bound when a package is imported that has kernels of its own, such as bitsandbytes.
+    setattr(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)  # noqa: B010 - torch declares it for CUDA
     torch.cuda.Stream = torch.cuda.Event = pretended_device.Stream  # type: ignore[assignment, misc]
     for name in ("is_autocast_available", "is_autocast_enabled"):
         _with_own_device(torch.amp if hasattr(torch.amp, name) else torch, name)
@@ -236,7 +238,11 @@ def move_into(tensor: torch.Tensor, moved: torch.Tensor) -> None:
         tensor: the tensor that programs hold.
         moved: of the same `requires_grad`. It is of no use afterwards.
     """
+    if tensor is moved:
+        return
     attributes = {**vars(tensor), **vars(moved)}
     moved.__dict__, tensor.__dict__ = vars(tensor), attributes
-    tensor.__class__, moved.__class__ = moved.__class__, tensor.__class__
+    # A fake parameter of a library's own class stays one.
+    if isinstance(tensor, FakeTensor) != isinstance(moved, FakeTensor):
+        tensor.__class__, moved.__class__ = moved.__class__, tensor.__class__
     torch._C._swap_tensor_impl(tensor, moved)
