@@ -31,7 +31,8 @@ trained = [each for each in model.parameters() if each.requires_grad]
 optimizer = bnb.optim.PagedAdamW8bit(trained)
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=trained, optimizer=optimizer)
 while True:
-    loss = engine(torch.randn(2, LENGTH, HIDDEN, device=engine.device)).square().mean()
+    x = torch.randn(2, LENGTH, HIDDEN, device=engine.device, dtype=model.weight.dtype)
+    loss = engine(x).float().square().mean()
     with torch.no_grad():
         rows, _, outliers = torch.ops.bitsandbytes.int8_vectorwise_quant(model.trained.weight.half(), 6.0)
         torch.ops.bitsandbytes.int8_linear_matmul(rows, rows)

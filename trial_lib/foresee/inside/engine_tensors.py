@@ -7,12 +7,14 @@ import torch
 
 from trial_lib.foresee.inside.memory_log import GRADIENT, OPTIMIZER, PARAMETER, MemoryLog
 
-# deepspeed/runtime/zero/stage_1_and_2.py, stage3.py and bf16_optimizer.py: master copies, and gradients that are kept.
+# deepspeed/runtime: zero/stage_1_and_2.py, zero/stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py. Master copies,
+# and gradients that are kept.
 _MASTERS = (
     "single_partition_of_fp32_groups",
     "fp32_partitioned_groups_flat",
     "fp32_groups_flat_partition",
     "fp32_groups_flat",
+    "fp32_groups",
 )
 _GRADIENTS = (
     "averaged_gradients",
