@@ -38,6 +38,9 @@ _LARGE_BYTES = 2**20
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
 # Torch's own code asks for a tensor's device by this operator.
 _DEVICE = torch.ops.prim.device.default
+_CPU = torch.device("cpu")
+# Arguments that are no real tensors, and hold none.
+_PLAIN = {FakeTensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 class FakeTensors(TorchDispatchMode):
@@ -70,7 +73,9 @@ class FakeTensors(TorchDispatchMode):
             for kind in types:
                 if kind is not FakeTensor and not issubclass(kind, torch.nn.Parameter):
                     return NotImplemented
-            return self._fake(func, types, args, kwargs)
+            # In a backward pass each look at a tensor would ask the modes that see Python's calls.
+            with torch._C.DisableTorchFunction():
+                return self._fake(func, types, args, kwargs)
         if types:
             return func(*args, **kwargs)
         return self._without_fakes(func, types, args, kwargs)
@@ -236,8 +241,15 @@ class FakeTensors(TorchDispatchMode):
 
     def _all_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns the arguments with a fake tensor in the place of each real one."""
+        for each in args:
+            kind = type(each)
+            if kind not in _PLAIN and not (kind is list and each and type(each[0]) is int):
+                break
+        else:
+            if not kwargs or all(type(each) in _PLAIN for each in kwargs.values()):
+                return args, kwargs
         is_mixed = False
-        device = torch.device("cpu")
+        device = _CPU
         for each in _leaves((*args, *kwargs.values())):
             if type(each) is FakeTensor:
                 if each._fake_device.type != "cpu":
@@ -250,7 +262,7 @@ class FakeTensors(TorchDispatchMode):
         goes = func._opname in ("copy_", "_foreach_copy_", "_to_copy")
 
         def fake(each: torch.Tensor) -> torch.Tensor:
-            return each if isinstance(each, FakeTensor) else self.to_fake(each, torch.device("cpu") if goes else device)
+            return each if isinstance(each, FakeTensor) else self.to_fake(each, _CPU if goes else device)
 
         return _mapped((args, kwargs), torch.Tensor, fake)
 

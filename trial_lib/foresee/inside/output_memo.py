@@ -11,6 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 NEW, VIEW, SAME, PLAIN = range(4)
+_META = torch.device("meta")
+# Arguments of views: numbers, and lists of numbers.
+_OF_VIEWS = {int, bool, type(None), list}
 _DYNAMIC = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _SIMPLE = (
     int,
@@ -157,6 +160,8 @@ class Maker:
         # The attributes of one that torch has made.
         made = FakeTensor(fakes, torch.empty(0, device="meta"), torch.device("cpu"))
         self._attributes = dict(vars(made))
+        # Shape, stride and moved offset of a view. Layers repeat, and torch takes longer to work them out.
+        self._views: dict[Any, tuple[Any, Any, int, torch.dtype]] = {}
 
     def fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
         """Returns a fake tensor with the shape and the storage of a tensor on torch's meta device."""
@@ -170,20 +175,34 @@ class Maker:
 
     def new(self, shape: Any, stride: Any, dtype: Any, device: torch.device) -> FakeTensor:
         """Returns a fake tensor with a storage of its own."""
-        return self.fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
+        return self.fake(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
 
     def bare(self, fake: torch.Tensor) -> torch.Tensor:
         """Returns a tensor on torch's meta device with the shape and the storage of a fake one."""
-        meta = torch.empty(0, dtype=fake.dtype, device="meta")
+        meta = torch.empty(0, dtype=fake.dtype, device=_META)
         return meta.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
 
     def views(self, func: Any, tensor: FakeTensor, args: Sequence[Any], kwargs: Any) -> Any:
         """Returns the views that an operator takes of its first argument. Such operators have no work of their own."""
-        out = func(self.bare(tensor), *args, **kwargs)
         device = tensor._fake_device
-        if isinstance(out, torch.Tensor):
-            return self.fake(out, device)
-        return type(out)(self.fake(each, device) for each in out)
+        key: Any = None
+        if not kwargs and all(type(each) in _OF_VIEWS for each in args):
+            parts = [tuple(each) if type(each) is list else each for each in args]
+            key = (func, tensor.shape, tensor.stride(), tensor.dtype, *parts)
+            known = self._views.get(key)
+            if known is not None:
+                shape, stride, moved, dtype = known
+                meta = torch.empty(0, dtype=dtype, device=_META)
+                meta.set_(tensor.untyped_storage(), tensor.storage_offset() + moved, shape, stride)
+                return self.fake(meta, device)
+        bare = self.bare(tensor)
+        out = func(bare, *args, **kwargs)
+        if not isinstance(out, torch.Tensor):
+            return type(out)(self.fake(each, device) for each in out)
+        if key is not None and out.dtype == bare.dtype and not out.is_conj() and not out.is_neg():
+            moved = int(out.storage_offset()) - int(bare.storage_offset())
+            self._views[key] = (out.shape, out.stride(), moved, out.dtype)
+        return self.fake(out, device)
 
     def again(self, entry: Entry, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> Any:
         """Returns what a call returns, by its entry.
@@ -204,7 +223,7 @@ class Maker:
             elif how == VIEW:
                 assert output.device is not None
                 storage = tensors[output.source].untyped_storage()
-                meta = torch.empty(0, dtype=output.dtype, device="meta")
+                meta = torch.empty(0, dtype=output.dtype, device=_META)
                 meta.set_(storage, output.offset, output.shape, output.stride)
                 values.append(self.fake(meta, output.device))
             else:

@@ -5,6 +5,7 @@ of their own in the backward pass. A tensor on the host is another tensor, so of
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,12 @@ NAME = "foreseen"
 class Stream:
     """A stream or an event of the pretended device. Its work is done at once."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = torch.device(NAME, 0)
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return device()
 
     def __enter__(self) -> "Stream":
         """Selects it."""
@@ -100,6 +105,7 @@ def install() -> None:
     torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign, assignment]
 
 
+@functools.cache
 def device() -> torch.device:
     """Returns the device of this rank."""
     return torch.device(NAME, 0)

@@ -5,6 +5,7 @@ Each gets the answer of the pretended device. A mode sees calls of torch's Pytho
 """
 
 import contextlib
+from types import MethodWrapperType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from trial_lib.foresee.inside.libraries import attention_kernels
 from trial_lib.foresee.inside.memory_log import MemoryLog
 
 _DATA = torch.Tensor.data
+_WRITTEN = (str, torch.device)
 # A data-centre GPU as programs see it. Some choose number formats and kernels by it.
 _CAPABILITY = (9, 0)
 _PROCESSORS = 132
@@ -183,18 +185,24 @@ class WrittenDevices(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Answers one call of torch's."""
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__set__" and func.__self__ is _DATA:
-            return self._set_data(func, *args)
-        if args and any(isinstance(each, (str, torch.device)) for each in args):
-            args = tuple(map(_own, args))
+        # A run has half a million such calls, so the common ones come first.
+        if type(func) is MethodWrapperType:
+            # It reads or sets an attribute of a tensor.
+            if func.__self__ is _DATA and func.__name__ == "__set__":
+                return self._set_data(func, *args)
+            return func(*args)
+        for each in args:
+            if isinstance(each, _WRITTEN):
+                args = tuple(map(_own, args))
+                break
+        if not kwargs:
+            return func(*args)
         is_pinned = False
-        if kwargs:
-            if "device" in kwargs:
-                kwargs = {**kwargs, "device": _own(kwargs["device"])}
-            if kwargs.get("pin_memory") and func is not torch.Tensor.pin_memory:
-                kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-                is_pinned = True
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _own(kwargs["device"])}
+        if kwargs.get("pin_memory") and func is not torch.Tensor.pin_memory:
+            kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+            is_pinned = True
         made = func(*args, **kwargs)
         if is_pinned and isinstance(made, FakeTensor):
             made.pin_memory()
