@@ -1,11 +1,13 @@
 """A plan from its arguments to its folder and to MLflow, for the command and for the flow of deployments."""
 
 import contextlib
+import importlib
 import logging
 import os
 import shlex
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +83,13 @@ def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
         tell(f"note: the page was not written ({type(error).__name__}: {error}). {paths.record} has all figures.")
 
 
+def _import_ahead() -> None:
+    """Imports MLflow's client, which takes seconds, while the first run has only one core to use."""
+    with contextlib.suppress(Exception):
+        # An error is the tracker's to tell.
+        importlib.import_module("mlflow.tracking")
+
+
 def _planned(
     read: ReadPlan,
     work_dir: Path,
@@ -94,6 +103,7 @@ def _planned(
     interrupts.leavings.append(root)
     processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
     try:
+        threading.Thread(target=_import_ahead, name="import", daemon=True).start()
         with Foreseer(opened, tell) as foresee:
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)

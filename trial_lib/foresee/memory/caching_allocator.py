@@ -80,10 +80,12 @@ class _Pool:
         if place == len(self.keys):
             return None
         best = self.blocks[self.keys[place][1]]
-        for _, start in self.keys[place + 1 :]:
-            if self.blocks[start].grown_size >= best.grown_size:
+        # Only a block that can grow is worse than a larger one, so the next one mostly ends it.
+        for following in range(place + 1, len(self.keys)):
+            block = self.blocks[self.keys[following][1]]
+            if block.grown_size >= best.grown_size:
                 break
-            best = self.blocks[start]
+            best = block
         return best
 
 

@@ -101,6 +101,11 @@ class ArmWork:
         """One run of each arm, the likely ones first."""
         return [self._run(arm, self._sizes[0]) for arm in self._ordered]
 
+    @property
+    def own_larger(self) -> list[WantedRun]:
+        """The run of the user's own arm at the larger size, which every plan has."""
+        return [self._run(arm, size) for size in self._sizes[1:] for arm in self._arms if arm.is_own]
+
     def more(self, runs: Mapping[str, ForeseenRun], processes: int) -> list[WantedRun]:
         """Returns the further runs: at a larger size, and on another number of devices, if they can be afforded.
 

@@ -189,7 +189,8 @@ def plan(
         missing = [each for each in wanted if each.name not in runs]
         runs.update(_all(missing, foresee, problem.processes, said, check, stop) if missing else {})
 
-    run_all(work.small)
+    # A slow plan runs the user's own pair in any case. With the others, so that no core waits for its last run.
+    run_all([*(work.own_larger if _takes_long(typed) else []), *work.small])
     run_all(work.more(runs, problem.processes))
     runs = with_common_loading(runs)
     watch.lap("arms")
