@@ -63,6 +63,18 @@ def test_the_folder_is_its_owners_alone(folder: Path, tmp_path: Path) -> None:
     assert (folder / "ds.json").read_text().startswith('{"train_batch_size": 64')
 
 
+def test_the_settings_of_the_allocator_are_those_of_the_programs_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = read_plan(_arguments(folder, "h100-80gb:8"))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert open_plan(read, folder, folder / "scratch").allocator.expandable_segments
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:lots")
+    with pytest.raises(InputError, match="max_split_size_mb:lots"):
+        open_plan(read, folder / "other", folder / "scratch")
+    assert not (folder / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("config", "count", "micro", "accumulation"),
     [

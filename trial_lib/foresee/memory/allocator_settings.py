@@ -4,13 +4,15 @@ Names and defaults are those of `c10/core/AllocatorConfig.h` (PyTorch 2.13).
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trial_lib.foresee.memory.rounding import SMALLEST_BLOCK
 from trial_lib.wire.errors import InputError
 
 _MIB = 2**20
-_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+# The first that is set counts (`c10/core/AllocatorConfig.h`). The second is the older name.
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # A value may be a list in brackets, whose commas separate nothing.
 _PAIR = re.compile(r"\s*(\w+)\s*:\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
 
@@ -33,8 +35,18 @@ class AllocatorSettings:
     roundup_power2_divisions: tuple[tuple[int, int], ...] = ()
 
     @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> "AllocatorSettings":
+        """Returns the settings of a program's variables.
+
+        Raises:
+            InputError: a value cannot be read.
+        """
+        variable = next((name for name in _VARIABLES if environment.get(name)), _VARIABLES[0])
+        return cls.parse(environment.get(variable, ""))
+
+    @classmethod
     def parse(cls, text: str) -> "AllocatorSettings":
-        """Returns the settings of a value of `PYTORCH_CUDA_ALLOC_CONF`. Other keys do not change sizes.
+        """Returns the settings of a variable's value. Other keys do not change sizes.
 
         Raises:
             InputError: a value cannot be read.
@@ -92,4 +104,6 @@ def _number(text: str, key: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{key}:{text.strip()} is not a whole number.", where=_VARIABLE, remedy="Write one.") from None
+        raise InputError(
+            f"{key}:{text.strip()} is not a whole number.", where=" or ".join(_VARIABLES), remedy="Write one."
+        ) from None

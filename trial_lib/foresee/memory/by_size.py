@@ -2,12 +2,17 @@
 
 If both runs have the same events, each storage is a line in the micro-batch, and so is the sum after each event. A
 moment's peak is the highest of these lines, which changes from one event to another: the upper envelope has it exactly.
-If the runs have other events, each moment's peak is taken as one line through two points, which may miss.
+
+A step of the larger micro-batch may have one micro-batch where that of the smaller has two. Then the growth of storages
+between the two (`growth.py`) makes of each run its like at the other size, and each number of micro-batches has lines
+of its own. If the runs have other events for another reason, each moment's peak is taken as one line through two
+points, which may miss.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trial_lib.foresee.memory.growth import growth_between
 from trial_lib.foresee.memory.live_bytes import LiveBytes, MomentPeak, live_bytes
 from trial_lib.foresee.memory.rounding import rounded
 from trial_lib.foresee.memory.scaled_run import have_same_events
@@ -77,20 +82,27 @@ class BySize:
     Attributes:
         place: one of `PLACES`.
         moments: of the run, in order.
-        is_exact: whether the two runs had the same events.
+        fewer: the same with fewer micro-batches in a step; empty if there is one number of them.
+        fewer_from: the smallest micro-batch, in samples, whose steps have that fewer.
     """
 
     place: str
     moments: tuple[MomentLines, ...]
-    is_exact: bool
+    fewer: tuple[MomentLines, ...] = ()
+    fewer_from: int = 0
 
     def at(self, micro_batch: float) -> LiveBytes:
         """Returns the live bytes at a micro-batch, in samples."""
-        return LiveBytes(place=self.place, moments=tuple(moment.at(micro_batch) for moment in self.moments))
+        moments = tuple(moment.at(micro_batch) for moment in self._moments_at(micro_batch))
+        return LiveBytes(place=self.place, moments=moments)
 
     def peak_at(self, micro_batch: float) -> float:
         """Returns the bytes at the peak of the run."""
-        return max((line.at(micro_batch) for moment in self.moments for line in moment.lines), default=0.0)
+        lines = (line for moment in self._moments_at(micro_batch) for line in moment.lines)
+        return max((line.at(micro_batch) for line in lines), default=0.0)
+
+    def _moments_at(self, micro_batch: float) -> tuple[MomentLines, ...]:
+        return self.fewer if self.fewer and micro_batch >= self.fewer_from else self.moments
 
 
 def by_size(one: ForeseenRun, other: ForeseenRun | None = None, place: str = "device") -> BySize:
@@ -105,12 +117,27 @@ def by_size(one: ForeseenRun, other: ForeseenRun | None = None, place: str = "de
         ValueError: both runs have the same micro-batch.
     """
     if other is None:
-        return BySize(place=place, moments=_by_event(one, one, place), is_exact=True)
+        return BySize(place=place, moments=_by_event(one, one, place))
     if one.micro_batch == other.micro_batch:
         raise ValueError("the two runs have the same micro_batch")
     if have_same_events(one, other):
-        return BySize(place=place, moments=_by_event(one, other, place), is_exact=True)
-    return BySize(place=place, moments=_by_moment(one, other, place), is_exact=False)
+        return BySize(place=place, moments=_by_event(one, other, place))
+    small, large = sorted((one, other), key=lambda run: run.micro_batch)
+    if _micro_batches(large) < _micro_batches(small):
+        grows, shrinks = growth_between(small, large), growth_between(large, small)
+        if grows is not None and shrinks is not None:
+            return BySize(
+                place=place,
+                moments=_by_event(small, grows.of(small), place),
+                fewer=_by_event(large, shrinks.of(large), place),
+                fewer_from=large.micro_batch,
+            )
+    return BySize(place=place, moments=_by_moment(one, other, place))
+
+
+def _micro_batches(run: ForeseenRun) -> int:
+    """Returns how many micro-batches a step of a run has."""
+    return max((moment.micro_batch for moment in run.moments), default=0) + 1
 
 
 def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentLines, ...]:
@@ -190,9 +217,10 @@ def _by_moment(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[Moment
         key = its.name, its.step, its.micro_batch
         if key not in theirs or its.peak > theirs[key].peak:
             theirs[key] = its
+    most = _micro_batches(other) - 1
     found: list[MomentLines] = []
     for mine in live_bytes(one, place).moments:
-        its = theirs.get((mine.name, mine.step, mine.micro_batch), mine)
+        its = theirs.get((mine.name, mine.step, min(mine.micro_batch, most)), mine)
 
         def through(size: float, larger: float) -> tuple[float, float]:
             slope = (larger - size) / between

@@ -51,6 +51,40 @@ class PeakForecast:
     shown: Uncertain
     needed: Uncertain
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        micro_batch: int,
+        live: LiveBytes,
+        allocated: float,
+        reserved: float,
+        least: float,
+        outside: Uncertain,
+        program_error: float = PROGRAM_ERROR,
+    ) -> "PeakForecast":
+        """Returns the forecast of a run, with the uncertainty of each of its parts.
+
+        Args:
+            micro_batch: samples.
+            live: live bytes by moment.
+            allocated: the most bytes in use.
+            reserved: the most bytes of all segments, on a device that never gets full.
+            least: about the least bytes that a device has to have for PyTorch.
+            outside: bytes beyond the memory of PyTorch.
+            program_error: standard deviation of the allocated peak, as a share.
+        """
+        in_use, gap = Uncertain(allocated, program_error * allocated), reserved - allocated
+        kept = in_all(in_use, Uncertain(gap, PIECES_ERROR * gap))
+        return cls(
+            micro_batch=micro_batch,
+            live=live,
+            allocated=in_use,
+            reserved=kept,
+            shown=in_all(kept, outside),
+            needed=in_all(in_use, Uncertain(least - allocated, PIECES_ERROR * gap), outside),
+        )
+
     def fits(self, capacity: float) -> float:
         """Returns the probability that it fits.
 
@@ -147,19 +181,14 @@ class ArmMemory:
         seen = self.sizes.at(self.larger.micro_batch).peak + of_cublas
         allocated_mean = in_use * self.reserved.allocated / seen if seen else in_use
         scale = allocated_mean / self.reserved.allocated if self.reserved.allocated else 1.0
-        gap = scale * (self.reserved.reserved - self.reserved.allocated)
-        unusable = scale * (self.least - self.reserved.allocated)
-        allocated = Uncertain(allocated_mean, self.program_error * allocated_mean)
-        outside = outside_pytorch(self.one.world, self.ranks_per_node, loads_all_kernels=self.loads_all_kernels)
-        reserved = in_all(allocated, Uncertain(gap, PIECES_ERROR * gap))
-        pieces = Uncertain(unusable, PIECES_ERROR * gap)
-        return PeakForecast(
+        return PeakForecast.of(
             micro_batch=micro_batch,
             live=live,
-            allocated=allocated,
-            reserved=reserved,
-            shown=in_all(reserved, outside),
-            needed=in_all(allocated, pieces, outside),
+            allocated=allocated_mean,
+            reserved=scale * self.reserved.reserved,
+            least=scale * self.least,
+            outside=outside_pytorch(self.one.world, self.ranks_per_node, loads_all_kernels=self.loads_all_kernels),
+            program_error=self.program_error,
         )
 
     def largest_micro_batch(self, capacity: float, likely: float = 0.5, most: int = 65_536) -> int:

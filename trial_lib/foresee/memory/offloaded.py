@@ -16,27 +16,31 @@ class HostPeak:
     """Bytes of one rank in its host's memory.
 
     Attributes:
-        pageable: the most live bytes in pageable memory.
+        pageable: the most live bytes in pageable memory during the steps.
+        built: the most while the program builds its model, which may be on the host.
         pinned: the most live bytes in pinned memory, each block a power of two.
         pinned_blocks: all blocks that torch has pinned. It keeps a freed one for the next request of its size.
         data: of the program's data, which are real.
     """
 
     pageable: float
+    built: float
     pinned: float
     pinned_blocks: float
     data: float
 
     @property
     def held(self) -> float:
-        """All that the host has to have for the rank, beside the interpreter and its libraries."""
+        """All that stays in the host for the rank's steps, beside the interpreter and its libraries."""
         return self.pageable + self.pinned_blocks + self.data
 
 
 def host_peak(run: ForeseenRun) -> HostPeak:
     """Returns the host memory of a run's rank."""
+    highest = live_bytes(run, "host").by_name()
     return HostPeak(
-        pageable=live_bytes(run, "host").peak,
+        pageable=max((peak for name, peak in highest.items() if name != "initialize"), default=0.0),
+        built=highest.get("initialize", 0.0),
         pinned=live_bytes(run, "pinned").peak,
         pinned_blocks=_pinned_blocks(run),
         data=run.data_bytes,

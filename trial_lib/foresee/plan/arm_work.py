@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trial_lib.foresee.memory.growth import growth_between
 from trial_lib.foresee.plan.answer import memory_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns, persistent
 from trial_lib.foresee.plan.arms import PlanArm
 from trial_lib.foresee.plan.asked_devices import AskedDevices
-from trial_lib.foresee.plan.growth import growth_between
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm
 from trial_lib.search.arm_priors import prior_costs
 from trial_lib.search.batch_policy import BatchPolicy

@@ -131,7 +131,7 @@ class _AtCount:
         needed = self.needed(size)
         on_host = self.base.host + self._more(self.base.runs.partitioned[1])
         on_device = NormalDist(needed.mean, max(1.0, needed.deviation)).cdf(self.base.capacity)
-        return on_device * host_likelihood(on_host, self.devices)
+        return on_device * host_likelihood(max(on_host, self.base.built), self.devices)
 
     def largest(self, likely: float) -> int:
         """Returns the largest size that fits with a probability; 0 if none does."""

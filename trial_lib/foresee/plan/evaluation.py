@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
 
+from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast
 from trial_lib.foresee.memory.offloaded import host_peak
 from trial_lib.foresee.plan.answer import memory_bound, time_bound
@@ -40,6 +41,7 @@ class Evaluation:
         headroom: the share of a device's memory that stays free.
         base_config: the user's DeepSpeed configuration.
         efficiencies: constants of the foreseen time.
+        allocator: settings of PyTorch's allocator.
     """
 
     runs: ArmRuns
@@ -48,6 +50,7 @@ class Evaluation:
     headroom: float = 0.0
     base_config: dict[str, object] = field(default_factory=dict)
     efficiencies: Efficiencies | None = None
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
 
     @property
     def capacity(self) -> float:
@@ -71,17 +74,24 @@ class Evaluation:
         one, other = self.runs.at_replicas(self.policy.data_parallel_size)
         cluster = self.asked.cluster
         capability = (9, 0) if cluster.device.name.lower().startswith(_HOPPER) else (8, 0)
-        return ArmMemory(one=one, other=other, ranks_per_node=cluster.per_host, capability=capability)
+        return ArmMemory(
+            one=one, other=other, settings=self.allocator, ranks_per_node=cluster.per_host, capability=capability
+        )
 
     @cached_property
     def host(self) -> float:
-        """Bytes that each rank keeps in its host's memory."""
+        """Bytes that each rank keeps in its host's memory during its steps."""
         return host_peak(self.memory.one).held
 
     @cached_property
+    def built(self) -> float:
+        """Bytes that each rank has in its host's memory while it builds its model there."""
+        return host_peak(self.memory.one).built
+
+    @cached_property
     def host_fits(self) -> float:
-        """The probability that the host has room for what its ranks keep there."""
-        return host_likelihood(self.host, self.asked)
+        """The probability that the host has room for its ranks, while they build their models and later."""
+        return host_likelihood(max(self.host, self.built), self.asked)
 
     def fits(self, micro_batch: int) -> float:
         """Returns the probability that a micro-batch fits, on the device and in the host's memory."""

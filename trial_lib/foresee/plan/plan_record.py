@@ -53,7 +53,6 @@ class PlannedArm(FrozenRecord):
         peak: bytes of a device at the peak of a step, with the allocator's and the context's.
         peak_moment: the moment of that peak, one of `MOMENTS`.
         memory: bytes of a device at that peak by kind. `overhead` is what is beside live storages.
-        largest_module: the module whose storages have the most of these bytes, with its bytes; empty if not known.
         host: bytes that each rank keeps in its host's memory.
         seconds: of an optimizer step by part, as far as other parts do not hide them.
         hidden_s: seconds of transfers that go on beside the computation.
@@ -80,7 +79,6 @@ class PlannedArm(FrozenRecord):
     peak: ForeseenRange | None = None
     peak_moment: str = ""
     memory: dict[str, float] = Field(default_factory=dict)
-    largest_module: str = ""
     host: float = 0.0
     seconds: dict[str, float] = Field(default_factory=dict)
     hidden_s: float = 0.0

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.answer import answer_of, why_of
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, wanted_run
@@ -56,6 +57,7 @@ class PlanProblem:
         headroom: the share of a device's memory that stays free.
         processes: runs at once.
         efficiencies: constants of the foreseen time; None for the defaults.
+        allocator: settings of PyTorch's allocator.
     """
 
     asked: tuple[AskedDevices, ...]
@@ -70,6 +72,7 @@ class PlanProblem:
     headroom: float = 0.0
     processes: int = 1
     efficiencies: Efficiencies | None = None
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
 
     def stated_batch(self, count: int) -> tuple[BatchPolicy, int] | None:
         """Returns the batches and the user's micro-batch on some devices; None if only the program knows them."""
@@ -268,6 +271,7 @@ def _table(
             headroom=problem.headroom,
             base_config=dict(problem.base_config),
             efficiencies=problem.efficiencies,
+            allocator=problem.allocator,
         )
         rows.append(evaluation.planned())
         judged += [] if runs.stopped else [evaluation]

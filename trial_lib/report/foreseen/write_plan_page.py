@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from trial_lib.foresee.memory.growth import growth_between
 from trial_lib.foresee.memory.scaled_run import have_same_events, scaled_run
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.arms import PlanArm
-from trial_lib.foresee.plan.growth import growth_between
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord, read_run
 from trial_lib.report.foreseen.plan_page import StepLines, render_plan
 from trial_lib.report.foreseen.step_line import DEVICE, HOST, step_line

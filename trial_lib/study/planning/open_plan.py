@@ -12,6 +12,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAI
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
+from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.arms import check_count, ranks_of_a_replica
 from trial_lib.foresee.plan.asked_devices import AskedDevices, read_devices, read_prices
 from trial_lib.foresee.plan.own_devices import own_devices
@@ -119,6 +120,11 @@ class OpenPlan:
     environment: dict[str, str]
     started_at: float
 
+    @property
+    def allocator(self) -> AllocatorSettings:
+        """The settings of PyTorch's allocator on the devices, as the program's variables have them."""
+        return AllocatorSettings.of_environment(self.environment)
+
     def program(self, name: str, count: int, config: Mapping[str, Any], mappings: Mapping[str, str]) -> Program:
         """Returns the user's program for one run, and writes the files that it reads.
 
@@ -172,13 +178,15 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
         scratch: a folder for the runs.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, or the settings of PyTorch's allocator cannot be read.
     """
     experiment = read.experiment
+    environment = environment_of(experiment, read.arguments.include, DEVICE)
+    # A wrong variable is found before there is a folder.
+    AllocatorSettings.of_environment(environment)
     plan_id = new_id(known_here().hide(experiment.name))
     paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
     new_folder(paths.runs, "plan", experiment, paths.experiment, paths.shown_experiment)
-    environment = environment_of(experiment, read.arguments.include, DEVICE)
     return OpenPlan(plan_id, read, paths, scratch, environment, time.time())
 
 

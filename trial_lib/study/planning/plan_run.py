@@ -83,6 +83,7 @@ def run_plan(
         max_micro_batch=arguments.max_micro_batch,
         headroom=arguments.memory_headroom,
         processes=processes,
+        allocator=opened.allocator,
     )
     found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop)
     check()

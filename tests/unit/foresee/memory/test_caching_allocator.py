@@ -148,6 +148,13 @@ def test_the_variable_is_read() -> None:
         AllocatorSettings.parse("max_split_size_mb:lots")
 
 
+def test_the_newer_name_of_the_variable_counts_if_both_are_set() -> None:
+    old, new = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:32"}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert AllocatorSettings.of_environment({}) == AllocatorSettings()
+    assert AllocatorSettings.of_environment(old).max_split_size == 32 * MIB
+    assert AllocatorSettings.of_environment({**old, **new}) == GROWING
+
+
 @pytest.mark.parametrize("settings", [AllocatorSettings(), GROWING, AllocatorSettings(max_split_size=32 * MIB)])
 def test_blocks_are_never_lost(settings: AllocatorSettings) -> None:
     """Whatever is allocated and freed: in the end every byte is free again, in whole segments."""

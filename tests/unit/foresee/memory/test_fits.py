@@ -70,10 +70,23 @@ def test_pinned_blocks_are_powers_of_two_and_stay() -> None:
             Storage(7, 2, 1),
         ),
         events=tuple(MemoryEvent(*each) for each in ((0, 1), (0, 0), (1, 1), (1, 0), (2, 1), (3, 1))),
-        moments=(Moment(0, 0, 0, 0, 0),),
+        moments=(Moment(MOMENTS.index("forward"), 1, 0, 0, 0),),
         data_bytes=100,
     )
     found = host_peak(run)
     # The block of the first serves the third. That of the second is as large as 8 MiB, and torch keeps it.
     assert (found.pageable, found.pinned, found.pinned_blocks) == (7, 8 * MIB, 12 * MIB)
     assert found.held == 12 * MIB + 107
+
+
+def test_the_host_keeps_what_stays_after_a_model_was_built_there() -> None:
+    host, initialize, forward = PLACES.index("host"), MOMENTS.index("initialize"), MOMENTS.index("forward")
+    run = ForeseenRun(
+        world=1,
+        storages=(Storage(16 * GIB, 0, host), Storage(3 * GIB, 2, host)),
+        # The model goes to the device when the engine is made. Offloaded states stay.
+        events=tuple(MemoryEvent(*each) for each in ((0, 1), (0, 0), (1, 1))),
+        moments=(Moment(initialize, 0, 0, 0, 0), Moment(forward, 1, 0, 3, 0)),
+    )
+    found = host_peak(run)
+    assert (found.held, found.built) == (3 * GIB, 16 * GIB)

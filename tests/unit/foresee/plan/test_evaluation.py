@@ -1,10 +1,12 @@
 """One arm on one cluster: what fits, what is fastest, what it costs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.unit.foresee.plan.pretended_runs import MIB, pretended_run
+from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.arm_runs import ArmRuns, divided_anew
 from trial_lib.foresee.plan.arm_work import hopeless_arms
 from trial_lib.foresee.plan.arms import PlanArm
@@ -45,6 +47,13 @@ def test_what_fits_is_what_the_memory_says() -> None:
     assert row.ds_config["train_batch_size"] == 512
     assert row.memory["logits"] == pytest.approx(row.micro_batch * 500 * MIB, rel=0.01)
     assert sum(row.memory.values()) == pytest.approx(row.peak.value, rel=0.01)
+
+
+def test_the_users_settings_of_the_allocator_count() -> None:
+    evaluation = _evaluation(1)
+    rounded = replace(evaluation, allocator=AllocatorSettings(roundup_power2_divisions=((0, 2),)))
+    # Parameters of 2 GB are rounded to 2 GiB, and so on.
+    assert rounded.memory.at(1).needed.mean > evaluation.memory.at(1).needed.mean + 0.1 * GIB
 
 
 def test_speed_comes_with_an_interval_and_a_price() -> None:

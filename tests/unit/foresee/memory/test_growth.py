@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.foresee.memory.test_by_size import step_of
 from tests.unit.foresee.plan.pretended_runs import pretended_run
-from trial_lib.foresee.plan.growth import growth_between
+from trial_lib.foresee.memory.growth import growth_between
 from trial_lib.wire.foreseen_run import Storage
 
 
@@ -29,6 +30,12 @@ def test_offloaded_states_stay_as_they_are() -> None:
     assert growth is not None
     offloads = {"offload_optimizer": {"device": "cpu"}}
     assert growth.of(_run(1, 2, **offloads)).storages == _run(1, 4, **offloads).storages
+
+
+def test_a_step_of_one_micro_batch_shows_the_growth_of_a_step_of_two() -> None:
+    growth = growth_between(step_of(2, 2), step_of(4, 1))
+    assert growth is not None
+    assert growth.of(step_of(2, 2)).storages == step_of(4, 2).storages
 
 
 def test_a_growth_that_is_not_sure_is_none() -> None:

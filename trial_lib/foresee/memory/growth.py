@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TypeVar
 
-from trial_lib.wire.foreseen_run import ForeseenRun, Operation, Storage
+from trial_lib.wire.foreseen_run import ForeseenRun, Moment, Operation, Storage
 
 _T = TypeVar("_T")
 _AHEAD = 12
+_ROUNDED = 1e-6
 
 SURE = 0.95
 """A growth is used if at least this share of the pair's bytes grows in one way only."""
@@ -24,7 +25,7 @@ class Growth:
     """How storages and operations grow from one micro-batch to another.
 
     Attributes:
-        micro_batch: the larger one (samples).
+        micro_batch: the other one (samples).
         storages: new size by the moment that makes it, kind, place and size.
         operations: new FLOPs and moved bytes by moment, kind, data type, FLOPs and moved bytes.
         sure: the share of the pair's bytes whose growth is unambiguous.
@@ -36,7 +37,7 @@ class Growth:
     sure: float
 
     def of(self, run: ForeseenRun) -> ForeseenRun:
-        """Returns a run at the larger micro-batch. What the pair does not have stays as it is."""
+        """Returns a run at the other micro-batch. What the pair does not have stays as it is."""
         storages = list(run.storages)
         operations: list[Operation] = []
         for moment, made, done in _moments(run):
@@ -59,22 +60,57 @@ def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:
     """Returns what grows between two runs of one arm; None if they cannot be compared well enough.
 
     Storages and operations are paired in their order within each moment. A larger batch may add some, such as a copy
-    that a single sample does not need. They are left out.
+    that a single sample does not need. They are left out. A step may have fewer micro-batches in one of the runs, as a
+    global batch that is kept has with a larger micro-batch. Its last one is then the other's last.
     """
-    if len(small.moments) != len(large.moments) or small.dtypes != large.dtypes:
+    places = counterparts(small.moments, large.moments)
+    if places is None or small.dtypes != large.dtypes:
         return None
     most = large.micro_batch / small.micro_batch
     sizes, work = _Paired(), _Paired()
-    for (moment, made, done), (_, its_made, its_done) in zip(_moments(small), _moments(large), strict=True):
+    theirs = list(_moments(large))
+    for (moment, made, done), place in zip(_moments(small), places, strict=True):
+        _, its_made, its_done = theirs[place]
         one, other = [small.storages[index] for index in made], [large.storages[index] for index in its_made]
         for before, after in _aligned(one, other, lambda mine, its: _may_be(mine, its, most)):
             sizes.add((moment, before.kind, before.place, before.size), after.size, before.size)
         for do, its_do in _aligned(done, its_done, lambda mine, its: _may_do(mine, its, most)):
             work.add((moment, do.kind, do.dtype, do.flops, do.moved), (its_do.flops, its_do.moved), do.moved)
-    sure = min(sizes.sure, work.sure)
+    sure = min(sizes.sure, work.sure) if small.operations else sizes.sure
     if sure < SURE:
         return None
     return Growth(large.micro_batch, sizes.most(), work.most(), sure)
+
+
+def counterparts(mine: Sequence[Moment], theirs: Sequence[Moment]) -> list[int] | None:
+    """Returns for each moment of a run the index of the same moment of another run; None if one has none.
+
+    If their steps have other numbers of micro-batches, the last of a step is the other's last, which reduces gradients.
+    """
+    if {moment[:2] for moment in mine} != {moment[:2] for moment in theirs}:
+        return None
+    if [moment[:3] for moment in mine] == [moment[:3] for moment in theirs]:
+        return list(range(len(theirs)))
+    last, its_last = _last_micro_batches(mine), _last_micro_batches(theirs)
+    if last == its_last:
+        return None
+    known = {moment[:3]: index for index, moment in enumerate(theirs)}
+    found = []
+    for name, step, micro_batch, *_ in mine:
+        end = its_last[step]
+        place = known.get((name, step, end if micro_batch == last[step] else min(micro_batch, max(0, end - 1))))
+        place = known.get((name, step, min(micro_batch, end))) if place is None else place
+        if place is None:
+            return None
+        found.append(place)
+    return found
+
+
+def _last_micro_batches(moments: Sequence[Moment]) -> dict[int, int]:
+    last: dict[int, int] = {}
+    for moment in moments:
+        last[moment.step] = max(last.get(moment.step, 0), moment.micro_batch)
+    return last
 
 
 class _Paired:
@@ -119,12 +155,17 @@ def _is_pair(one: Sequence[_T], left: int, other: Sequence[_T], right: int, fits
 
 
 def _may_be(mine: Storage, its: Storage, most: float) -> bool:
-    """Whether a storage may be the other at the larger micro-batch: equal, or larger by the ratio at most."""
-    return (mine.kind, mine.place) == (its.kind, its.place) and mine.size <= its.size <= most * mine.size
+    """Whether a storage may be the other at the other micro-batch: equal, or changed by the ratio at most."""
+    return (mine.kind, mine.place) == (its.kind, its.place) and _is_between(mine.size, its.size, most)
 
 
 def _may_do(mine: Operation, its: Operation, most: float) -> bool:
-    return (mine.kind, mine.dtype) == (its.kind, its.dtype) and mine.moved <= its.moved <= most * mine.moved
+    return (mine.kind, mine.dtype) == (its.kind, its.dtype) and _is_between(mine.moved, its.moved, most)
+
+
+def _is_between(mine: float, its: float, most: float) -> bool:
+    least, most = sorted((mine, most * mine))
+    return least * (1 - _ROUNDED) <= its <= most * (1 + _ROUNDED)
 
 
 def _moments(run: ForeseenRun) -> Iterator[tuple[int, list[int], Sequence[Operation]]]:
