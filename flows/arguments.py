@@ -59,6 +59,7 @@ _OPTIONS: list[Decorator] = [
     _of_study("metric", "-m", "--metric", more=_units()),
     _of_study("from_earlier"),
     _of_study("foresee"),
+    _of_study("plan"),
     _of_study("run_full_experiment"),
     _of_study("ray_address", "--ray"),
     *_WINDOW,

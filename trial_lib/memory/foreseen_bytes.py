@@ -128,6 +128,11 @@ def foreseen_allocations(arm: ForeseenArm, by_formula: Allocations, needed: Allo
     )
 
 
+def needed_above_initialize(needed: Allocations) -> float:
+    """Returns the bytes at the peak of the steps above initialisation, by a configuration's allocations."""
+    return max(_early(needed) + needed.activations, _last(needed) + needed.kept_activations)
+
+
 def _early(needed: Allocations) -> float:
     """Returns the bytes of no sample at the peak of the activations."""
     return needed.states - needed.late_states + needed.buffers - needed.late_buffers

@@ -188,6 +188,16 @@ class StudyPaths(DrivenFolder, AnswerFolder):
         return self.root / "foreseen.json"
 
     @property
+    def plan(self) -> Path:
+        """The plan that the study began with: its record and its runs (`PlanPaths`)."""
+        return self.root / "plan"
+
+    @property
+    def planned_trials(self) -> Path:
+        """What the plan foresaw for each trial that has ended (`PlannedTrial`s by number, as JSON)."""
+        return self.root / "planned_trials.json"
+
+    @property
     def earlier_studies(self) -> Path:
         """The results of earlier studies that this one learned from, as of its opening (`EarlierStudy`s, as JSON)."""
         return self.root / "earlier_studies.json"

@@ -20,11 +20,11 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, PointCost, answers, completed, kept, stopped
 from trial_lib.search.arm_limits import ArmLimits, Failures
-from trial_lib.search.arm_priors import prior_costs
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
+from trial_lib.search.expected_arms import expected_costs, key_of
 from trial_lib.search.fine_knobs import fine_trials, propose
 from trial_lib.search.fitting_sizes import FittingSizes
 from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
@@ -67,7 +67,7 @@ class AdaptiveSearch(Search):
         self._headroom = settings.memory_headroom
         self._coordinates = SpaceCoordinates(problem.space)
         self._arms = problem.space.arms
-        self._prior_costs = prior_costs(self._arms)
+        self._prior_costs = expected_costs(self._arms, problem.base_config, problem.expected)
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
         self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)
@@ -243,6 +243,9 @@ class AdaptiveSearch(Search):
         return self._proposed[1]
 
     def _weigh(self) -> Candidate | Sweep | None:
+        planned = None if self._asks else self._planned()
+        if planned is not None:
+            return self._asked_for(planned)
         options = self._racing(risk=None)
         if not self._measured:
             return self._first(options)
@@ -301,6 +304,19 @@ class AdaptiveSearch(Search):
         if not allowed:
             return None
         return self._candidate(max(allowed, key=lambda point: self._fitting.probability(self._candidate(point))))
+
+    def _planned(self) -> Point | None:
+        """Returns the plan's answer, at a smaller size if less fits here; None without a plan, or if it has run."""
+        answer = next((each for each in self.problem.expected if each.is_first), None)
+        if answer is None:
+            return None
+        planned = [arm for arm, each in enumerate(self._arms) if key_of(each, self.problem.base_config) == answer.key]
+        guesses = [(arm, index) for arm in planned[:1] for index in self._leading(arm)[:1]]
+        for arm, index in guesses:
+            largest = min(answer.micro_batch, max(self._sizes(arm, index), default=0))
+            sizes = [size for size in self._policy.sizes() if size <= largest]
+            return next(iter(self._untried([Point(arm, index, max(sizes))])), None) if sizes else None
+        return None
 
     def _may_be_first(self, point: Point) -> bool:
         return point.size <= self._bound(point.arm) and self._fitting.host.fits(self._candidate(point))

@@ -10,6 +10,7 @@ from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.search.expected_arms import ExpectedArm
 from trial_lib.search.settings import SearchSettings
 from trial_lib.search.shared_reasons import SharedReasons
 from trial_lib.space.knobs import SearchSpace
@@ -42,6 +43,7 @@ class SearchProblem:
         can_sweep: whether one process group can measure several micro-batch sizes of the program.
         only_micro_batch: the only micro-batch size (samples), if the program itself varies its batches. None for any.
         foreseen: the arms that foreseen runs have found; none if there were no such runs.
+        expected: the arms of the plan that the study begins with; none without one.
     """
 
     space: SearchSpace
@@ -53,6 +55,7 @@ class SearchProblem:
     can_sweep: bool = False
     only_micro_batch: int | None = None
     foreseen: tuple[ForeseenArm, ...] = ()
+    expected: tuple[ExpectedArm, ...] = ()
 
 
 class Search(ABC):

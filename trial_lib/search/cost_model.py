@@ -32,7 +32,9 @@ _DEPARTURE, _DEPARTURE_DEVIATION = 0.005, 0.02
 _ARM_SHARE, _LINEAGE_SHARE, _STEP = 0.5, 0.25, 2.0
 # Priors of the fitted numbers: centre and width of their logarithms.
 _HALF_SIZES = tuple(2.0**power for power in range(-1, 9))
-_HALF_SIZE_PRIOR = (log(8.0), 1.2)
+HALF_SIZE = 8.0
+"""Samples of a micro-batch whose overhead and work are equal, before anything is measured."""
+_HALF_SIZE_PRIOR = (log(HALF_SIZE), 1.2)
 _FINE = (0.02, 0.05, 0.12)
 _FINE_PRIOR = (log(0.06), 0.7)
 _NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)

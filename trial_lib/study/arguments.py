@@ -51,6 +51,8 @@ class StudyArguments(FrozenRecord):
             confirmed. The search runs again only if the code, the versions, the hardware or the throughput has changed.
         foresee: run the program without a device beside the profile trial, and begin the search with the memory that
             this shows. It is for programs that take minutes to start.
+        plan: begin with this plan, which `zerotune plan` has made, perhaps elsewhere: its folder, or its plan.json. The
+            search tries the plan's answer first, and the others in the plan's order.
         run_full_experiment: train at full length with the winning configuration after the search.
         ray_address: spread the trials over the hosts of this Ray cluster, by HOST:PORT or auto. Default: this host
             alone.
@@ -81,6 +83,7 @@ class StudyArguments(FrozenRecord):
     include: tuple[Path, ...] = ()
     from_earlier: bool = False
     foresee: bool = False
+    plan: Path | None = None
     run_full_experiment: bool = False
     ray_address: str | None = None
     start: Literal["warm", "cold"] = "warm"
@@ -119,6 +122,13 @@ class StudyArguments(FrozenRecord):
         if self.from_earlier and not METHODS[self.method].confirms_winner:
             command = self.method.replace("_", "-")
             raise ValueError(f"--from-earlier is for methods that confirm a winner, not for {command}")
+        return self
+
+    @model_validator(mode="after")
+    def _plan_is_for_what_it_orders(self) -> "StudyArguments":
+        if self.plan is not None and not METHODS[self.method].has_catalogue:
+            able = " and ".join(method.name for method in METHODS.values() if method.has_catalogue)
+            raise ValueError(f"--plan is for the method {able}, not for {self.method}")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from functools import partial
 
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
+from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
 from trial_lib.records.result import TrialResult
 from trial_lib.search.base import Search
@@ -17,8 +18,10 @@ from trial_lib.study.build_program import CommandChanges
 from trial_lib.study.earlier.earlier_studies import earlier_studies_of
 from trial_lib.study.earlier.fingerprint import fingerprint_in
 from trial_lib.study.earlier.head_start import HeadStart
+from trial_lib.study.foresight.against_plan import AgainstPlan
 from trial_lib.study.foresight.in_background import Foresight
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
+from trial_lib.study.foresight.study_plan import study_plan
 from trial_lib.study.kept.edits import Edits
 from trial_lib.study.kept.history import (
     PROFILE_NUMBER,
@@ -64,6 +67,7 @@ class StudyDriver:
         known: the user's program, as far as it is known.
         search: its search; None until the first candidate is asked for.
         edits: the user's files that were edited while it ran.
+        plan: that it began with; None without one.
         time: the time of its search.
     """
 
@@ -81,6 +85,9 @@ class StudyDriver:
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
         self._measured = MeasuredConfigs()
         self._foresight: Foresight | None = None
+        hosts = max(1, len(setup.experiment.config.resources.hosts))
+        self.plan = study_plan(setup.paths.plan, setup.host, setup.slots, hosts)
+        self._against = None if self.plan is None else AgainstPlan(self.plan, setup.paths.planned_trials)
         self._history = History(setup.paths.history)
         self._replay(self._history.replayed)
         self.time = SearchTime(setup.arguments.max_minutes, seconds_of(self.state.results.values()))
@@ -182,9 +189,16 @@ class StudyDriver:
         """Returns the search, which is opened for its first candidate."""
         if self.search is None:
             known, can_sweep = [*self.state.begun, *self.head_start.trials()], self.place.can_sweep
-            foreseen = foreseen_in(self.setup.paths.foreseen)
-            self.search = open_search(self.setup, self.known.base_config, can_sweep, known, self.log, foreseen)
+            expected = () if self.plan is None else self.plan.expected
+            self.search = open_search(
+                self.setup, self.known.base_config, can_sweep, known, self.log, self._foreseen, expected
+            )
         return self.search
+
+    @property
+    def _foreseen(self) -> tuple[ForeseenArm, ...]:
+        """The arms that a plan has foreseen, or that were foreseen beside the profile trial."""
+        return self.plan.foreseen if self.plan is not None else foreseen_in(self.setup.paths.foreseen)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -213,7 +227,8 @@ class StudyDriver:
 
     def foresee(self) -> None:
         """Begins to foresee the program until the profile trial has ended, if the user asks for it."""
-        starter = self.place.starter_here if self.setup.arguments.foresee else None
+        is_asked = self.setup.arguments.foresee and self.plan is None
+        starter = self.place.starter_here if is_asked else None
         if starter is not None and self.state.profile is None:
             self._foresight = Foresight(self.setup, starter, self.setup.paths.root / "foreseen")
             self._foresight.begin()
@@ -240,6 +255,22 @@ class StudyDriver:
         self._write_end(end)
         if end.purpose is Purpose.PROFILE:
             self.prime()
+        if self._against is not None:
+            self._against.add(self.state, self.known.base_config)
+
+    def check_plan(self) -> None:
+        """Checks that the plan is of the program that the profile trial has found, and logs what it gives.
+
+        Raises:
+            InputError: it is of another program.
+        """
+        profile = self.state.profile
+        if self.plan is None or profile is None or profile.profile is None:
+            return
+        self.plan.check(profile.profile, self.known.base_config)
+        if self.search is None:
+            for sentence in self.plan.told():
+                self.log.info("%s", sentence)
 
     def stop(self, reason: str) -> None:
         """Records the end of the search."""
@@ -273,8 +304,7 @@ class StudyDriver:
             if result.program is not None:
                 keep_secret(KnownSecrets.within(result.program.ds_config or {}))
                 self.known = self.known.learned(result.program)
-            foreseen = foreseen_in(self.setup.paths.foreseen)
-            self._admission.profiled(result.profile, self.known.base_config, foreseen)
+            self._admission.profiled(result.profile, self.known.base_config, self._foreseen)
             return
         candidate = self.state.candidates[result.number]
         self._measured.add(result, candidate)

@@ -27,16 +27,21 @@ def own_devices(host: Host, known: Mapping[str, DeviceFigures], prices: Mapping[
         raise InputError(
             "this host has no GPU to plan for.", where="--on", remedy="Name devices, such as --on h100-80gb:8."
         )
-    models = sorted({*host.models.values()})
-    found = _device(models[0], host, known) if len(models) == 1 else None
+    found = own_kind(host, known)
     if found is None:
-        named = " and ".join(models) or "the GPU of this host"
+        named = " and ".join(sorted({*host.models.values()})) or "the GPU of this host"
         raise InputError(
             f"no known device is {named}.",
             where="--on",
             remedy="Name a device that is like it, or describe it in a file (--devices).",
         )
     return AskedDevices(Cluster(device=found, per_host=len(host.slots)), prices.get(found.name), is_here=True)
+
+
+def own_kind(host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:
+    """Returns the known device that a host's GPUs are; None if they are none of them, or of several models."""
+    models = {*host.models.values()}
+    return _device(models.pop(), host, known) if len(models) == 1 else None
 
 
 def _device(model: str, host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:

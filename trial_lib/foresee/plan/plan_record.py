@@ -126,6 +126,7 @@ class PlannedDevices(FrozenRecord):
         device: the name of the kind, as `--on` has it.
         nodes: hosts.
         per_node: devices of each host.
+        figures: of the kind (`DeviceFigures` as JSON), which may come from a file of the user's.
         price: of one device for one hour; None if it is not known.
         memory: bytes of one device.
         usable: of these, the bytes that a process may use.
@@ -143,6 +144,7 @@ class PlannedDevices(FrozenRecord):
     device: str
     nodes: int
     per_node: int
+    figures: dict[str, Any] = Field(default_factory=dict)
     price: float | None = None
     memory: float = 0.0
     usable: float = 0.0

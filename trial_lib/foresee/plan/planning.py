@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
@@ -287,6 +287,7 @@ def _table(
         device=device.name,
         nodes=asked.cluster.hosts,
         per_node=asked.cluster.per_host,
+        figures=asdict(device),
         price=asked.price,
         memory=device.memory,
         usable=device.memory * (1 - problem.headroom),

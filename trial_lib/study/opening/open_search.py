@@ -10,9 +10,11 @@ from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import HostMemory
+from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ModelProfile, ProgramProfile, TrialResult
+from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.search.base import Search, SearchProblem
+from trial_lib.search.expected_arms import ExpectedArm, without_hopeless
 from trial_lib.search.methods import METHODS
 from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
@@ -29,6 +31,7 @@ def open_search(
     known: Sequence[tuple[Candidate, TrialResult]],
     log: logging.Logger,
     foreseen: tuple[ForeseenArm, ...] = (),
+    expected: tuple[ExpectedArm, ...] = (),
 ) -> Search:
     """Returns the search of a study, which has asked for nothing yet.
 
@@ -39,6 +42,7 @@ def open_search(
         known: the profile trial, which has completed, then the submitted trial, if it has ended, then older trials.
         log: the study's log. It gets the knobs without an effect, the arms that are not tried, and the batch.
         foreseen: arms that were foreseen.
+        expected: arms of a plan.
 
     Raises:
         InputError: no candidate satisfies the batch policy.
@@ -56,7 +60,11 @@ def open_search(
     whole = study_space(setup, base_config, profile_trial)
     no_room = HostMemory(profile, base_config, setup.slots, setup.device, foreseen).without_room(whole.arms)
     space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
-    for sentence in (*left_out, *no_room, *unbuildable):
+    ran = {
+        arm_key(candidate.complete(base_config)) for candidate, result in known if result.outcome is Outcome.COMPLETED
+    }
+    space, hopeless = without_hopeless(space, base_config, expected, ran)
+    for sentence in (*left_out, *no_room, *unbuildable, *hopeless):
         log.warning("%s", sentence)
     problem = SearchProblem(
         space=space,
@@ -68,6 +76,7 @@ def open_search(
         can_sweep=can_sweep and not profile.pipeline_parallel,
         only_micro_batch=_only_micro_batch(arguments, program, log),
         foreseen=foreseen,
+        expected=expected,
     )
     search = method.load()(method.settings(**_settings(setup, metric_with(arguments.metric, profile_trial))), problem)
     for candidate, result in known:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
+from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of
@@ -25,6 +26,8 @@ from trial_lib.study.confirm.of_study import answer_of, since_last_study, untrie
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import keep_earlier_studies
 from trial_lib.study.earlier.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
+from trial_lib.study.foresight.plan_file import keep_plan, read_plan_file
+from trial_lib.study.foresight.study_plan import plan_for
 from trial_lib.study.kept.copies import told_apart
 from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.kept.folder import (
@@ -118,7 +121,12 @@ class OpenStudy:
         self.driver.prime()
 
     def profiled(self) -> None:
-        """Writes the metric that the study goes by. The profile trial may have replaced it."""
+        """Writes the metric that the study goes by. The profile trial may have replaced it.
+
+        Raises:
+            InputError: the study began with the plan of another program.
+        """
+        self.driver.check_plan()
         if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
@@ -204,6 +212,7 @@ class PlannedStudy:
     experiment: Experiment
     host: Host
     fingerprint: Fingerprint
+    plan: tuple[PlanPaths, PlanRecord] | None = None
 
 
 def plan_study(
@@ -228,7 +237,8 @@ def plan_study(
     check_arguments(arguments, experiment, host)
     experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
     keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
-    return PlannedStudy(arguments, experiment, host, fingerprint_of(experiment, arguments, host))
+    plan = None if arguments.plan is None else read_plan_file(arguments.plan)
+    return PlannedStudy(arguments, experiment, host, fingerprint_of(experiment, arguments, host), plan)
 
 
 def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None = None) -> OpenStudy:
@@ -242,6 +252,10 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
         write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
         if arguments.from_earlier:
             keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
+        if planned.plan is not None:
+            files, plan = planned.plan
+            slots = experiment.config.resources.slots_per_trial
+            keep_plan(files, plan_for(plan, host, slots), paths.plan)
     record = StudyRecord(
         study_id=study_id,
         name=experiment.name,
@@ -377,6 +391,7 @@ def _absolute(arguments: StudyArguments) -> dict[str, object]:
         "config_path": None if arguments.config_path is None else arguments.config_path.absolute(),
         "model_dir": arguments.model_dir.absolute(),
         "include": tuple(path.absolute() for path in arguments.include),
+        "plan": None if arguments.plan is None else arguments.plan.absolute(),
     }
 
 

@@ -1,0 +1,95 @@
+"""What a plan says of the arms: the order in which they are tried, the first of them, and those that cannot fit."""
+
+import math
+
+import pytest
+from adaptive_world import SPACE, SimulatedModel, adaptive, drive, ended, problem, trials
+
+from trial_lib.memory.zero_settings import arm_key
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome
+from trial_lib.search.arm_priors import prior_costs
+from trial_lib.search.expected_arms import ExpectedArm, expected_costs, key_of, without_hopeless
+
+BASE = problem().base_config
+KEYS = {arm.label: key_of(arm, BASE) for arm in SPACE.arms}
+LABELS = [arm.label for arm in SPACE.arms]
+
+
+def expected(label, speed=0.0, **more):
+    return ExpectedArm(key=KEYS[label], label=label, samples_per_s=speed, **more)
+
+
+def order(costs):
+    return [LABELS[place] for place in sorted(range(len(costs)), key=lambda place: costs[place])]
+
+
+def test_the_plans_speeds_order_the_arms():
+    plan = [expected("z3", 120.0), expected("z0", 100.0), expected("z1", 90.0), expected("z2", 60.0)]
+    costs = expected_costs(SPACE.arms, BASE, plan)
+    assert min(costs) == 0.0
+    assert [label for label in order(costs) if "-" not in label] == ["z3", "z0", "z1", "z2"]
+    assert costs[LABELS.index("z2")] - costs[LABELS.index("z3")] == pytest.approx(math.log(2))
+    assert expected_costs(SPACE.arms, BASE, ()) == prior_costs(SPACE.arms)
+
+
+def test_a_larger_micro_batch_explains_a_part_of_an_arms_speed():
+    plan = [expected("z3", 110.0, micro_batch=32), expected("z1", 100.0, micro_batch=4)]
+    # At equal sizes the arm that has to be small is the faster one.
+    assert order(expected_costs(SPACE.arms, BASE, plan)).index("z1") < order(
+        expected_costs(SPACE.arms, BASE, plan)
+    ).index("z3")
+
+
+def test_an_arm_without_a_speed_is_on_the_level_of_the_others():
+    costs = dict(zip(LABELS, expected_costs(SPACE.arms, BASE, [expected("z1", 50.0)]), strict=True))
+    formula = dict(zip(LABELS, prior_costs(SPACE.arms), strict=True))
+    assert costs["z3"] - costs["z1"] == pytest.approx(formula["z3"] - formula["z1"])
+
+
+def test_an_arm_that_cannot_fit_is_not_tried_unless_it_has_run():
+    plan = [expected("z0", no_room="it needs 9 GiB of 4 GiB on h100."), expected("z3", 10.0)]
+    space, said = without_hopeless(SPACE, BASE, plan, ran=())
+    assert [arm.label for arm in space.arms] == [label for label in LABELS if label != "z0"]
+    assert said == ["z0 is not tried: by the plan it needs 9 GiB of 4 GiB on h100."]
+    assert without_hopeless(SPACE, BASE, plan, ran={KEYS["z0"]}) == (SPACE, [])
+    # A plan by which nothing fits leaves the search its space.
+    assert without_hopeless(SPACE, BASE, [expected(label, no_room="x") for label in LABELS], ran=()) == (SPACE, [])
+
+
+def test_the_first_trial_is_the_plans_answer():
+    plan = (expected("z3", 10.0, micro_batch=24, is_first=True), expected("z2", 9.0))
+    search = adaptive(problem(expected=plan))
+    own = Candidate(knobs={"zero_optimization": {"stage": 0}}, micro_batch_size=4, slots=2, data_parallel_size=2)
+    search.observe(own, SimulatedModel().run(own))
+    first = search.ask()
+    assert (arm_key(first.complete(BASE)), first.micro_batch_size) == (KEYS["z3"], 24)
+    search.tell(first, SimulatedModel().run(first))
+    assert arm_key(search.ask().complete(BASE)) != KEYS["z3"]
+
+
+def test_it_begins_smaller_if_less_fits_here():
+    plan = (expected("z3", 10.0, micro_batch=4096, is_first=True),)
+    first = adaptive(problem(expected=plan)).ask()
+    assert arm_key(first.complete(BASE)) == KEYS["z3"]
+    assert 4 < first.micro_batch_size < 4096
+    largest = adaptive(problem(expected=plan), max_micro_batch=8).ask()
+    assert (arm_key(largest.complete(BASE)), largest.micro_batch_size) == (KEYS["z3"], 8)
+
+
+def test_a_search_from_a_plan_is_a_function_of_its_history():
+    plan = (expected("z3", 10.0, micro_batch=24, is_first=True), expected("z2", 9.0))
+    history = drive(adaptive(problem(expected=plan)), SimulatedModel().run)
+    replayed = adaptive(problem(expected=plan))
+    for candidate, result in trials(history):
+        assert replayed.ask() == candidate
+        replayed.tell(candidate, result)
+
+
+def test_an_answer_that_is_not_in_the_space_or_has_run_changes_nothing():
+    elsewhere = ExpectedArm(key=("none",), label="z9", samples_per_s=9.0, micro_batch=8, is_first=True)
+    assert adaptive(problem(expected=(elsewhere,))).ask() == adaptive().ask()
+    plan = (expected("z2", 10.0, micro_batch=16, is_first=True),)
+    search, done = adaptive(problem(expected=plan)), adaptive(problem(expected=plan)).ask()
+    search.observe(done, ended(Outcome.COMPLETED, metrics={"throughput": 5.0}))
+    assert search.ask() != done

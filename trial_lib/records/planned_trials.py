@@ -1,0 +1,103 @@
+"""How far off a plan was: what it foresaw for the trials of a study, beside what they measured."""
+
+from math import exp, log
+from statistics import median
+
+from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.records.units import percent
+
+_RIGHT = 0.005
+
+
+class PlannedTrial(FrozenRecord):
+    """One trial that a plan foresaw.
+
+    Attributes:
+        number: of the trial.
+        label: of its arm, such as `z3-offload-optimizer`.
+        micro_batch: samples.
+        memory: bytes, foreseen.
+        measured_memory: bytes on the rank that took most. None if the trial did not complete.
+        samples_per_s: foreseen, over all devices. None if the plan is for other devices.
+        low: the lower end of its 90 % interval.
+        high: the upper end.
+        measured_samples_per_s: None if the trial did not complete.
+    """
+
+    number: int
+    label: str
+    micro_batch: int
+    memory: float
+    measured_memory: float | None = None
+    samples_per_s: float | None = None
+    low: float | None = None
+    high: float | None = None
+    measured_samples_per_s: float | None = None
+
+    @property
+    def memory_off(self) -> float | None:
+        """The foreseen memory's error, as a share of the measured one. None if nothing was measured."""
+        return None if not self.measured_memory else self.memory / self.measured_memory - 1
+
+    @property
+    def speed_off(self) -> float | None:
+        """The foreseen speed's error, as a share of the measured one. None if there is no pair."""
+        if not self.samples_per_s or not self.measured_samples_per_s:
+            return None
+        return self.samples_per_s / self.measured_samples_per_s - 1
+
+
+class PlannedTrials(FrozenRecord):
+    """The trials of a study that a plan foresaw.
+
+    Attributes:
+        plan_id: of the plan.
+        devices: that it was for, such as `h100-80gb:8`.
+        is_here: whether the study ran on devices of that kind, so that speeds can be compared.
+        of_steps: whether memory is that of the steps above initialisation, as on a CPU. Otherwise it is the peak.
+        measured_on: study whose measurements the foreseen speeds come from. Empty if they are those of a data sheet.
+        trials: in the order of their numbers.
+    """
+
+    plan_id: str
+    devices: str
+    is_here: bool = False
+    of_steps: bool = False
+    measured_on: str = ""
+    trials: tuple[PlannedTrial, ...] = ()
+
+    @property
+    def memory_errors(self) -> list[float]:
+        """The sizes of the errors of memory, as shares."""
+        return [abs(trial.memory_off) for trial in self.trials if trial.memory_off is not None]
+
+    @property
+    def speed_error(self) -> float | None:
+        """The middle error of the speeds, as a share: 0.22 is 22 % too fast. None if no speed can be compared."""
+        found = [log(1 + trial.speed_off) for trial in self.trials if trial.speed_off is not None]
+        return exp(median(found)) - 1 if found else None
+
+    @property
+    def sentence(self) -> str:
+        """How far off the plan was, in a sentence or two."""
+        errors, speed = self.memory_errors, self.speed_error
+        if not errors and speed is None:
+            return "No trial that the plan foresaw has completed, so nothing shows how far off it was."
+        said = []
+        if errors:
+            worst = f" (worst {_shown(max(errors))})" if len(errors) > 1 else ""
+            said.append(f"{_shown(median(errors))} off in memory{' at the median' if worst else ''}{worst}")
+        if speed is not None:
+            said.append(
+                "right in speed"
+                if abs(speed) < _RIGHT
+                else f"{_shown(abs(speed))} too {'fast' if speed > 0 else 'slow'}"
+            )
+        found = f"The plan was {' and '.join(said)}."
+        if self.is_here:
+            return found
+        return f"{found} It was for {self.devices}, which this host does not have, so speeds are not compared."
+
+
+def _shown(share: float) -> str:
+    return percent(round(share, 2)) if share >= _RIGHT else "under 1 %"

@@ -1,0 +1,54 @@
+"""The file of a plan that a study begins with, and its copy in the study's folder."""
+
+import shutil
+from pathlib import Path
+
+from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
+from trial_lib.study.kept.record_file import read_record_file
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import OWNERS_FILE, make_own_folder, write_whole
+
+_WHERE = "--plan"
+_REMEDY = "Name the folder of a plan in zerotune-plans, or the plan.json there."
+
+
+def read_plan_file(given: Path) -> tuple[PlanPaths, PlanRecord]:
+    """Returns the files and the record of a plan.
+
+    Args:
+        given: its plan.json, or its folder.
+
+    Raises:
+        InputError: there is no plan, it is damaged, or it has foreseen nothing.
+    """
+    paths = PlanPaths(given if given.is_dir() else given.parent)
+    file = paths.record if given.is_dir() else given
+    try:
+        record = read_record_file(file, PlanRecord, "the plan", _REMEDY)
+    except FileNotFoundError:
+        said = "this folder has no plan.json." if given.is_dir() else "there is no such file."
+        raise InputError(said, where=f"{_WHERE} {given}", remedy=_REMEDY) from None
+    if not any(arm for devices in record.devices for arm in devices.arms if not arm.stopped):
+        raise InputError(
+            "this plan has foreseen no configuration, so a study cannot begin with it.",
+            where=f"{_WHERE} {given}",
+            remedy="Leave --plan out, or make a plan that foresees some.",
+        )
+    return paths, record
+
+
+def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path) -> None:
+    """Copies a plan into the folder of a study, which is complete without the plan's own.
+
+    Args:
+        plan: the plan's files.
+        record: the plan, with the devices that the study goes by.
+        folder: the copy.
+    """
+    kept = PlanPaths(folder)
+    make_own_folder(kept.runs)
+    for name in {name for devices in record.devices for arm in devices.arms for name in arm.runs}:
+        if plan.run(name).is_file():
+            shutil.copyfile(plan.run(name), kept.run(name))
+            kept.run(name).chmod(OWNERS_FILE)
+    write_whole(kept.record, record.model_dump_json(), mode=OWNERS_FILE)

@@ -1,0 +1,199 @@
+"""The plan that a study begins with: its arms' order and memory, and what it foresees for each trial."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.device.host.base import Host
+from trial_lib.foresee.memory.arm_bytes import foreseen_arm
+from trial_lib.foresee.plan.arm_runs import ArmRuns
+from trial_lib.foresee.plan.arms import ranks_of_a_replica
+from trial_lib.foresee.plan.kept_runs import kept_runs
+from trial_lib.foresee.plan.own_devices import own_kind
+from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.foresee.time.devices import Cluster, DeviceFigures
+from trial_lib.memory.foreseen_bytes import ForeseenArm
+from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import ModelProfile
+from trial_lib.records.units import bytes_shown
+from trial_lib.search.expected_arms import ExpectedArm
+from trial_lib.study.foresight.plan_file import read_plan_file
+from trial_lib.wire.errors import InputError
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+# An arm that fits with a smaller probability, and whose 90 % interval is above the device's memory, is not tried.
+_HOPELESS = 0.01
+_SAME_MODEL = 0.01
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A plan as a study on some slots uses it.
+
+    Attributes:
+        record: of the plan. It has the devices that are nearest to the slots, and no others.
+        runs: the foreseen runs by the arm's label. Empty if the plan came without them.
+        slots: devices of a trial.
+        device: `cuda` or `cpu`.
+        cluster: the slots, if they are of the plan's kind. Otherwise None, and speeds say nothing but an order.
+    """
+
+    record: PlanRecord
+    runs: Mapping[str, ArmRuns]
+    slots: int
+    device: str
+    cluster: Cluster | None = None
+
+    @property
+    def devices(self) -> PlannedDevices:
+        """The plan for the devices that are nearest to the slots."""
+        return self.record.devices[0]
+
+    @cached_property
+    def replicas(self) -> int:
+        """Replicas of the model on the slots."""
+        return max(1, self.slots // ranks_of_a_replica(self.record.ds_config))
+
+    @cached_property
+    def foreseen(self) -> tuple[ForeseenArm, ...]:
+        """The memory of the arms on so many slots; none if the plan came without its runs."""
+        found = (self._memory(runs) for runs in self.runs.values() if not runs.stopped)
+        return tuple(arm for arm in found if arm is not None)
+
+    @cached_property
+    def expected(self) -> tuple[ExpectedArm, ...]:
+        """The arms in the order of the plan."""
+        return tuple(
+            ExpectedArm(
+                key=self._key(arm),
+                label=arm.label,
+                micro_batch=arm.micro_batch,
+                samples_per_s=arm.samples_per_s.value if arm.samples_per_s is not None else 0.0,
+                is_first=bool(self.devices.best) and arm.label == self.devices.best,
+                no_room=self._no_room(arm),
+            )
+            for arm in self.devices.arms
+            if not arm.stopped
+        )
+
+    def told(self) -> Iterator[str]:
+        """Yields what the study takes from the plan, in sentences for its log."""
+        devices, chosen = self.devices, self.devices.chosen
+        first = "" if chosen is None else f" It tries {chosen.label} first, with a micro-batch of {chosen.micro_batch}"
+        more = ", or with a smaller one if less fits here." if first else " The plan says that nothing fits there."
+        here = "these devices" if self.cluster is not None and devices.count == self.slots else devices.label
+        yield f"The search begins with the plan {self.record.plan_id} for {here}.{first}{more}"
+        if self.cluster is None:
+            yield f"This host's devices are not {devices.device}, so the plan gives an order of arms and no speeds."
+        if not self.runs:
+            yield "The plan came without its folder `runs`, so formulas give the memory of its arms."
+
+    def check(self, profile: ModelProfile, base_config: Mapping[str, Any]) -> None:
+        """Checks that a plan is of the program that a profile trial has found.
+
+        Args:
+            profile: the model.
+            base_config: the user's DeepSpeed configuration, completed by that trial.
+
+        Raises:
+            InputError: it is of another model, or of another precision.
+        """
+        planned, found = self.record.parameters, profile.num_params
+        unlike = ""
+        if not profile.pipeline_parallel and planned and abs(planned - found) > _SAME_MODEL * found:
+            unlike = f"a model with {planned:,} parameters, and this one has {found:,}"
+        precisions = [ZeroSettings.of(each).precision for each in (self.record.ds_config, base_config)]
+        if not unlike and precisions[0] != precisions[1]:
+            sizes = [8 * each.bytes_per_param for each in precisions]
+            unlike = f"parameters of {sizes[0]} bits, and this configuration has {sizes[1]} bits"
+        if unlike:
+            raise InputError(
+                f"the plan is for {unlike}.",
+                where=f"--plan ({self.record.plan_id})",
+                remedy="Make a plan of this program, or leave --plan out.",
+            )
+
+    def run_of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
+        """Returns the label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
+        config = candidate.complete(base_config)
+        runs = self._runs_by_key.get(arm_key(config))
+        if runs is None:
+            return None
+        size, accumulation = candidate.micro_batch_size, max(1, candidate.gradient_accumulation_steps)
+        # The candidate's own settings decide what goes on beside the computation.
+        step = runs.step_at(self.replicas, size, accumulation)
+        return runs.arm.label, replace(step, micro_batch=size, ds_config=config)
+
+    @cached_property
+    def _runs_by_key(self) -> dict[ArmKey, ArmRuns]:
+        arms = {arm.label: arm for arm in self.devices.arms}
+        return {self._key(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
+
+    def _memory(self, runs: ArmRuns) -> ForeseenArm | None:
+        return foreseen_arm([run for run in runs.at_replicas(self.replicas) if run is not None], self.device)
+
+    def _key(self, arm: PlannedArm) -> ArmKey:
+        # An arm that was not run has no complete configuration.
+        return arm_key(arm.ds_config or overwrite_deepspeed_config(self.record.ds_config, arm.knobs))
+
+    def _no_room(self, arm: PlannedArm) -> str:
+        """Returns why an arm cannot fit on the slots; empty if it may, or if the plan is for others."""
+        if self.cluster is None or self.slots > self.devices.count or arm.peak is None:
+            return ""
+        if arm.fits >= _HOPELESS or arm.largest_micro_batch or arm.peak.low <= self.devices.memory:
+            return ""
+        return f"it needs {bytes_shown(arm.peak.value)} of {bytes_shown(self.devices.memory)} on {self.devices.device}."
+
+
+def devices_for(record: PlanRecord, host: Host, slots: int) -> tuple[PlannedDevices, bool]:
+    """Returns the devices of a plan that are nearest to some slots, and whether they are of the same kind.
+
+    The kind counts first, then the number, then the plan's answer.
+
+    Args:
+        record: of the plan.
+        host: has the slots.
+        slots: devices of a trial.
+    """
+    known = {each.device: DeviceFigures(**each.figures) for each in record.devices if each.figures}
+    own = own_kind(host, known)
+    answer = None if record.best is None else record.devices[record.best]
+
+    def likeness(each: PlannedDevices) -> tuple[bool, float, bool]:
+        return own is not None and each.device == own.name, -abs(log(each.count / slots)), each is answer
+
+    found = max(record.devices, key=likeness)
+    return found, likeness(found)[0]
+
+
+def plan_for(record: PlanRecord, host: Host, slots: int) -> PlanRecord:
+    """Returns a plan with nothing but the devices that are nearest to some slots."""
+    devices, _ = devices_for(record, host, slots)
+    return record.model_copy(update={"devices": (devices,), "best": 0 if devices.best else None})
+
+
+def study_plan(folder: Path, host: Host, slots: int, hosts: int = 1) -> StudyPlan | None:
+    """Returns the plan that a study has kept; None if it began with none.
+
+    Args:
+        folder: of the study's copy.
+        host: has the slots, or is one of the hosts that have them.
+        slots: devices of a trial.
+        hosts: that a trial takes.
+
+    Raises:
+        InputError: the copy is damaged.
+    """
+    if not PlanPaths(folder).record.is_file():
+        return None
+    paths, record = read_plan_file(folder)
+    devices, is_here = devices_for(record, host, slots)
+    cluster = (
+        Cluster(device=DeviceFigures(**devices.figures), hosts=hosts, per_host=slots // hosts) if is_here else None
+    )
+    return StudyPlan(record, kept_runs(devices, paths), slots, host.device, cluster)
