@@ -7,6 +7,7 @@ from typing import Any
 from flows.interrupts import interrupts
 from flows.terminal import say, say_ways
 from trial_lib.full_experiment.open import read_full_experiment
+from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyStatus
@@ -31,6 +32,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
     largest = _largest(rows) if found and not METHODS[record.method].confirms_winner else None
     compared = since_last_study(driver) if found else None
     full_experiment = read_full_experiment(study)
+    planned = PlannedTrials.in_file(study.paths.planned_trials)
     return {
         "study": record.study_id,
         "folder": str(study.paths.root),
@@ -41,6 +43,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "gain_interval": record.gain_interval,
         "confirmation": answer.finding.document() if answer is not None and answer.finding is not None else None,
         "since_last": None if compared is None else compared.document(),
+        "planned": None if planned is None else planned.document(),
         "best": None if answer is None or best is None else {**best.model_dump(mode="json"), **_promise(answer, best)},
         "largest": largest.model_dump(mode="json") if largest else None,
         "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
@@ -84,6 +87,8 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     if document["since_last"] is not None:
         kind = "REGRESSION" if document["since_last"]["is_regression"] else "The winner"
         say(f"{kind}: {document['since_last']['sentence']}")
+    if document["planned"] is not None:
+        say(document["planned"]["sentence"])
     say(f"Configuration: {study.paths.best_ds_config}")
     say(f"Train with it: sh {study.paths.best_command}")
     if study.paths.report.exists():

@@ -11,8 +11,8 @@ from study_fixtures import Study, Zerotune
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
-from trial_lib.study.foresight.against_plan import planned_trials_in
 from trial_lib.study.kept.history import Asked
 
 pytestmark = pytest.mark.timeout(400)
@@ -104,7 +104,7 @@ def test_a_study_begins_with_what_was_planned_for_gpus(zerotune: Zerotune) -> No
     first = searched_by(study)[0]
     assert first.micro_batch_size <= plan.chosen.micro_batch
     assert arm_key(first.complete(plan.ds_config)) == arm_key(plan.chosen.ds_config)
-    compared = planned_trials_in(study.paths.planned_trials)
+    compared = PlannedTrials.in_file(study.paths.planned_trials)
     assert compared is not None
     completed = {each.number for each in study.results.values() if each.outcome is Outcome.COMPLETED}
     assert {trial.number for trial in compared.trials if trial.measured_memory} <= completed

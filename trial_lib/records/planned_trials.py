@@ -1,7 +1,9 @@
 """How far off a plan was: what it foresaw for the trials of a study, beside what they measured."""
 
 from math import exp, log
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.units import percent
@@ -66,6 +68,14 @@ class PlannedTrials(FrozenRecord):
     measured_on: str = ""
     trials: tuple[PlannedTrial, ...] = ()
 
+    @classmethod
+    def in_file(cls, file: Path) -> "PlannedTrials | None":
+        """Returns what a study has kept; None if it has no plan, or none of its trials has ended."""
+        try:
+            return cls.model_validate_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
     @property
     def memory_errors(self) -> list[float]:
         """The sizes of the errors of memory, as shares."""
@@ -97,6 +107,10 @@ class PlannedTrials(FrozenRecord):
         if self.is_here:
             return found
         return f"{found} It was for {self.devices}, which this host does not have, so speeds are not compared."
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON, with the sentence."""
+        return {"sentence": self.sentence, **self.model_dump(mode="json")}
 
 
 def _shown(share: float) -> str:

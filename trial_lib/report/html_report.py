@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.figures import Drawn
+from trial_lib.report.foreseen.planned_rows import planned_rows
 from trial_lib.report.page_parts import drawings, packed_plotly, page_template
 from trial_lib.report.study_view import StudyView
 
@@ -20,6 +21,7 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
         failures=failure_groups(view.trials),
         compared=_compared(view),
         trials=view.ranked,
+        planned=[] if view.planned is None else planned_rows(view.planned),
         config=None if view.best_config is None else json.dumps(view.best_config, indent=2),
     )
 

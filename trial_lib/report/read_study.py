@@ -15,6 +15,7 @@ from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.answer_line import gain_line
+from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
@@ -101,6 +102,7 @@ def read_study(root: Path) -> StudyView:
         started_at=record.started_at,
         confirmed=() if finding is None else confirmed_views(finding, state.candidates),
         facts=study_facts(paths, record, state.results.values()),
+        planned=PlannedTrials.in_file(paths.planned_trials),
     )
     return shown_view(view, secrets)
 

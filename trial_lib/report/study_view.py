@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trial_lib.records.candidate import Purpose
+from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
 from trial_lib.report.leaderboard import LeaderboardRow
 
@@ -155,6 +156,7 @@ class StudyView:
         started_at: seconds since the epoch.
         confirmed: the configurations that were measured again, the user's first.
         facts: its circumstances by name: versions, hosts, the model, the arguments.
+        planned: what the plan foresaw that the study began with. None without one, or before a trial has ended.
     """
 
     study_id: str
@@ -188,6 +190,7 @@ class StudyView:
     started_at: float
     confirmed: tuple[ConfirmedView, ...]
     facts: Mapping[str, str]
+    planned: PlannedTrials | None = None
 
     @property
     def ranked(self) -> list[TrialView]:
@@ -232,6 +235,7 @@ class StudyView:
             "running": [{"trial": number, "label": label} for number, label in self.running.items()],
             "trials": [_trial_document(trial) for trial in self.ranked],
             "facts": dict(self.facts),
+            "planned": None if self.planned is None else self.planned.document(),
         }
 
 

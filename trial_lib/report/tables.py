@@ -5,7 +5,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.report.failures import failure_groups
+from trial_lib.report.foreseen.planned_rows import planned_rows
 from trial_lib.report.knob_effects import knob_effects, percent
 from trial_lib.report.study_view import Interval, StudyView, duration, setting_text
 
@@ -30,6 +32,8 @@ def _tables(view: StudyView) -> list[RenderableType]:
         parts += ["", _confirmed(view)]
     if view.trials:
         parts += ["", _trials(view)]
+    if view.planned is not None and view.planned.trials:
+        parts += ["", _planned(view.planned)]
     if view.running:
         parts.append(Text("running: " + ", ".join(f"{number:04d} {label}" for number, label in view.running.items())))
     if view.failed:
@@ -52,6 +56,8 @@ def _answer(view: StudyView) -> Text:
         text.append(f"\n{view.reason}")
     for note in view.notes:
         text.append(f"\n{note}", style="dim")
+    if view.planned is not None:
+        text.append(f"\n{view.planned.sentence}", style="dim")
     if view.best_command:
         text.append(f"\n{view.best_command}", style="cyan")
     text.append(f"\n{view.folder}", style="dim")
@@ -106,6 +112,15 @@ def _trials(view: StudyView) -> Table:
     if len(view.trials) > _TRIALS_SHOWN:
         more = "--json" if view.status == "running" else "--json, or report.html"
         table.caption = f"and {len(view.trials) - _TRIALS_SHOWN} more: {more}"
+    return table
+
+
+def _planned(planned: PlannedTrials) -> Table:
+    """Returns the foreseen figures beside the measured ones."""
+    numbers = ("memory foreseen", "measured", "off", "samples/s foreseen", "measured", "off")
+    table = _table(f"the plan for {planned.devices} and its trials", "trial", "arm", "batch", *numbers, right=numbers)
+    for row in planned_rows(planned):
+        table.add_row(f"{row.trial:04d}", escape(row.arm), str(row.micro_batch), *row.memory, *row.speed)
     return table
 
 

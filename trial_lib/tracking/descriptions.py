@@ -9,6 +9,7 @@ import yaml
 
 from trial_lib.records.answer_line import NO_GAIN, gain_line
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyPaths, StudyRecord
@@ -35,6 +36,9 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     ]
     if record.regression:
         lines.append(f"**Slower than before:** {record.regression}")
+    planned = PlannedTrials.in_file(paths.planned_trials)
+    if planned is not None:
+        lines.append(planned.sentence)
     notes = (answer.get("confirmation") or {}).get("notes", ())
     lines.append("\n".join(f"- {redact_text(note)}" for note in notes))
     lines.append(_changes(record, paths))

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialDevice, TrialResult
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus, TrialPaths
 from trial_lib.secrets.by_name import redact, redact_text
@@ -85,6 +87,7 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         **answer.get("metrics", {}),
         **({} if record.gain is None else {"gain": record.gain}),
         **dict(zip(("gain_low", "gain_high"), record.gain_interval or (), strict=False)),
+        **_plan_metrics(PlannedTrials.in_file(paths.planned_trials)),
     }
     tags = {
         "reason": redact_text(record.reason),
@@ -106,6 +109,25 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         metrics=as_points(metrics),
         artifacts=[file for file in study_artifacts(paths) if file.exists()],
     )
+
+
+def _plan_metrics(planned: PlannedTrials | None) -> dict[str, float]:
+    """Returns how far off the plan was, as shares."""
+    if planned is None:
+        return {}
+    errors, speed = planned.memory_errors, planned.speed_error
+    memory = {"plan.memory_error": median(errors), "plan.memory_error_worst": max(errors)} if errors else {}
+    return {**memory, **({} if speed is None else {"plan.speed_error": speed})}
+
+
+def _foreseen_metrics(paths: TrialPaths, number: int) -> dict[str, float]:
+    """Returns what the study's plan foresaw for a trial; nothing without a plan."""
+    planned = PlannedTrials.in_file(StudyPaths(paths.root.parents[1]).planned_trials)
+    trial = next((each for each in (() if planned is None else planned.trials) if each.number == number), None)
+    if trial is None:
+        return {}
+    speed = {} if trial.samples_per_s is None else {"foreseen.throughput": trial.samples_per_s}
+    return {"foreseen.memory": trial.memory, **speed}
 
 
 def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
@@ -158,7 +180,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         ended_at=result.started_at + sum(result.phases.values()),
         tags=as_tags(tags),
         params=as_params(_knobs(candidate, record.ds_config)),
-        metrics=[*as_points(_trial_metrics(result)), *steps],
+        metrics=[*as_points({**_trial_metrics(result), **_foreseen_metrics(paths, result.number)}), *steps],
         artifacts=[file for file in (paths.ds_config, paths.result, *logs) if file.exists()],
     )
 

@@ -18,14 +18,6 @@ from trial_lib.wire.whole_files import write_whole
 _COMPARED = (Purpose.SUBMITTED, Purpose.SEARCH, Purpose.CONFIRM)
 
 
-def planned_trials_in(file: Path) -> PlannedTrials | None:
-    """Returns what a study's plan foresaw for its trials; None if it has no plan, or no trial has ended."""
-    try:
-        return PlannedTrials.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 class AgainstPlan:
     """Compares the trials of a study with its plan.
 
@@ -43,7 +35,7 @@ class AgainstPlan:
             is_here=plan.cluster is not None,
             of_steps=kind_of(plan.device).computes_on_the_processor,
         )
-        self._kept = planned_trials_in(file) or empty
+        self._kept = PlannedTrials.in_file(file) or empty
         self._seen = {trial.number for trial in self._kept.trials}
         self._model: MemoryModel | None = None
 
