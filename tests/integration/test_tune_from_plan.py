@@ -64,7 +64,8 @@ def test_the_first_searched_trial_is_the_plans_answer(zerotune: Zerotune) -> Non
     running.wait_until(lambda: asked_by(zerotune), "the search", timeout_s=300)
     running.process.send_signal(signal.SIGINT)
     assert running.end().returncode == 130
-    assert [(each.zero_stage, each.micro_batch_size) for each in asked_by(zerotune)] == [(3, 4)]
+    first = asked_by(zerotune)[0]
+    assert (first.zero_stage, first.micro_batch_size) == (3, 4)
     paths = zerotune.study.paths
     assert "It tries z3 first, with a micro-batch of 4" in paths.log.read_text()
     # The study is complete without the plan's own folder, and a resumed one goes by its copy.

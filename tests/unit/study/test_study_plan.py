@@ -13,6 +13,7 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile
 from trial_lib.study.foresight.study_plan import devices_for, plan_for, study_plan
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.foreseen_run import OPERATIONS, Operation
 
 KNOWN = known_devices()
 H100 = Host(
@@ -56,6 +57,13 @@ def record(*asked):
     return plan_by_hand(devices=asked, best=0, ds_config={**CONFIG, "zero_optimization": {"stage": 2}})
 
 
+def with_work(run):
+    """Returns a run by hand with a product of matrices in each moment, which grows with the micro-batch."""
+    product = Operation(OPERATIONS.index("matmul"), 0, 4e13 * run.micro_batch, 1e9 * run.micro_batch)
+    moments = tuple(moment._replace(operation=place) for place, moment in enumerate(run.moments))
+    return replace(run, moments=moments, operations=(product,) * len(moments))
+
+
 @pytest.fixture
 def opened(tmp_path):
     """The plan of a study on a host, from a folder with the runs."""
@@ -65,9 +73,8 @@ def opened(tmp_path):
         for each in plan.devices[0].arms:
             for name in each.runs:
                 run = read_run(paths.run(name))
-                size = f"{name}".split("mbs")[1].split("-")[0]
-                config = {**each.ds_config, "train_micro_batch_size_per_gpu": int(size)}
-                write_run(paths.run(name), replace(run, ds_config=config))
+                config = {**each.ds_config, "train_micro_batch_size_per_gpu": run.micro_batch}
+                write_run(paths.run(name), with_work(replace(run, ds_config=config)))
         return study_plan(tmp_path, host, slots)
 
     return open_it
