@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from trial_lib.foresee.memory.growth import Growth, growth_between
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.arms import PlanArm
-from trial_lib.foresee.plan.growth import Growth, growth_between
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, read_run
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
