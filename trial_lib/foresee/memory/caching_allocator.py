@@ -25,7 +25,7 @@ SMALLEST_REST = 512
 _RANGE = LARGE_SEGMENT * 2**26
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Block:
     """A stretch of a segment. `before` and `after` are its neighbours there."""
 
@@ -39,10 +39,6 @@ class _Block:
     @property
     def is_split(self) -> bool:
         return self.before is not None or self.after is not None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.size, self.start
 
     @property
     def grown_size(self) -> int:
@@ -66,11 +62,11 @@ class _Pool:
 
     def add(self, block: _Block) -> None:
         block.is_free = True
-        insort(self.keys, block.key)
+        insort(self.keys, (block.size, block.start))
         self.blocks[block.start] = block
 
     def remove(self, block: _Block) -> None:
-        del self.keys[bisect_left(self.keys, block.key)]
+        del self.keys[bisect_left(self.keys, (block.size, block.start))]
         del self.blocks[block.start]
         block.is_free = False
 
@@ -80,7 +76,9 @@ class _Pool:
         if place == len(self.keys):
             return None
         best = self.blocks[self.keys[place][1]]
-        # Only a block that can grow is worse than a larger one, so the next one mostly ends it.
+        if not self.unmapped:
+            # No block can grow.
+            return best
         for following in range(place + 1, len(self.keys)):
             block = self.blocks[self.keys[following][1]]
             if block.grown_size >= best.grown_size:
@@ -159,10 +157,10 @@ class CachingAllocator:
                     self._release(pool, block)
 
     def _pool(self, stream: int, *, is_small: bool) -> _Pool:
-        key = stream, is_small
-        if key not in self._pools:
-            self._pools[key] = _Pool(is_small=is_small, number=len(self._pools))
-        return self._pools[key]
+        pool = self._pools.get((stream, is_small))
+        if pool is None:
+            pool = self._pools[stream, is_small] = _Pool(is_small=is_small, number=len(self._pools))
+        return pool
 
     def _cached(self, pool: _Pool, size: int) -> _Block | None:
         block = pool.smallest(size)

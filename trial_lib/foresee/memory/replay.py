@@ -79,23 +79,25 @@ def replay(
         if not allocator.allocate(-1 - index, size):
             failed_at, lacking = 0, size
     most.see(allocator)
+    storages, events = run.storages, run.events
     moments: list[MomentReserved] = []
     bounds = [moment.event for moment in run.moments[1:]] + [len(run.events)]
     for moment, end in zip(run.moments, bounds, strict=False):
         here = _Most()
         here.see(allocator)
         for event in range(moment.event, end if failed_at is None else moment.event):
-            storage = run.storages[run.events[event].storage]
+            index, is_made = events[event]
+            storage = storages[index]
             if storage.place != device:
                 continue
-            if not run.events[event].is_made:
-                allocator.free(run.events[event].storage)
+            if not is_made:
+                allocator.free(index)
                 continue
-            if not allocator.allocate(run.events[event].storage, storage.size, storage.stream):
+            if not allocator.allocate(index, storage.size, storage.stream):
                 failed_at, lacking = event, storage.size
                 break
             here.see(allocator)
-            most.see(allocator)
+        most.take(here)
         moments.append(
             MomentReserved(
                 name=MOMENTS[moment.name],
@@ -158,7 +160,14 @@ class _Most:
     segments: int = 0
 
     def see(self, allocator: CachingAllocator) -> None:
-        self.allocated = max(self.allocated, allocator.allocated)
-        now = allocator.reserved, allocator.allocated
-        if now > (self.reserved, self.in_use_then):
-            (self.reserved, self.in_use_then), self.segments = now, allocator.segments
+        allocated, reserved = allocator.allocated, allocator.reserved
+        if allocated > self.allocated:
+            self.allocated = allocated
+        if reserved > self.reserved or (reserved == self.reserved and allocated > self.in_use_then):
+            self.reserved, self.in_use_then, self.segments = reserved, allocated, allocator.segments
+
+    def take(self, later: "_Most") -> None:
+        """Takes the most of a later stretch, if it is more."""
+        self.allocated = max(self.allocated, later.allocated)
+        if (later.reserved, later.in_use_then) > (self.reserved, self.in_use_then):
+            self.reserved, self.in_use_then, self.segments = later.reserved, later.in_use_then, later.segments
