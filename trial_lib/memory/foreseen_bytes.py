@@ -6,6 +6,7 @@ of one setting of the fine knobs. The formulas give the difference to another se
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from trial_lib.memory.allocations import Allocations
@@ -25,18 +26,19 @@ class SizeLine:
     per_sample: float = 0.0
 
     @classmethod
-    def through(cls, small: tuple[int, float], large: tuple[int, float]) -> "SizeLine":
-        """Returns the line through two sizes, or a constant if they are equal.
+    def near(cls, bytes_by_size: Mapping[int, float]) -> "SizeLine":
+        """Returns the line with the least squared error, or a constant if more samples do not take more.
 
         Args:
-            small: samples and bytes.
-            large: samples and bytes of a larger micro-batch.
+            bytes_by_size: bytes by samples, of two sizes at least. Two sizes give the line through both.
         """
-        (samples, bytes_), (more_samples, more_bytes) = small, large
-        if samples == more_samples:
-            return cls(more_bytes)
-        slope = max(0.0, (more_bytes - bytes_) / (more_samples - samples))
-        return cls(more_bytes - slope * more_samples, slope)
+        size, bytes_ = fmean(bytes_by_size), fmean(bytes_by_size.values())
+        spread = sum((each - size) ** 2 for each in bytes_by_size)
+        together = sum((each - size) * (its - bytes_) for each, its in bytes_by_size.items())
+        if together <= 0:
+            return cls(bytes_by_size[max(bytes_by_size)])
+        slope = together / spread
+        return cls(bytes_ - slope * size, slope)
 
     def at(self, samples: int) -> float:
         """Returns the bytes of a micro-batch size (samples)."""

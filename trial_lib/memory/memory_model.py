@@ -34,10 +34,11 @@ _PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
 # activations were. CUDA's allocator counts the memory in use, and not its place.
 _IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
 # A foreseen run has the temporaries and the layers' sizes, so its figures count as they are. It does not see the
-# workspaces of libraries. On a CPU these and the holes of the heap are fitted to the programs of
+# workspaces of libraries. On a CPU these, and the deviations, are those of lines through the peaks of the programs in
 # benchmarks/memory_model/other_programs. Some programs run otherwise on the device: other kernels, compiled code.
-_FORESEEN_MEANS = {"cpu": (0.7, 1.1, 1.0, 1.0), "cuda": (1.0, 1.0, 1.0, 1.0)}
-_FORESEEN_DEVIATIONS = {"cpu": (0.25, 0.12, 0.1, 0.25), "cuda": (0.6, 0.12, 0.1, 0.25)}
+_FORESEEN_MEANS = {"cpu": (0.65, 1.0, 1.0, 1.0), "cuda": (1.0, 1.0, 1.0, 1.0)}
+_FORESEEN_DEVIATIONS = {"cpu": (0.2, 0.1, 0.1, 0.2), "cuda": (0.6, 0.12, 0.1, 0.25)}
+_FAR = {"cpu": 0.05, "cuda": 0.15}
 _FAR_DEVIATIONS = (0.6, 0.6, 0.3, 0.7)
 _ARM_DEVIATIONS = (0.12, 0.12)
 _PROFILE_NOISE = 3.0
@@ -100,9 +101,8 @@ def measured_above_initialize(memory: Memory) -> int | None:
 
 
 def _foreseen_priors(device: str) -> tuple[Prior, ...]:
-    means, deviations = _FORESEEN_MEANS[device], _FORESEEN_DEVIATIONS[device]
-    priors = (Prior(0.85, means, deviations), Prior(0.15, means, _FAR_DEVIATIONS))
-    return (*priors, Prior(1.0, means, deviations, at_once=True)) if device == "cpu" else priors
+    means, far = _FORESEEN_MEANS[device], _FAR[device]
+    return Prior(1 - far, means, _FORESEEN_DEVIATIONS[device]), Prior(far, means, _FAR_DEVIATIONS)
 
 
 class MemoryModel:

@@ -14,8 +14,9 @@ MOMENTS = ("initialize", "load", "forward", "backward", "update", "between")
 KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer", "input", "temporary")
 """The uses of memory. A buffer is DeepSpeed's own: a bucket, gathered parameters, a flat copy."""
 
-PLACES = ("device", "host", "pinned")
-"""Where memory lies. `pinned` is host memory that the device may read."""
+PLACES = ("device", "host", "pinned", "processor", "thread")
+"""Where memory lies. `pinned` is host memory that the device may read. The last two count only if a CPU is the device:
+what its operators take beside their results, on the program's own heap and on that of the thread that communicates."""
 
 OPERATIONS = (
     "matmul",

@@ -53,14 +53,19 @@ def ran(above):
 
 
 def test_a_line_goes_through_two_sizes():
-    line = SizeLine.through((2, 110.0), (6, 130.0))
+    line = SizeLine.near({2: 110.0, 6: 130.0})
     assert (line.constant, line.per_sample) == (100.0, 5.0)
     assert line.at(10) == 150.0
 
 
-@pytest.mark.parametrize("large", [(2, 130.0), (6, 90.0)])
-def test_more_samples_never_take_less(large):
-    assert SizeLine.through((2, 110.0), large) == SizeLine(large[1])
+def test_more_samples_never_take_less():
+    assert SizeLine.near({2: 110.0, 6: 90.0}) == SizeLine(90.0)
+
+
+def test_a_line_lies_between_the_holes_of_several_sizes():
+    line = SizeLine.near({10: 100.0, 20: 220.0, 30: 280.0, 40: 400.0})
+    assert line.per_sample == pytest.approx(9.6)
+    assert line.at(25) == pytest.approx(250.0)
 
 
 def test_an_arm_survives_its_file():

@@ -6,6 +6,7 @@ import torch
 from torch._C._distributed_c10d import FakeWork, ProcessGroup
 from torch._subclasses.fake_tensor import FakeTensor
 
+from trial_lib.foresee.inside import processor_kernels
 from trial_lib.foresee.inside.memory_log import BUFFER, MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 
@@ -54,6 +55,10 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
         for each in _tensors(args[0]):
             memory.name(each, BUFFER)
             vars(each).pop("_foreseen_known", None)
+    kind, position = _KINDS.get(name, ("", 0))
+    if kind:
+        whole = sum(each.numel() * each.element_size() for each in _tensors(args[position]))
+        processor_kernels.note_collective(kind, whole, memory)
     work = FakeWork().boxed()
     returns = len(func._schema.returns)
     return work if returns == 1 else (args[0], work)

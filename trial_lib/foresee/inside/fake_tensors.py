@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trial_lib.foresee.inside import collectives, output_memo, pretended_device
+from trial_lib.foresee.inside import collectives, output_memo, pretended_device, processor_kernels
 from trial_lib.foresee.inside.asks import Asks, CannotForeseeError
 from trial_lib.foresee.inside.memory_log import INPUT, PARAMETER, MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
@@ -136,8 +136,11 @@ class FakeTensors(TorchDispatchMode):
             if entry.cost is not None:
                 self._operations.note(entry.cost)
         is_moved_data = args is not given and func._opname == "_to_copy"
-        for each in made:
-            (self._memory.made_from_data if is_moved_data else self._memory.made)(each)
+        if func._opname in (processor_kernels.FORWARD, processor_kernels.BACKWARD):
+            processor_kernels.note_made(func._opname, args, made, self._memory)
+        else:
+            for each in made:
+                (self._memory.made_from_data if is_moved_data else self._memory.made)(each)
         self._keep_known(func, args, kwargs, tensors, out)
         return out
 

@@ -15,7 +15,7 @@ from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, MemoryEvent, Mom
 
 PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, BUFFER, INPUT, TEMPORARY = range(len(KINDS))
 INITIALIZE, LOAD, FORWARD, BACKWARD, UPDATE, BETWEEN = range(len(MOMENTS))
-_DEVICE, _HOST, _PINNED = range(len(PLACES))
+_DEVICE, _HOST, _PINNED, PROCESSOR, THREAD = range(len(PLACES))
 # The kind of a storage that nothing else names, by the moment in which it was made.
 _KIND_OF = {
     INITIALIZE: BUFFER,
@@ -111,6 +111,26 @@ class MemoryLog:
         self._events.append(-life.index - 1)
         if self._places[life.index] == _DEVICE:
             self.live_bytes -= self._sizes[life.index]
+
+    def passing(self, size: int, place: int) -> int:
+        """Notes a block that a processor takes beside the results of an operator, and returns its number.
+
+        Args:
+            size: bytes.
+            place: `PROCESSOR` or `THREAD`.
+        """
+        index = len(self._sizes)
+        self._sizes.append(size)
+        self._kinds.append(TEMPORARY)
+        self._places.append(place)
+        self._streams.append(0)
+        self._made_at.append(len(self._events))
+        self._events.append(index + 1)
+        return index
+
+    def passed(self, number: int) -> None:
+        """Notes the end of such a block."""
+        self._events.append(-number - 1)
 
     def name(self, tensor: Any, kind: int) -> None:
         """Names the kind of a tensor's storage. The last name counts."""
