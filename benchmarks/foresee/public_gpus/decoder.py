@@ -43,33 +43,39 @@ def _gate(gate: Tensor, up: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal attention with fewer heads of keys and values if the row has fewer."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, divided: Any) -> None:
         super().__init__()
-        self.heads, self.kv_heads = program.heads, program.kv_heads
+        self.divided = divided
+        self.heads, self.kv_heads = program.heads // divided.shards, max(1, program.kv_heads // divided.shards)
         self.width = program.hidden // program.heads
         self.is_eager = program.attention == "eager"
         bias = not program.is_gated
         self.qkv = nn.Linear(program.hidden, (self.heads + 2 * self.kv_heads) * self.width, bias=bias)
-        self.out = nn.Linear(program.hidden, program.hidden, bias=bias)
+        self.out = nn.Linear(self.heads * self.width, program.hidden, bias=bias)
         self.rotates = not program.has_positions
         self.compiled = program.compiled
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the attention of (batch, tokens, hidden)."""
-        batch, tokens, hidden = x.shape
+        batch, tokens, _ = x.shape
         sizes = [self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.width]
-        q, k, v = self.qkv(x).split(sizes, dim=-1)
+        q, k, v = self.qkv(self.divided.entering(x)).split(sizes, dim=-1)
         q = q.view(batch, tokens, self.heads, self.width).transpose(1, 2)
         k = k.view(batch, tokens, self.kv_heads, self.width).transpose(1, 2)
         v = v.view(batch, tokens, self.kv_heads, self.width).transpose(1, 2)
         if self.rotates:
             q, k = self._rotated(q), self._rotated(k)
-        if self.heads != self.kv_heads:
+        # A rank of a divided sequence needs a head at least.
+        copies = max(1, self.divided.sequence // self.kv_heads)
+        k, v = (each.repeat_interleave(copies, dim=1) if copies > 1 else each for each in (k, v))
+        q, k, v = (self.divided.heads_apart(each) for each in (q, k, v))
+        if q.shape[1] != k.shape[1]:
             # PyTorch's trainers copy keys and values for each head of a group.
-            k, v = (each.repeat_interleave(self.heads // self.kv_heads, dim=1) for each in (k, v))
+            k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
         fused = F.scaled_dot_product_attention
         mixed = self._eager(q, k, v) if self.is_eager else fused(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, hidden))
+        mixed = self.divided.heads_together(mixed).transpose(1, 2).reshape(batch, tokens, self.heads * self.width)
+        return self.divided.leaving(self.out(mixed))
 
     def _rotated(self, x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
@@ -87,20 +93,21 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The feed-forward part, gated or plain."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, divided: Any) -> None:
         super().__init__()
-        self.is_gated, self.compiled = program.is_gated, program.compiled
-        bias = not program.is_gated
-        self.up = nn.Linear(program.hidden, program.ffn * (2 if self.is_gated else 1), bias=bias)
-        self.down = nn.Linear(program.ffn, program.hidden, bias=bias)
+        self.is_gated, self.compiled, self.divided = program.is_gated, program.compiled, divided
+        bias, ffn = not program.is_gated, program.ffn // divided.shards
+        self.up = nn.Linear(program.hidden, ffn * (2 if self.is_gated else 1), bias=bias)
+        self.down = nn.Linear(ffn, program.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output for (batch, tokens, hidden)."""
-        wide = self.up(x)
+        wide = self.up(self.divided.entering(x))
         if not self.is_gated:
-            return self.down(F.gelu(wide))
+            return self.divided.leaving(self.down(F.gelu(wide)))
         gate, up = wide.chunk(2, dim=-1)
-        return self.down(_Again.apply(_gate, gate, up) if self.compiled else F.silu(gate) * up)
+        inner = _Again.apply(_gate, gate, up) if self.compiled else F.silu(gate) * up
+        return self.divided.leaving(self.down(inner))
 
 
 class Norm(nn.Module):
@@ -130,10 +137,10 @@ def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 class Layer(nn.Module):
     """One layer of the decoder."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, divided: Any) -> None:
         super().__init__()
         self.first, self.second = Norm(program), Norm(program)
-        self.attention, self.feed_forward = Attention(program), FeedForward(program)
+        self.attention, self.feed_forward = Attention(program, divided), FeedForward(program, divided)
         # GPTs of Megatron drop at the end of both parts. Llamas drop nothing.
         self.drop = 0.0 if program.is_gated or program.attention == "fused" else 0.1
 
@@ -148,22 +155,24 @@ class Decoder(nn.Module):
 
     Args:
         program: a `RowProgram`.
+        divided: among which ranks matrices and sequences are divided.
     """
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, divided: Any) -> None:
         super().__init__()
-        self.program = program
-        self.embedding = nn.Embedding(program.vocab, program.hidden)
+        self.program, self.divided = program, divided
+        vocab = program.vocab // divided.shards
+        self.embedding = nn.Embedding(vocab, program.hidden)
         self.positions = nn.Embedding(program.tokens, program.hidden) if program.has_positions else None
-        self.layers = nn.ModuleList(Layer(program) for _ in range(program.layers))
+        self.layers = nn.ModuleList(Layer(program, divided) for _ in range(program.layers))
         self.norm = Norm(program)
-        self.head = nn.Linear(program.hidden, program.vocab, bias=False)
+        self.head = nn.Linear(program.hidden, vocab, bias=False)
         if program.is_tied:
             self.head.weight = self.embedding.weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Returns the loss of (batch, tokens) of token numbers."""
-        x = self.embedding(input_ids)
+        x = self.divided.leaving(self.embedding(input_ids))
         if self.positions is not None:
             x = x + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
         for begin in range(0, len(self.layers), self.program.checkpointed_layers):
@@ -178,6 +187,7 @@ class Decoder(nn.Module):
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         if self.program.loss == "value head":
             return x.float().mean()
+        x = self.divided.entering(x)
         if self.program.loss == "full":
             return _token_loss(self.head(x), labels)
         return loss_in_chunks(x, self.head.weight, labels, keeps_logits=self.program.loss == "chunked")

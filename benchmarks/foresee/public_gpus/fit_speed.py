@@ -1,8 +1,8 @@
 """Learns the constants of the foreseen time from public rows: `python -m benchmarks.foresee.public_gpus.fit_speed`.
 
-It prints what `trial_lib/foresee/time/efficiencies.py` has as defaults. A source is a machine with its own
-peculiarities, so its rows are no independent measurements. Their weight grows with less than their number. A row that
-is far off weighs less, because it is rather misread than slow.
+It prints what `trial_lib/foresee/time/efficiencies.py` has as defaults, and how far off each source is if its own rows
+are left out. A source is a machine with its own peculiarities, so its rows are no independent measurements. Their
+weight grows with less than their number. A row that is far off weighs less, because it is rather misread than slow.
 """
 
 import argparse
@@ -10,16 +10,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, read_rows
-from benchmarks.foresee.public_gpus.row_cluster import cluster_of
-from benchmarks.foresee.public_gpus.speed import left_out, runs_of, timed
+from benchmarks.foresee.public_gpus.speed import groups, left_out, runs_of, timed, wide_key
 from trial_lib.foresee.time.efficiencies import CONSTANTS, Constant, Efficiencies
-from trial_lib.foresee.time.refit import MeasuredStep, refit
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 PRIOR = Efficiencies(
@@ -38,27 +38,130 @@ PRIOR = Efficiencies(
 )
 """What is known without these rows: micro-benchmarks of products, NCCL and copies, and how eager PyTorch issues."""
 
-_ROW_NOISE, _FAR, _ROUNDS = 0.25, 0.4, 4
+RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed_left_out.json"
+_ROW_NOISE, _FAR, _ROUNDS, _LONGEST, _SURE = 0.25, 0.4, 4, 0.5, 0.03
+_OF_A_GROUP = 3
+_QUANTILE_90 = 1.645
+# A step grows with these constants, and shrinks with the others.
+_GROWING = ("launch", "collective", "module", "whole")
 
 
-def fitted(
-    rows: Sequence[Mapping[str, Any]], runs: Mapping[int, tuple[ForeseenRun, str]], prior: Efficiencies = PRIOR
-) -> Efficiencies:
-    """Returns the constants that suit the rows."""
-    of_source = Counter(row["source"] for row in rows)
-    constants = prior
+@dataclass(frozen=True)
+class Fit:
+    """Constants that suit rows, and the line around them.
+
+    Attributes:
+        rows: the measurements.
+        constants: the fitted ones.
+        shifts: logarithms of their ratios to `PRIOR`.
+        errors: logarithms of foreseen over measured speed.
+        slopes: of the logarithm of a step's seconds, by row and constant.
+        noise: of each row.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    constants: Efficiencies
+    shifts: np.ndarray
+    errors: np.ndarray
+    slopes: np.ndarray
+    noise: np.ndarray
+
+    def change(self, kept: np.ndarray) -> np.ndarray:
+        """Returns the step to the most likely shifts given some of the rows."""
+        spreads = np.array([getattr(PRIOR, name).spread for name in CONSTANTS])
+        weighted = self.slopes[kept] / self.noise[kept, None]
+        lines = np.vstack([weighted, np.diag(1 / spreads)])
+        wanted = np.concatenate([self.errors[kept] / self.noise[kept], -self.shifts / spreads])
+        found: np.ndarray = np.linalg.lstsq(lines, wanted, rcond=None)[0]
+        return np.clip(found, -_LONGEST, _LONGEST)
+
+
+def fitted(rows: Sequence[Mapping[str, Any]], runs: Mapping[int, tuple[ForeseenRun, str]], start: Efficiencies) -> Fit:
+    """Returns the constants that suit the rows, by a few steps of Gauss and Newton.
+
+    Args:
+        rows: the measurements.
+        runs: the operations of each.
+        start: where the steps begin. It does not count as a measurement, as `PRIOR` does.
+    """
+    logs = {name: math.log(getattr(start, name).value / getattr(PRIOR, name).value) for name in CONSTANTS}
+    fit = _line(rows, runs, np.array([logs[name] for name in CONSTANTS]))
     for _ in range(_ROUNDS):
-        measured = []
-        for row in rows:
-            run, by = runs[row["id"]]
-            found, cluster = timed(row, run, by, constants), cluster_of(row)
-            assert cluster is not None
-            noise = _ROW_NOISE * of_source[row["source"]] ** 0.25 * math.sqrt(max(1.0, abs(found.error) / _FAR))
-            measured.append(MeasuredStep(run, cluster, found.step.seconds * math.exp(found.error), noise))
-        constants = refit(measured, prior)
-        errors = [timed(row, *runs[row["id"]], constants).error for row in rows]
-        print(f"median error {median(abs(math.expm1(each)) for each in errors):.3f}")
-    return replace(constants, measured=0, device="")
+        change = fit.change(np.ones(len(rows), dtype=bool))
+        fit = _line(rows, runs, fit.shifts + change)
+        print(f"median error {median(abs(math.expm1(each)) for each in fit.errors):.3f}", flush=True)
+        if float(np.abs(change).max()) < _SURE:
+            break
+    return fit
+
+
+def some_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns at most three rows of each group: with the fewest tokens of a micro-batch, the most, and one between."""
+    found: list[Mapping[str, Any]] = []
+    for members in groups(rows, wide_key).values():
+        ordered = sorted(members, key=lambda row: (row["micro_batch"] * row["seq_len"], row["id"]))
+        count = min(_OF_A_GROUP, len(ordered))
+        found += [ordered[round(index * (len(ordered) - 1) / max(1, count - 1))] for index in range(count)]
+    return found
+
+
+def _line(rows: Sequence[Mapping[str, Any]], runs: Mapping[int, tuple[ForeseenRun, str]], shifts: np.ndarray) -> Fit:
+    of_source = Counter(row["source"] for row in rows)
+    constants = PRIOR.changed(dict(zip(CONSTANTS, shifts.tolist(), strict=True)))
+    found = [timed(row, *runs[row["id"]], constants) for row in rows]
+    signs = {name: 1.0 if name in _GROWING else -1.0 for name in CONSTANTS}
+    noise = [
+        _ROW_NOISE * of_source[each.row["source"]] ** 0.25 * math.sqrt(max(1.0, abs(each.error) / _FAR))
+        for each in found
+    ]
+    return Fit(
+        rows=rows,
+        constants=constants,
+        shifts=shifts,
+        errors=np.array([each.error for each in found]),
+        slopes=np.array([[signs[name] * each.step.shares[name] for name in CONSTANTS] for each in found]),
+        noise=np.array(noise),
+    )
+
+
+def each_left_out(fit: Fit) -> dict[str, Any]:
+    """Returns the errors of each source by constants that its own rows did not decide.
+
+    The constants without a source are on the line around those of all sources.
+    """
+    sources = np.array([row["source"] for row in fit.rows])
+    spreads = np.array([getattr(Efficiencies(), name).spread for name in CONSTANTS])
+    errors, moved = fit.errors.copy(), []
+    for source in sorted(set(sources)):
+        change = fit.change(sources != source)
+        moved.append(change)
+        own = sources == source
+        # Constants for which a step takes longer make the foreseen speed lower.
+        errors[own] = fit.errors[own] - fit.slopes[own] @ change
+    widths = _QUANTILE_90 * np.sqrt((fit.slopes**2) @ spreads**2)
+    inside = np.abs(errors) <= widths
+    apart = np.array(moved) - np.mean(moved, axis=0)
+    jackknife = np.sqrt((len(moved) - 1) / len(moved) * (apart**2).sum(axis=0))
+    by_source = {
+        source: {
+            "rows": int((sources == source).sum()),
+            "median_of_logarithm": round(float(np.median(errors[sources == source])), 3),
+            "within_90": round(float(inside[sources == source].mean()), 2),
+        }
+        for source in sorted(set(sources))
+    }
+    return {
+        "rows": len(errors),
+        "sources": len(moved),
+        "median_error": round(float(np.median(np.abs(np.expm1(errors)))), 3),
+        "within_90": round(float(inside.mean()), 3),
+        "within_90_mean_of_sources": round(float(np.mean([each["within_90"] for each in by_source.values()])), 3),
+        "constants": {
+            name: {"value": float(f"{getattr(fit.constants, name).value:.3g}"), "uncertainty": round(float(error), 3)}
+            for name, error in zip(CONSTANTS, jackknife, strict=True)
+        },
+        "by_source": by_source,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,15 +169,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--formulas", action="store_true", help="take no foreseen run, formulas alone")
-    parser.add_argument("--to", type=Path, help="a file for the constants")
+    parser.add_argument("--to", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
     rows = [row for row in read_rows(chosen.rows) if not left_out(row)]
-    constants = fitted(rows, runs_of(rows, chosen.formulas))
-    for name in CONSTANTS:
-        constant = getattr(constants, name)
-        print(f"{name:12} {constant.value:.3g} {constant.spread:.2f}")
-    if chosen.to:
-        chosen.to.write_text(json.dumps(constants.to_json()))
+    runs = runs_of(rows, chosen.formulas)
+    results = each_left_out(fitted(some_of_each(rows), runs, Efficiencies()))
+    chosen.to.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in results.items() if name != "by_source"}, indent=1))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,16 @@ CACHE = Path(os.environ.get("FORESEEN_ROWS") or Path.home() / ".cache" / "zerotu
 
 DEADLINE_S = 420
 STEPS = 2
+# With what torch and DeepSpeed import late.
+_IMPORTS = (
+    "torch._dynamo",
+    "torch.testing._internal.distributed.fake_pg",
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.original_muon",
+    "transformers",
+    "trial_lib.foresee.inside.foreseeing",
+    "trial_lib.foresee.inside.rank",
+)
 _TRAINING = Path(__file__).with_name("row_training.py")
 
 
@@ -81,7 +91,7 @@ def _run(program: RowProgram) -> ForeseenRun:
 
 
 def _import_all() -> None:
-    for name in ("torch", "deepspeed", "transformers", "trial_lib.foresee.inside.rank"):
+    for name in _IMPORTS:
         importlib.import_module(name)
 
 

@@ -10,7 +10,8 @@ The rules are the same for all rows:
 * A program that says nothing of activation checkpointing has none. "Selective" means every second layer.
 * llm-foundry's default loss (`fused_crossentropy`) keeps logits in 16 bits.
 * FSDP is ZeRO 3 (full shard) whose buckets are one layer, and DDP is ZeRO 0.
-* Ulysses divides the sequence among its ranks. All of them share ZeRO's shards.
+* Ulysses divides the sequence among its ranks. All of them share ZeRO's shards. The plain decoder does that, and
+  tensor parallelism as Megatron has it, for all frameworks.
 """
 
 import json
@@ -37,6 +38,7 @@ _FAMILIES = (
 _LEARNED_POSITIONS = ("gpt2", "opt")
 _GATED_FAMILIES = ("llama", "qwen2")
 _HIDDEN_BUCKETS = 0.9, 10
+_DIVISIONS = ("shards", "divided")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ class RowProgram:
         world: ranks that ZeRO partitions over.
         per_node: ranks of one host.
         ds_config: the configuration of DeepSpeed.
+        shards: ranks that share each matrix by tensor parallelism. The vocabulary is divided too.
+        divided: ranks that share each sequence. `tokens` are those of one.
     """
 
     family: str
@@ -94,13 +98,20 @@ class RowProgram:
     world: int = 1
     per_node: int = 8
     ds_config: dict[str, Any] = field(default_factory=dict)
+    shards: int = 1
+    divided: int = 1
 
     @property
     def parameters(self) -> int:
         """About the parameters of the model, without biases and norms."""
-        return _parameters(self.layers, self.hidden, self.heads, self.kv_heads, self.ffn, self.is_gated) + (
-            (1 if self.is_tied or self.loss == "value head" else 2) * self.vocab * self.hidden
+        return self.parameters_outside + _parameters(
+            self.layers, self.hidden, self.heads, self.kv_heads, self.ffn, self.is_gated
         )
+
+    @property
+    def parameters_outside(self) -> int:
+        """Parameters that are in no layer."""
+        return (1 if self.is_tied or self.loss == "value head" else 2) * self.vocab * self.hidden
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -109,7 +120,9 @@ class RowProgram:
     @property
     def key(self) -> str:
         """A name of the program for a cache."""
-        return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        # A program that divides nothing keeps the name that it had before programs could.
+        plain = {name: value for name, value in self.to_json().items() if name not in _DIVISIONS or value != 1}
+        return sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
@@ -166,6 +179,8 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         accumulation=min(2, row.get("grad_accum") or 1),
         world=row["gpus"],
         per_node=min(row["gpus"], row.get("gpus_per_node") or 8),
+        shards=int(row.get("tensor_parallel") or 1),
+        divided=divided,
     )
     config = _ds_config(row, program)
     return RowProgram(**{**asdict(program), "ds_config": config})
@@ -173,6 +188,8 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
 
 def _family(row: Mapping[str, Any]) -> str:
     words = f"{row['framework']} ".lower()
+    if max(row.get("sequence_parallel") or 1, row.get("tensor_parallel") or 1) > 1:
+        return "decoder"
     from_issue = "issues/" in row["source"] and "megatron" not in words
     if not (from_issue or any(each in words for each in _HUGGING_FACE)):
         return "decoder"
@@ -238,7 +255,7 @@ def _buckets(row: Mapping[str, Any], program: RowProgram) -> dict[str, Any]:
     stage, hidden = row["zero_stage"], program.hidden
     words = f"{row['framework']}".lower()
     if "fsdp" in words:
-        layer = _parameters(1, hidden, program.heads, program.kv_heads, program.ffn, program.is_gated)
+        layer = _parameters(1, hidden, program.heads, program.kv_heads, program.ffn, program.is_gated) // program.shards
         return {
             "reduce_bucket_size": layer,
             "stage3_prefetch_bucket_size": layer,

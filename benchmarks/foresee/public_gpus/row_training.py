@@ -11,6 +11,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from divided import Divided
 
 STEPS = 2
 
@@ -76,13 +77,13 @@ class _WithOwnHead(torch.nn.Module):
         return loss_in_chunks(states, self.head.weight, input_ids, keeps_logits=self.kind == "chunked")
 
 
-def model_of(program: Any) -> torch.nn.Module:
-    """Returns the model of a program."""
+def model_of(program: Any, divided: Divided) -> torch.nn.Module:
+    """Returns the model of a program, or this rank's part of it."""
     if program.family != "decoder":
         return hugging_face_model(program)
     from decoder import Decoder
 
-    return Decoder(program)
+    return Decoder(program, divided)
 
 
 def main() -> None:
@@ -97,15 +98,24 @@ def main() -> None:
     # The parameters of stage 3 are partitioned while the model is made, as users of large models do.
     stage = program.ds_config["zero_optimization"]["stage"]
     deepspeed.init_distributed()
-    with deepspeed.zero.Init(config_dict_or_path=program.ds_config, enabled=stage == 3):
-        model = model_of(program)
+    divided = Divided(program)
+    mpu = divided.mpu
+    replicas = mpu.get_data_parallel_group() if mpu else None
+    with deepspeed.zero.Init(
+        config_dict_or_path=program.ds_config, data_parallel_group=replicas, mpu=mpu, enabled=stage == 3
+    ):
+        model = model_of(program, divided)
     torch.set_default_dtype(torch.float32)
     model.train()
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=program.ds_config)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=program.ds_config, mpu=mpu
+    )
     # Without DeepSpeed, gradients of one device are not copied into a flat block.
     engine.enable_backward_allreduce = not program.is_plain
     for _ in range(STEPS * program.accumulation):
-        tokens = torch.randint(0, program.vocab, (program.micro_batch, program.tokens)).to(engine.device)
+        tokens = torch.randint(0, program.vocab // program.shards, (program.micro_batch, program.tokens)).to(
+            engine.device
+        )
         named = program.family != "decoder" and program.loss == "full"
         output = engine(input_ids=tokens, labels=tokens) if named else engine(tokens)
         engine.backward(output.loss if named else output)

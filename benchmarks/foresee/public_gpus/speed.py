@@ -15,8 +15,9 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.foresee.public_gpus.formula_run import formula_run
-from benchmarks.foresee.public_gpus.model_of_row import ROWS, lacks, program_of, read_rows
+from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
+from benchmarks.foresee.public_gpus.row_runs import run_of
 from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import CONSTANTS, Efficiencies
 from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
@@ -72,6 +73,12 @@ def left_out(row: Mapping[str, Any]) -> str:
     return "" if _measured(row)[0] else "no figure of speed"
 
 
+def program_for_speed(row: Mapping[str, Any]) -> RowProgram:
+    """Returns the program of a row whose figures of memory may be missing."""
+    unknown = {name: "none" for name in ("offload_optimizer", "offload_param") if row.get(name) == "unknown"}
+    return program_of({**row, **unknown})
+
+
 def timed(row: Mapping[str, Any], run: ForeseenRun, by: str, efficiencies: Efficiencies) -> Timed:
     """Returns a row beside its foreseen step.
 
@@ -111,32 +118,17 @@ def _foreseen(row: Mapping[str, Any], run: ForeseenRun, cluster: Cluster, step: 
 def runs_of(rows: Sequence[Mapping[str, Any]], only_formulas: bool) -> dict[int, tuple[ForeseenRun, str]]:
     """Returns the operations of each row, and where they come from.
 
-    A group has one origin: the cache of foreseen runs if it has all of the group's programs, formulas otherwise.
+    A group has one origin: foreseen runs if `row_runs.py` has all of the group's programs, formulas otherwise.
     """
-    if only_formulas:
-        return {row["id"]: (formula_run(row), "formulas") for row in rows}
-    from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known
-
     runs: dict[int, tuple[ForeseenRun, str]] = {}
     for members in groups(rows, wide_key).values():
-        found = {
-            row["id"]: foreseen(program_of(row))
-            for row in members
-            if _is_foreseeable(row) and is_known(program_of(row))
-        }
-        whole = len(found) == len(members) and not any(run.stopped for run in found.values())
-        for row in members:
-            if whole:
-                run = replace(found[row["id"]], accumulation=row.get("grad_accum") or 1)
-                runs[row["id"]] = run, "foreseen run"
-            else:
+        found = [None if only_formulas else run_of(program_for_speed(row)) for row in members]
+        for row, run in zip(members, found, strict=True):
+            if None in found or run is None:
                 runs[row["id"]] = formula_run(row), "formulas"
+            else:
+                runs[row["id"]] = replace(run, accumulation=row.get("grad_accum") or 1), "foreseen run"
     return runs
-
-
-def _is_foreseeable(row: Mapping[str, Any]) -> bool:
-    # The program of a divided sequence has attention within each rank's part alone.
-    return not lacks(row) and (row.get("sequence_parallel") or 1) == 1
 
 
 def wide_key(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -43,17 +43,17 @@ class Efficiencies:
         device: that the steps are of; empty for the defaults, and for several kinds.
     """
 
-    matmul: Constant = Constant(0.58, 0.12)
-    attention: Constant = Constant(0.83, 0.25)
-    memory: Constant = Constant(0.78, 0.12)
-    link: Constant = Constant(0.55, 0.25)
-    network: Constant = Constant(0.57, 0.35)
+    matmul: Constant = Constant(0.62, 0.12)
+    attention: Constant = Constant(0.81, 0.3)
+    memory: Constant = Constant(0.83, 0.12)
+    link: Constant = Constant(0.56, 0.25)
+    network: Constant = Constant(0.42, 0.35)
     to_host: Constant = Constant(0.76, 0.3)
-    host_update: Constant = Constant(0.095, 0.5)
+    host_update: Constant = Constant(0.12, 0.5)
     launch: Constant = Constant(8e-6, 0.3)
     collective: Constant = Constant(5e-5, 0.3)
-    module: Constant = Constant(2.5e-4, 0.4)
-    whole: Constant = Constant(1.0, 0.25)
+    module: Constant = Constant(2.9e-4, 0.4)
+    whole: Constant = Constant(1.0, 0.36)
     measured: int = 0
     device: str = ""
 

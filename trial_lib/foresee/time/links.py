@@ -38,20 +38,20 @@ class Group:
         return -(-self.ranks // self.members)
 
 
-def group_of(ranks: int, world: int, cluster: Cluster) -> Group:
+def group_of(ranks: int, replicas: int, world: int, cluster: Cluster) -> Group:
     """Returns where the ranks of a collective are.
 
-    Tensor parallelism takes neighbouring ranks. The replicas of a model then are ranks at a distance, and a host has
-    fewer of a group's ranks than it has devices.
+    Tensor and sequence parallelism take neighbouring ranks. The replicas of a model then are ranks at a distance, and a
+    host has fewer of a group's ranks than it has devices.
 
     Args:
         ranks: of the group.
+        replicas: of the model. A group of so many ranks has them all.
         world: all ranks.
         cluster: their devices.
     """
-    shards = max(1, world // max(1, ranks))
-    apart = ranks > shards > 1
-    members = max(1, cluster.per_host // shards) if apart else cluster.per_host
+    shards = max(1, world // max(1, replicas))
+    members = max(1, cluster.per_host // shards) if ranks == replicas else cluster.per_host
     return Group(ranks, max(1, min(ranks, members)))
 
 

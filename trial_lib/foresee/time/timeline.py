@@ -93,7 +93,7 @@ class Timeline:
         self._ahead += size
         self._fetches.append(end)
         if len(self._fetches) > _FETCHES:
-            self.host = max(self.host, self._fetches.popleft())
+            self.pause(self._fetches.popleft() - self.host, "gathering")
         while self._gathers and self._ahead - self._gathers[0][1] >= allowed:
             self._wait_for_first_gather()
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.foresee.public_gpus.decoder import Decoder
+from benchmarks.foresee.public_gpus.divided import Divided
 from benchmarks.foresee.public_gpus.model_of_row import RowProgram
 
 SMALL = RowProgram(
@@ -26,9 +27,14 @@ SMALL = RowProgram(
 )
 
 
+def model_of(program: RowProgram) -> Decoder:
+    plain = SimpleNamespace(**program.to_json())
+    return Decoder(plain, Divided(plain))
+
+
 def gradients(program: RowProgram) -> tuple[float, list[torch.Tensor]]:
     torch.manual_seed(3)
-    model = Decoder(SimpleNamespace(**program.to_json()))
+    model = model_of(program)
     loss = model(torch.arange(32).view(2, 16))
     loss.backward()
     return loss.item(), [each.grad for each in model.parameters() if each.grad is not None]
@@ -60,7 +66,7 @@ def test_a_compiled_program_keeps_less_for_the_backward_pass() -> None:
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        model = Decoder(SimpleNamespace(**program.to_json()))
+        model = model_of(program)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             model(torch.arange(32).view(2, 16))
         return sum(sizes.values())
@@ -72,5 +78,5 @@ def test_a_compiled_program_keeps_less_for_the_backward_pass() -> None:
 @pytest.mark.parametrize("gated", [True, False])
 def test_the_model_has_the_parameters_of_its_program(gated: bool) -> None:
     program = replace(SMALL, is_gated=gated, has_positions=not gated, hidden=128, ffn=256)
-    model = Decoder(SimpleNamespace(**program.to_json()))
+    model = model_of(program)
     assert sum(each.numel() for each in model.parameters()) == pytest.approx(program.parameters, rel=0.03)

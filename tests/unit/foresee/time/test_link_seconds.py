@@ -33,12 +33,14 @@ def test_small_collectives_cost_their_hops() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "world", "members"),
-    [(16, 16, 8), (4, 16, 4), (8, 16, 4), (2, 16, 2), (16, 64, 2), (1, 16, 1)],
+    ("ranks", "replicas", "members"),
+    [(16, 16, 8), (8, 8, 4), (2, 8, 2), (4, 16, 4), (8, 16, 8), (2, 2, 1)],
+    ids=["all", "replicas of pairs", "a pair", "a sequence", "a long sequence", "replicas of eights"],
 )
-def test_replicas_under_tensor_parallelism_are_apart(ranks: int, world: int, members: int) -> None:
-    """8 of 16 ranks are the replicas of pairs: each host has four of them. 4 of 16 are neighbours."""
-    assert group_of(ranks, world, TWO_HOSTS) == Group(ranks, members)
+def test_replicas_under_tensor_parallelism_are_apart_and_others_are_neighbours(
+    ranks: int, replicas: int, members: int
+) -> None:
+    assert group_of(ranks, replicas, 16, TWO_HOSTS) == Group(ranks, members)
 
 
 def test_pages_that_are_not_locked_are_slower() -> None:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.foresee.public_gpus.formula_run import formula_run
 from benchmarks.foresee.public_gpus.model_of_row import read_rows
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
-from benchmarks.foresee.public_gpus.speed import compared, left_out, rank_correlation, timed
+from benchmarks.foresee.public_gpus.speed import compared, left_out, rank_correlation, runs_of, timed
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.foresee.time.work import model_flops
 
@@ -77,6 +77,23 @@ def test_a_group_has_its_order_and_its_first_choice() -> None:
     assert group["rank_correlation"] > 0.9
     assert group["lost_by_first_choice"] == 0.0
     assert found["operations_by"] == {"formulas": len(found["rows"])}
+
+
+def test_groups_come_from_foreseen_runs_as_a_whole_or_not_at_all() -> None:
+    one = [row for row in ROWS.values() if row["model"] == "GPT-2 style 25B" and row["id"] in (269, 270)]
+    assert {by for _, by in runs_of(one, only_formulas=False).values()} == {"foreseen run"}
+    unknown = {**one[0], "id": -1, "hidden": 7232}
+    assert {by for _, by in runs_of([*one, unknown], only_formulas=False).values()} == {"formulas"}
+
+
+def test_a_group_of_ranks_has_one_adapter_of_jean_zay() -> None:
+    """By the source's own measurement, so the shards of a model share a host's four."""
+    rates = [
+        (found.device.network * found.per_host / tp, tp)
+        for tp in (1, 2, 4)
+        if (found := cluster_of({**ROWS[268], "tensor_parallel": tp}))
+    ]
+    assert [rate for rate, _ in rates] == [12.5e9] * 3
 
 
 def test_a_row_is_compared_in_its_own_metric() -> None:
