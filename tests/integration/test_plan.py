@@ -105,6 +105,21 @@ def _is_in_mlflow(zerotune, plan):
 
 
 @pytest.mark.long
+def test_a_pipeline_is_planned_with_the_stages_that_its_code_has(zerotune):
+    shutil.copy(PROGRAMS / "pipeline.py", zerotune.folder)
+    (zerotune.folder / "ds_config.json").write_text(json.dumps({**CONFIG, "zero_optimization": {"stage": 1}}))
+    words = ("deepspeed", "--num_gpus", "4", "pipeline.py", "--deepspeed_config", "ds_config.json")
+    ended = zerotune.run("plan", "--on", "h100-80gb:4", "--json", "--", *words)
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    (devices,) = document["devices"]
+    assert {arm["label"] for arm in devices["arms"]} == {"z0", "z1", "z1-offload-optimizer"}
+    assert not any(arm["stopped"] for arm in devices["arms"])
+    assert document["parameters"] == 24 * 32 + 32 + 4 * 32 * 32 + 32 * 8 + 8
+    assert document["best_ds_config"]["train_batch_size"] == 8
+
+
+@pytest.mark.long
 def test_a_yaml_is_planned_as_a_command_is_and_json_is_one_document(zerotune):
     ended = zerotune.run("plan", "--on", "l4-24gb:2", "-z", "2", "--json", str(zerotune.config), str(zerotune.model))
     assert ended.returncode == 0, ended.stderr

@@ -34,6 +34,8 @@ from trial_lib.wire.foreseen_run import ForeseenRun
 
 _POLL_S, _WORD_S = 0.1, 4.0
 _LONG_S = 3.0  # of a run without its imports
+# DeepSpeed's words for a batch that belongs to another number of replicas (deepspeed/runtime/config.py).
+_DIVIDES_OTHERWISE = "Check batch related parameters"
 
 
 Foresee = Callable[[WantedRun], ForeseenRun]
@@ -233,6 +235,10 @@ def _first(
         accumulation = policy.accumulation(size)
         wanted = wanted_run(PlanArm(own_label(problem.base_config), {}, is_own=True), base, policy, size)
     runs = dict(run(replace(wanted, is_first=True)))
+    if wanted.overrides and _DIVIDES_OTHERWISE in runs[wanted.name].stopped:
+        # The code divides the ranks, as a pipeline does into stages. Only an engine shows how.
+        wanted, accumulation = WantedRun(name=f"as-typed-of{base.count}", asked=base), None
+        runs = dict(run(replace(wanted, is_first=True)))
     if runs[wanted.name].stopped:
         raise ProgramNotForeseenError(f"{runs[wanted.name].stopped} {_INSTEAD}")
     first = runs[wanted.name]

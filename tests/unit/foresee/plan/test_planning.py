@@ -150,6 +150,28 @@ def test_a_program_that_cannot_be_foreseen_ends_the_plan_with_its_sentence() -> 
         plan(_problem("h100-80gb:8"), _Foresees(stopped="train.py:3 calls a kernel without a fake."))
 
 
+def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None:
+    def of_four_stages(run: WantedRun) -> ForeseenRun:
+        replicas = run.asked.count // 4
+        config = overwrite_deepspeed_config(base, copy.deepcopy(dict(run.overrides)))
+        size, steps = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+        if config.get("train_batch_size", size * steps * replicas) != size * steps * replicas:
+            return ForeseenRun(
+                world=run.asked.count, stopped="AssertionError: Check batch related parameters. 32 != 8."
+            )
+        made = pretended_run(config, run.asked.count, size, steps)
+        return replace(made, replicas=replicas, is_pipeline=True)
+
+    base = {**BASE, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}}
+    found = plan(_problem("h100-80gb:8", base=base), of_four_stages)
+    (devices,) = found.devices
+    assert {arm.label for arm in devices.arms} == {"z0", "z1", "z1-offload-optimizer"}
+    assert not any(arm.stopped for arm in devices.arms)
+    assert devices.chosen is not None
+    assert devices.chosen.micro_batch * devices.chosen.accumulation == 8
+    assert [each.devices for each in devices.counts] == [2**power for power in range(2, 11)]
+
+
 def test_an_interrupt_ends_the_plan_between_runs() -> None:
     foresee = _Foresees()
 
