@@ -1,4 +1,4 @@
-"""A mapped value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file."""
+"""A value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file."""
 
 import re
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class DocumentValue:
 
 @dataclass(frozen=True)
 class FileTarget:
-    """A target of `arg_mappings` that is a value in a file.
+    """A place in the command that is a value in a file.
 
     Attributes:
         path: the path of the file, as the user wrote it.
@@ -84,7 +84,7 @@ class FileTarget:
             InputError: no argument is the file's path, the file cannot be read, or it has no such value.
         """
         if not self.positions(arguments, folder):
-            remedy = "Map a value of a file that is: a trial is given its own copy in the place of that argument."
+            remedy = "Name a file that is: a trial is given its own copy in the place of that argument."
             raise self._error(f"no argument of the program is {self.path}", remedy)
         try:
             text = (folder / self.path).read_text(encoding="utf-8") if document is None else document
@@ -92,7 +92,7 @@ class FileTarget:
             node: yaml.Node | None = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             problem = " ".join(str(error).split())
-            raise self._error(f"{self.path} cannot be read ({problem})", "Mend it, or map another place.") from None
+            raise self._error(f"{self.path} cannot be read ({problem})", "Mend it, or name another place.") from None
         for step in self.key.split("."):
             node = _inner(node, step)
         if not isinstance(node, yaml.ScalarNode):
@@ -103,7 +103,7 @@ class FileTarget:
         return DocumentValue(text, properties.end() if properties else begin, end)
 
     def _error(self, what: str, remedy: str) -> InputError:
-        return InputError(f"{what}.", where=f"the mapping to {self.path}:{self.key}", remedy=remedy)
+        return InputError(f"{what}.", where=f"{self.path}:{self.key}", remedy=remedy)
 
 
 def _inner(node: yaml.Node | None, step: str) -> yaml.Node | None:

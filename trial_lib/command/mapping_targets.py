@@ -1,4 +1,4 @@
-"""The targets of `arg_mappings`: places in the user's command that hold a number. They are read and set here."""
+"""Places in the user's command that hold a value: the targets of `arg_mappings`, and the switches of a program."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -122,11 +122,16 @@ def spelling(flag: str) -> str:
     return re.sub(r"(?<=\w)-", "_", flag)
 
 
+def end_of_options(arguments: Sequence[str]) -> int:
+    """Returns the position behind the last word that can be an option."""
+    return list(arguments).index("--") if "--" in arguments else len(arguments)
+
+
 def _word(number: int, arguments: Sequence[str]) -> Typed:
     if number > len(arguments):
         raise InputError(
             f"there is no word {number} behind the script's name, where {len(arguments)} stand.",
-            where=f"the mapping to argv:{number}",
+            where=f"argv:{number}",
             remedy="Count them from 1.",
         )
     return Typed(number - 1, number, (), "", arguments[number - 1])
@@ -134,7 +139,7 @@ def _word(number: int, arguments: Sequence[str]) -> Typed:
 
 def _options(flag: str, arguments: Sequence[str]) -> list[Typed]:
     found = []
-    end = _end_of_options(arguments)
+    end = end_of_options(arguments)
     for position, word in enumerate(arguments[:end]):
         name, equals, value = word.partition("=")
         if spelling(name) == spelling(flag):
@@ -165,7 +170,7 @@ def _overrides(target: str, arguments: Sequence[str]) -> list[Typed]:
 
 def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list[str]]:
     """Returns the position of a target that is added, and its words."""
-    end = _end_of_options(arguments)
+    end = end_of_options(arguments)
     if target.startswith("-"):
         # Some parsers read one form only, so the option gets the form of the others.
         long = [word for word in arguments[:end] if word.startswith("--")]
@@ -173,7 +178,3 @@ def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list
         return end, [f"{target}={value}"] if is_joined else [target, value]
     overrides = [position for position, word in enumerate(arguments) if _AN_OVERRIDE.match(word)]
     return overrides[-1] + 1 if overrides else len(arguments), [f"{target}={value}"]
-
-
-def _end_of_options(arguments: Sequence[str]) -> int:
-    return list(arguments).index("--") if "--" in arguments else len(arguments)

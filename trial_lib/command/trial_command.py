@@ -1,4 +1,4 @@
-"""The command of one trial: the user's, with the trial's DeepSpeed configuration and its batch in it."""
+"""The command of one trial: the user's, with the trial's DeepSpeed configuration, batch and switches in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any
 
 from trial_lib.command.entrypoint import Entrypoint, split_flag
 from trial_lib.command.file_targets import FileTarget
-from trial_lib.command.mapping_targets import is_variable, with_target
+from trial_lib.command.mapping_targets import is_variable
+from trial_lib.command.switches import SwitchValue, text_in_file, text_of, with_switch
 
 COMMAND_FILES = "command_files"
 """The folder with a trial's copies of files that its command names. It is beside the trial's configuration."""
@@ -40,6 +41,7 @@ def trial_command(
     config_values: Mapping[str, Any],
     environment: Mapping[str, str],
     folder: Path,
+    switches: Mapping[str, SwitchValue] | None = None,
 ) -> TrialCommand:
     """Returns the command of one trial.
 
@@ -51,14 +53,14 @@ def trial_command(
             stays as the user wrote it.
         environment: the environment of the trial's ranks without the trial's variables.
         folder: the folder of the command's relative paths.
+        switches: the values of the program's switches, by their places.
 
     Raises:
-        InputError: a file that a mapping names has changed, and the value is not found in it any more.
+        InputError: a file that a mapping or a switch names has changed, and the value is not found in it any more.
     """
-    mapped = {
-        target: str(config_values[key])
-        for key, target in arg_mappings.items()
-        if config_values.get(key, "auto") != "auto"
+    mapped: dict[str, SwitchValue] = {place: value for place, value in (switches or {}).items() if value is not None}
+    mapped |= {
+        target: config_values[key] for key, target in arg_mappings.items() if config_values.get(key, "auto") != "auto"
     }
     own_files = _own_files(mapped, entrypoint.arguments, folder)
     arguments, changes = list(entrypoint.arguments), []
@@ -73,8 +75,9 @@ def trial_command(
     # Words by their numbers come first, because other targets may add words.
     for target, value in sorted(mapped.items(), key=lambda item: not item[0].startswith("argv:")):
         if is_variable(target, entrypoint.arguments):
-            variables[target] = value
-        arguments, changed = with_target(target, arguments, value)
+            variables[target] = text_of(value, environment.get(target, ""))
+            continue
+        arguments, changed = with_switch(target, arguments, value)
         changes += changed
     changes += [
         (f"{name}={environment[name]}" if name in environment else "", f"{name}={value}")
@@ -83,14 +86,15 @@ def trial_command(
     return TrialCommand(arguments, variables, files, [(old, new) for old, new in changes if old != new])
 
 
-def _own_files(mapped: Mapping[str, str], arguments: Sequence[str], folder: Path) -> dict[FileTarget, str]:
-    """Returns the new texts of the files with mapped values, each by its first target."""
+def _own_files(mapped: Mapping[str, SwitchValue], arguments: Sequence[str], folder: Path) -> dict[FileTarget, str]:
+    """Returns the new texts of the files with values that are set, each by its first target."""
     texts: dict[str, tuple[FileTarget, str]] = {}
     for name, value in mapped.items():
         target = FileTarget.read(name)
         if target is not None:
             first, text = texts.get(target.path, (target, None))
-            texts[target.path] = first, target.find(arguments, folder, text).replaced(value)
+            found = target.find(arguments, folder, text)
+            texts[target.path] = first, found.replaced(text_in_file(name, value, found.text))
     return dict(texts.values())
 
 
